@@ -21,7 +21,7 @@ from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, read_graph
-from gangway.compiler.kernels.build import (
+from gangway.compiler.kernels.codegen import (
     build_kernels,
     choose_plans,
     make_version,

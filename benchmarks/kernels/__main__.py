@@ -26,8 +26,8 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import Array, KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.base import registers
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store

@@ -20,8 +20,8 @@ from benchmarks.kernels.gap import random_arguments
 from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import BatchPlan, ConvSpec
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import detect
 

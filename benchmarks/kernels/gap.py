@@ -20,8 +20,8 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import ConvSpec, KernelPlan
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import Array, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates import registry
 
 KERNELS_PER_OBJECT = 8

@@ -13,8 +13,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.kernels.sequence_peer import SequenceSpec, is_dense, sequence_model
-from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, MatMulSpec, PoolSpec
-from gangway.compiler.kernels.specs.base import RELU, RELU6
+from gangway.compiler.kernels.plain_specs import MatMulSpec
+from gangway.compiler.kernels.specs import RELU, RELU6, AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, PoolSpec
 
 RUNS = 12
 PeerSpec = SequenceSpec | PoolSpec | GlobalPoolSpec

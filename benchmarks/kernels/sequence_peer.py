@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec, LayerNormSpec, MatMulSpec
-from gangway.compiler.kernels.specs.base import Activation
+from gangway.compiler.kernels.plain_specs import MatMulSpec
+from gangway.compiler.kernels.specs import Activation, AttentionSpec, ConvSpec, LayerNormSpec
 
 SequenceSpec = ConvSpec | AttentionSpec | LayerNormSpec | MatMulSpec
 

@@ -13,9 +13,9 @@ import onnx
 from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.bodies import own_body
-from gangway.compiler.frontend.graph import Graph, Node, TensorType
-from gangway.compiler.frontend.inference import (
+from gangway.compiler.frontend.decompositions import decompose
+from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, TensorType, apply_rule
+from gangway.compiler.frontend.shape_inference import (
     OWN_DOMAINS,
     infer_shapes,
     means_the_same,
@@ -25,7 +25,6 @@ from gangway.compiler.frontend.inference import (
     tensor_types,
     value_proto,
 )
-from gangway.compiler.frontend.rewriting import Editor, Rule, apply_rule
 from gangway.compiler.kernels.specs import Array
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
@@ -126,7 +125,7 @@ def _knowing(graph: Graph, constants: Mapping[str, Array] | None) -> Graph:
 
 def _body(node: Node, graph: Graph) -> tuple[Node, ...]:
     """Return the simpler nodes, empty if there are none."""
-    if own := own_body(node, graph):
+    if own := decompose(node, graph):
         return own
     function = _function(node, graph)
     if function is None or any(inner.op_type in _CONTROL_FLOW for inner in function.node):

@@ -1,9 +1,13 @@
-"""An ONNX model as plain data: nodes in topological order, constants as arrays, types of activations at batch 1."""
+"""An ONNX model as a graph, plain data, and the driver of all rewriting of graphs.
+
+A rewrite is an ordered list of rules, each of which sees every node once. A rule looks at a node through an `Editor`,
+and replaces it and the nodes around it there, or leaves them alone.
+"""
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,3 +74,145 @@ class Graph:
     def producers(self) -> dict[str, Node]:
         """The node that computes each tensor."""
         return {name: node for node in self.nodes for name in node.outputs}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done to each node of some operators, in their order; no operators: to every node."""
+
+    operators: tuple[str, ...]
+    apply: Callable[["Editor", Node], object]
+
+
+def rewrite(graph: Graph, *rules: Rule) -> Graph:
+    """Return an equivalent graph after all rules, each applied once, in this order; unused nodes are dropped."""
+    for rule in rules:
+        graph = remove_unused(apply_rule(graph, rule))
+    return graph
+
+
+def apply_rule(graph: Graph, rule: Rule) -> Graph:
+    """Return an equivalent graph after one rule; unused nodes stay."""
+    editor = Editor(graph)
+    for node in graph.nodes:
+        if not rule.operators or node.operator in rule.operators:
+            rule.apply(editor, node)
+    return editor.result()
+
+
+def remove_unused(graph: Graph) -> Graph:
+    """Drop nodes and constants that no output depends on."""
+    needed = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    constants = {name: value for name, value in graph.constants.items() if name in needed}
+    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
+
+
+class Editor:
+    """A graph while a rule replaces its nodes; unused ones stay, for `remove_unused`.
+
+    `producers`, `constants` and `types` show what has been replaced already; `uses` and `readers` are those of the
+    graph as it was when the rule began.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.constants = dict(graph.constants)
+        self.types = dict(graph.types)
+        self.wide_shapes = dict(graph.wide_shapes)
+        self.uses = graph.uses()
+        self.readers: dict[str, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for name in node.inputs:
+                self.readers[name].append(node)
+        self._replaced: dict[str, list[Node]] = {}  # by the output of what stood there
+
+    def result(self) -> Graph:
+        """Return the graph with everything replaced."""
+        nodes = tuple(item for node in self.graph.nodes for item in self._replaced.get(_output(node), [node]))
+        return replace(
+            self.graph, nodes=nodes, constants=self.constants, types=self.types, wide_shapes=self.wide_shapes
+        )
+
+    def producer(self, name: str, *operators: str) -> Node | None:
+        """Return the node that computes a tensor as its first output, if it is one of these operators."""
+        node = self.producers.get(name)
+        return node if node and node.operator in operators and node.outputs[0] == name else None
+
+    def inner(self, name: str, *operators: str) -> Node | None:
+        """Return the producer, if the tensor has one reader only."""
+        return self.producer(name, *operators) if self.uses[name] == 1 else None
+
+    def scalar(self, name: str) -> float | None:
+        """Return the number, if the tensor is a constant of one."""
+        value = self.constants.get(name)
+        return float(value.reshape(())) if value is not None and value.size == 1 else None
+
+    def operands(self, node: Node) -> tuple[str, float] | None:
+        """Return (activation, number) if one of a node's two inputs is a constant number."""
+        for x, other in (node.inputs[:2], node.inputs[1::-1]):
+            number = self.scalar(other)
+            if number is not None and x not in self.constants:
+                return x, number
+        return None
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return a tensor's shape, None if it is not known."""
+        if name in self.constants:
+            return self.constants[name].shape
+        return self.types[name].shape if name in self.types else None
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor has float32 numbers and a known shape."""
+        return name in self.types and self.types[name].dtype == "float32"
+
+    def axes(self, node: Node) -> tuple[int, ...]:
+        """Return the axes of a reduction, an attribute or (since opset 13 or 18) input 1; empty: all, or not known."""
+        shape = self.shape(node.inputs[0])
+        given = node.attributes.get("axes")
+        if given is None and len(node.inputs) > 1 and node.inputs[1] in self.constants:
+            given = self.constants[node.inputs[1]].ravel().tolist()
+        return tuple(axis % len(shape) for axis in given) if given and shape else ()
+
+    def constant(self, name: str, value: Array) -> str:
+        """Add a constant and return its name."""
+        self.constants[name] = value
+        return name
+
+    def node(
+        self, operator: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attributes: Any
+    ) -> Node:
+        """Return a new node whose float32 output is declared."""
+        self.types[output] = TensorType(shape, "float32")
+        return Node(output, operator, inputs, (output,), attributes)
+
+    def replace(self, name: str, nodes: list[Node]) -> None:
+        """Put nodes, the last of which computes tensor `name`, in the place of its producer."""
+        self._replaced[_output(self.producers[name])] = nodes
+        for node in nodes:
+            for output in node.outputs:
+                self.producers[output] = node
+
+    def remove(self, node: Node) -> None:
+        """Drop a node, whose outputs are constants by now, or are computed elsewhere."""
+        self._replaced[_output(node)] = []
+
+
+def _output(node: Node) -> str:
+    """The first output that has a name."""
+    return next(filter(None, node.outputs), "")
+
+
+def number(value: float) -> Array:
+    """Return a float32 scalar."""
+    return np.array(value, np.float32)
+
+
+def single(attributes: Mapping[str, Any], name: str, default: int, rank: int) -> int:
+    """Return an axis attribute, counted from the front."""
+    return int(attributes.get(name, default)) % rank

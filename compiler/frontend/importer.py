@@ -21,8 +21,8 @@ from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
-from gangway.compiler.frontend.inference import infer_shapes, opset_of
 from gangway.compiler.frontend.onnx_file import Stretch, split
+from gangway.compiler.frontend.shape_inference import infer_shapes, opset_of
 from gangway.compiler.kernels.specs import Array
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference

@@ -6,10 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from gangway.compiler.errors import ModelError
-from gangway.compiler.frontend.graph import Graph, Node, TensorType
-from gangway.compiler.frontend.inference import evaluate
-from gangway.compiler.frontend.rewriting import Editor, Rule, apply_rule, number, remove_unused, rewrite
-from gangway.compiler.frontend.rows import check_rows
+from gangway.compiler.frontend.batch_independence import check_rows
+from gangway.compiler.frontend.graph import (
+    Editor,
+    Graph,
+    Node,
+    Rule,
+    TensorType,
+    apply_rule,
+    number,
+    remove_unused,
+    rewrite,
+)
+from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}

@@ -1,36 +1,184 @@
-"""TIR kernels to machine code by LLVM and the linker, and calls of such kernels in this process.
+"""From steps to machine code: a kernel plan and a symbol for each, packed weights, and the library that LLVM makes.
 
-The pass list leaves out `MakePackedAPI`, so that a kernel stays the plain C function its template wrote: a call costs 2
-ns and the result needs no TVM at run time.
+Templates write TIR, LLVM makes object files of it, the system's linker a shared library. The list of passes leaves out
+`MakePackedAPI`, so that a kernel stays the plain C function its template wrote: a call costs 2 ns and the result needs
+no TVM at run time.
 """
 
 import ctypes
+import hashlib
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import tirx
 
-from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
+from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Version
+from gangway.artifact.writer import ArtifactWriter
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.place.steps import Step
 
-# Calls of compiled kernels in this process: for the check of Relax, tests and benchmarks, not for serving.
+Plan = KernelPlan | BatchPlan
+KERNELS_PER_OBJECT = 4  # small enough for a smooth progress bar; the cost of one more object file is a few milliseconds
 
-Array = npt.NDArray[Any]
+
+def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
+    """Return the kernel of each step. Raises UnsupportedModelError when no template computes a step."""
+    plans = []
+    for step in steps:
+        try:
+            plans.append(registry.plan(step.spec, target))
+        except registry.UnsupportedSpecError as error:
+            raise UnsupportedModelError(f"node '{step.name}' ({step.operator}): {error}") from error
+    return plans
 
 
-def aligned(array: Array, offset_bytes: int = 0) -> Array:
-    """A copy that begins `offset_bytes` after a cache line's boundary."""
-    memory = np.empty(array.nbytes + 2 * ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT_BYTES + offset_bytes
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Plan]:
+    """Return the distinct plans, and those of their kernels for several rows."""
+    distinct = dict.fromkeys(plans)
+    batches = (registry.batch_plan(spec, target) for spec in dict.fromkeys(plan.spec for plan in distinct))
+    return [*distinct, *(batch for batch in batches if batch)]
+
+
+def name_symbols(plans: Sequence[Plan]) -> dict[Plan, str]:
+    """Return one symbol per plan."""
+    return {plan: symbol_name(index, plan) for index, plan in enumerate(plans)}
+
+
+def symbol_name(index: int, plan: Plan) -> str:
+    """Return the name of a kernel's function, "k3_conv" or, for several rows, "k3_conv_rows"."""
+    kind = type(plan.spec).__name__.removesuffix("Spec").lower()
+    return f"k{index}_{kind}" + "_rows" * isinstance(plan, BatchPlan)
+
+
+def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSpec) -> Version:
+    """Return how an artifact describes a kernel, and that for several rows."""
+    batch = registry.batch_plan(plan.spec, target)
+    return Version(
+        symbols[plan],
+        plan.tasks,
+        plan.description,
+        plan.blocking_bytes,
+        plan.parallelism,
+        BatchKernel(symbols[batch], batch.rows, batch.tasks, batch.description) if batch else None,
+    )
+
+
+def write_weights(
+    steps: Sequence[Step], plans: Sequence[KernelPlan], target: TargetSpec, writer: ArtifactWriter
+) -> list[tuple[int, ...]]:
+    """Append every step's packed weights to weights.bin; return their offsets in bytes, in the order of the arguments.
+
+    Constant operands of elementwise steps are written too, and their buffers told where they are. Equal bytes are
+    written once: the steps of a recurrent layer share theirs.
+    """
+    known: dict[bytes, int] = {}
+
+    def append(array: Array) -> int:
+        content = np.ascontiguousarray(array).data
+        digest = hashlib.sha256(content).digest()
+        if digest not in known:
+            known[digest] = writer.append_weights(content)
+        return known[digest]
+
+    offsets = []
+    for step, plan in zip(steps, plans, strict=True):
+        packed = registry.pack(plan, target, step.weights) if step.weights else ()
+        offsets.append(tuple(append(array) for array in packed))
+        for buffer in step.inputs:
+            if buffer.constant is not None:
+                buffer.offset_bytes = append(buffer.constant)
+    return offsets
+
+
+def build_kernels(
+    symbols: Mapping[Plan, str], target: TargetSpec, library: Path, progress: Callable[[int, int], None]
+) -> None:
+    """Compile all kernels into the shared library; `progress(done, total)` counts them."""
+    items = list(symbols.items())
+    objects = []
+    for begin in range(0, len(items), KERNELS_PER_OBJECT):
+        progress(begin, len(items))
+        objects.append(library.with_suffix(f".{begin}.o"))
+        build_part(items[begin : begin + KERNELS_PER_OBJECT], target, objects[-1])
+    link(objects, library)
+    for path in objects:
+        path.unlink()
+    progress(len(items), len(items))
+
+
+def build_part(part: Sequence[tuple[Plan, str]], target: TargetSpec, path: Path) -> None:
+    """Compile some kernels, with their symbols, into an object file."""
+    functions: dict[str, Any] = {symbol: registry.emit(plan, target, symbol) for plan, symbol in part}
+    build_object(functions, target, path)
+
+
+@dataclass(frozen=True)
+class BuildTimes:
+    """Wall time of the phases of one `build_library`."""
+
+    lower_us: int
+    llvm_us: int
+    link_us: int
+
+
+class LinkError(RuntimeError):
+    """The system's linker failed; the message is its own."""
+
+
+def build_library(functions: Mapping[str, Any], target: TargetSpec, library: Path) -> BuildTimes:
+    """Compile the kernels (symbol -> `tirx.PrimFunc`) and link them into the shared library `library`."""
+    path = library.with_suffix(".o")
+    lower_us, llvm_us = build_object(functions, target, path)
+    start = time.monotonic_ns()
+    link([path], library)
+    path.unlink()
+    return BuildTimes(lower_us, llvm_us, (time.monotonic_ns() - start) // 1000)
+
+
+def build_object(functions: Mapping[str, Any], target: TargetSpec, path: Path) -> tuple[int, int]:
+    """Write the kernels as one relocatable object file; returns microseconds spent on lowering and on LLVM."""
+    start = time.monotonic_ns()
+    module = lower(functions, target)
+    lowered = time.monotonic_ns()
+    tvm.get_global_func("target.build.llvm")(module, _tvm_target(target)).write_to_file(str(path), "o")
+    return (lowered - start) // 1000, (time.monotonic_ns() - lowered) // 1000
+
+
+def lower(functions: Mapping[str, Any], target: TargetSpec) -> Any:
+    """The functions as one `IRModule` of LLVM-ready TIR, without argument checks or packed calls."""
+    llvm = _tvm_target(target)
+    passes = [
+        tirx.transform.BindTarget(llvm.with_host(llvm)),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.LowerIntrin(),
+    ]
+    return tvm.ir.transform.Sequential(passes)(tvm.IRModule(dict(functions)))
+
+
+def _tvm_target(target: TargetSpec) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "num-cores": 1})
+
+
+def link(objects: list[Path], library: Path) -> None:
+    """Link object files into a shared library; raises `LinkError`."""
+    command = ["ld", "-shared", "-z", "noexecstack", "-o", str(library), *map(str, objects)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LinkError(done.stderr.strip())
 
 
 class Library:
@@ -51,62 +199,10 @@ class Library:
         return lambda begin, end: kernel(*pointers, ctypes.c_int32(begin), ctypes.c_int32(end))
 
 
-@dataclass(frozen=True)
-class BuildTimes:
-    """Wall time of the phases of one `build_library`."""
-
-    lower_us: int
-    llvm_us: int
-    link_us: int
-
-
-class LinkError(RuntimeError):
-    """The system's linker failed; the message is its own."""
-
-
-def _tvm_target(target: TargetSpec) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "num-cores": 1})
-
-
-def lower(functions: Mapping[str, Any], target: TargetSpec) -> Any:
-    """The functions as one `IRModule` of LLVM-ready TIR, without argument checks or packed calls."""
-    llvm = _tvm_target(target)
-    passes = [
-        tirx.transform.BindTarget(llvm.with_host(llvm)),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.NarrowDataType(32),
-        tirx.transform.VectorizeLoop(True),
-        tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
-        tirx.transform.LowerIntrin(),
-    ]
-    return tvm.ir.transform.Sequential(passes)(tvm.IRModule(dict(functions)))
-
-
-def build_object(functions: Mapping[str, Any], target: TargetSpec, path: Path) -> tuple[int, int]:
-    """Write the kernels as one relocatable object file; returns microseconds spent on lowering and on LLVM."""
-    start = time.monotonic_ns()
-    module = lower(functions, target)
-    lowered = time.monotonic_ns()
-    tvm.get_global_func("target.build.llvm")(module, _tvm_target(target)).write_to_file(str(path), "o")
-    return (lowered - start) // 1000, (time.monotonic_ns() - lowered) // 1000
-
-
-def link(objects: list[Path], library: Path) -> None:
-    """Link object files into a shared library; raises `LinkError`."""
-    command = ["ld", "-shared", "-z", "noexecstack", "-o", str(library), *map(str, objects)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LinkError(done.stderr.strip())
-
-
-def build_library(functions: Mapping[str, Any], target: TargetSpec, library: Path) -> BuildTimes:
-    """Compile the kernels (symbol -> `tirx.PrimFunc`) and link them into the shared library `library`."""
-    path = library.with_suffix(".o")
-    lower_us, llvm_us = build_object(functions, target, path)
-    start = time.monotonic_ns()
-    link([path], library)
-    path.unlink()
-    return BuildTimes(lower_us, llvm_us, (time.monotonic_ns() - start) // 1000)
+def aligned(array: Array, offset_bytes: int = 0) -> Array:
+    """A copy that begins `offset_bytes` after a cache line's boundary."""
+    memory = np.empty(array.nbytes + 2 * ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES + offset_bytes
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

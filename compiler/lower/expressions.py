@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
-from gangway.compiler.kernels.specs import (
-    Array,
+from gangway.compiler.kernels.plain_specs import (
     Instruction,
     Operand,
     PointwiseSpec,
@@ -17,6 +16,7 @@ from gangway.compiler.kernels.specs import (
     broadcast_strides,
     contiguous,
 )
+from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.layers import Movement, Program
 
 # Movements whose source is known per axis: from index arrays to the tables and lines of a `RemapSpec`, or to no copy.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph
-from gangway.compiler.frontend.inference import state_shapes
 from gangway.compiler.frontend.patterns import find_patterns
+from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.operators import has_lowering, lower, refusal

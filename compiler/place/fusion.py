@@ -12,17 +12,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gangway.artifact.format import MAX_CHECKS, Space
-from gangway.compiler.kernels.specs import (
-    MOST_OPERANDS,
-    ConvDepthwiseSpec,
-    ConvSpec,
-    ElementwiseSpec,
-    Instruction,
-    Operand,
-    PointwiseSpec,
-    contiguous,
-)
-from gangway.compiler.kernels.specs.base import NONE
+from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
+from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, ElementwiseSpec
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.place.steps import Buffer, Step
 

@@ -11,18 +11,14 @@ import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.frontend.graph import TensorType
+from gangway.compiler.kernels.plain_specs import CopySpec, GatherPlacesSpec, ScatterSpec, SoftmaxSpec, TensorProgramSpec
 from gangway.compiler.kernels.specs import (
     BlockedElementwiseSpec,
     ConvSpec,
-    CopySpec,
     ElementwiseSpec,
-    GatherPlacesSpec,
     GlobalPoolSpec,
     KernelSpec,
     PoolSpec,
-    ScatterSpec,
-    SoftmaxSpec,
-    TensorProgramSpec,
 )
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of, sequence
 from gangway.compiler.place import movement  # noqa: F401 - its placings

@@ -3,17 +3,8 @@
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.specs import (
-    ELEMENT_TYPES,
-    Check,
-    GatherPlacesSpec,
-    GatherSpec,
-    KernelSpec,
-    PackSpec,
-    ScatterSpec,
-    SequencePackSpec,
-    UnpackSpec,
-)
+from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
+from gangway.compiler.kernels.specs import Check, KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
 from gangway.compiler.place.steps import Buffer, FormatName, Step
 

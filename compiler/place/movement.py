@@ -6,19 +6,15 @@ from dataclasses import replace
 
 from gangway.artifact.format import Space
 from gangway.compiler.frontend.graph import TensorType
+from gangway.compiler.kernels.plain_specs import CopySpec, PointwiseSpec, ReduceSpec, RemapSpec, contiguous
 from gangway.compiler.kernels.specs import (
+    NONE,
     BlockedElementwiseSpec,
     ConvSpec,
-    CopySpec,
     ElementwiseSpec,
     KernelSpec,
-    PointwiseSpec,
-    ReduceSpec,
-    RemapSpec,
     UnpackSpec,
-    contiguous,
 )
-from gangway.compiler.kernels.specs.base import NONE
 from gangway.compiler.lower.expressions import Expression, Part, Value
 from gangway.compiler.lower.layers import Concat, Cut, Layer, LayerSpec, Program, Transpose, geometry_of
 from gangway.compiler.place.memory import Memory, datatype

@@ -7,15 +7,8 @@ import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.specs import (
-    Array,
-    BlockedElementwiseSpec,
-    CopySpec,
-    ElementwiseSpec,
-    GatherSpec,
-    LayerNormSpec,
-    MatMulSpec,
-)
+from gangway.compiler.kernels.plain_specs import CopySpec, GatherSpec, MatMulSpec
+from gangway.compiler.kernels.specs import Array, BlockedElementwiseSpec, ElementwiseSpec, LayerNormSpec
 from gangway.compiler.lower.layers import Attention, Geometry, Layer, Pick, sequence
 from gangway.compiler.place.memory import Memory, datatype
 from gangway.compiler.place.movement import places

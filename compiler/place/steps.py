@@ -10,7 +10,8 @@ import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.specs import Array, GatherSpec, KernelSpec, RawWeights
+from gangway.compiler.kernels.plain_specs import GatherSpec
+from gangway.compiler.kernels.specs import Array, KernelSpec, RawWeights
 from gangway.compiler.lower.layers import Geometry
 
 FormatName = Literal["plain", "blocked", "planar"]

@@ -13,7 +13,7 @@ from gangway.artifact.writer import VariantWriter
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.build import Plan, build_part, make_version, symbol_name, with_batch_plans
+from gangway.compiler.kernels.codegen import Plan, build_part, make_version, symbol_name, with_batch_plans
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.steps import Step, max_ranks, shape_text

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.frontend.simplify import simplify
 
 node = helper.make_node

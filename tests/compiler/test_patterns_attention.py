@@ -12,8 +12,8 @@ from onnx import helper
 
 from gangway.compiler.frontend.graph import Graph, Node
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.frontend.inference import evaluate
 from gangway.compiler.frontend.patterns import find_patterns
+from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.frontend.simplify import simplify
 
 node = helper.make_node

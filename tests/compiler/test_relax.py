@@ -11,7 +11,7 @@ from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.frontend.inference import state_shapes
+from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.relax.lowering import lower_by_relax
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import BlockedElementwiseSpec, KernelPlan, PointwiseSpec
+from gangway.compiler.kernels.plain_specs import PointwiseSpec
+from gangway.compiler.kernels.specs import BlockedElementwiseSpec, KernelPlan
 from gangway.compiler.kernels.templates.base import (
     FLOAT_BYTES,
     TASK_ELEMENTS,

@@ -10,8 +10,8 @@ from typing import cast, get_args
 import numpy as np
 from tvm import tirx
 
-from gangway.compiler.kernels.specs import Check, Instruction
-from gangway.compiler.kernels.specs.base import Activation, ActivationName
+from gangway.compiler.kernels.plain_specs import Instruction
+from gangway.compiler.kernels.specs import Activation, ActivationName, Check
 from gangway.compiler.kernels.templates import numbers, vector_math
 from gangway.compiler.kernels.templates.builder import Expr, Register, constant
 from gangway.compiler.kernels.templates.numbers import (

@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan, MatMulSpec
+from gangway.compiler.kernels.plain_specs import MatMulSpec
+from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan
 from gangway.compiler.kernels.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan, registers
 from gangway.compiler.kernels.templates.builder import (
     Argument,

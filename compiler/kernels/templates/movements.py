@@ -9,15 +9,8 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import (
-    CopySpec,
-    GatherPlacesSpec,
-    GatherSpec,
-    KernelPlan,
-    RemapSpec,
-    ScatterSpec,
-    Segment,
-)
+from gangway.compiler.kernels.plain_specs import CopySpec, GatherPlacesSpec, GatherSpec, RemapSpec, ScatterSpec, Segment
+from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates.base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,

@@ -12,7 +12,8 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights, SoftmaxSpec
+from gangway.compiler.kernels.plain_specs import SoftmaxSpec
+from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.base import (
     FLOAT_BYTES,
     TASK_ELEMENTS,

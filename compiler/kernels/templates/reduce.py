@@ -13,7 +13,8 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import Instruction, KernelPlan, ReduceSpec
+from gangway.compiler.kernels.plain_specs import Instruction, ReduceSpec
+from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates.base import TASK_ELEMENTS, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     Argument,

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import specs
+from gangway.compiler.kernels import plain_specs, specs
 from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import (
     attention,
@@ -68,22 +68,22 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
     specs.PackSpec: _LAYOUT,
     specs.UnpackSpec: _LAYOUT,
-    specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),
-    specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
-    specs.ScatterSpec: _Template(movements.scatter_candidates, movements.scatter_emit),
-    specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),
-    specs.ReduceSpec: _Template(reduce.candidates, reduce.emit),
-    specs.RemapSpec: _Template(movements.remap_candidates, movements.remap_emit),
-    specs.PointwiseSpec: _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit),
+    plain_specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),
+    plain_specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
+    plain_specs.ScatterSpec: _Template(movements.scatter_candidates, movements.scatter_emit),
+    plain_specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),
+    plain_specs.ReduceSpec: _Template(reduce.candidates, reduce.emit),
+    plain_specs.RemapSpec: _Template(movements.remap_candidates, movements.remap_emit),
+    plain_specs.PointwiseSpec: _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit),
     specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.blocked_emit),
     specs.SequencePackSpec: _Template(layout.sequence_candidates, layout.sequence_emit),
     specs.LayerNormSpec: _Template(
         normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
     ),
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
-    specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
-    specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
-    specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
+    plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
+    plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
+    plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
 }
 
 

@@ -13,7 +13,8 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import tirx as ir
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights, TensorProgramSpec
+from gangway.compiler.kernels.plain_specs import TensorProgramSpec
+from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.base import UnsupportedSpecError, make_plan
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, kernel
 from gangway.compiler.kernels.templates.vector_math import erf, exp, log, sigmoid, tanh

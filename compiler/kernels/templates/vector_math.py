@@ -9,7 +9,7 @@ from functools import partial, reduce
 
 from tvm import tirx
 
-from gangway.compiler.kernels.specs.base import Activation
+from gangway.compiler.kernels.specs import Activation
 from gangway.compiler.kernels.templates.builder import Expr, Register, bind, constant
 from gangway.compiler.kernels.templates.numbers import is_nan, round_even
 

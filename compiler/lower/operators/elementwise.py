@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
-from gangway.compiler.kernels.specs import ElementwiseOperator, ElementwiseSpec
-from gangway.compiler.kernels.specs.base import NONE, RELU, Activation
+from gangway.compiler.kernels.specs import NONE, RELU, Activation, ElementwiseOperator, ElementwiseSpec
 from gangway.compiler.lower.expressions import Expression, Value
 from gangway.compiler.lower.layers import Program, geometry_of
 from gangway.compiler.lower.operators.pointwise import PLAIN, lower_pointwise

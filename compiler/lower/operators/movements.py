@@ -6,8 +6,7 @@ from typing import Literal, cast
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
-from gangway.compiler.kernels.specs import (
-    Array,
+from gangway.compiler.kernels.plain_specs import (
     GatherPlacesSpec,
     GatherSpec,
     Picked,
@@ -15,6 +14,7 @@ from gangway.compiler.kernels.specs import (
     ScatterSpec,
     contiguous,
 )
+from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.expressions import Expression, Value, add_remap
 from gangway.compiler.lower.layers import Concat, Cut, Pick, Program, Transpose
 from gangway.compiler.lower.operators.pointwise import lower_pointwise

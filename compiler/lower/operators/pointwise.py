@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node
-from gangway.compiler.kernels.specs import ELEMENT_TYPES, FLOATS, MOST_OPERANDS
+from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, MOST_OPERANDS
 from gangway.compiler.lower.expressions import Expression, Value, operand_kinds
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.operators.registry import lowers

@@ -13,7 +13,7 @@ from tvm import relax, s_tir, tirx
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Node, TensorType
-from gangway.compiler.frontend.inference import model_proto, node_proto
+from gangway.compiler.frontend.shape_inference import model_proto, node_proto
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.relax.tensor_expressions import Expression, count_up, reduce_over, resize, slice_at
 

@@ -14,10 +14,11 @@ import numpy as np
 from gangway.artifact.format import MAX_ARGUMENTS
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Node, TensorType
-from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library
-from gangway.compiler.kernels.specs import Array, KernelSpec, Role, TensorProgramSpec
+from gangway.compiler.kernels.plain_specs import Role, TensorProgramSpec
+from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.lower.relax.legalise import Call, Line, legalise, schedule

@@ -9,8 +9,8 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import Array, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 

@@ -10,9 +10,9 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import Instruction, Operand, PointwiseSpec
-from gangway.compiler.kernels.specs.base import RELU, RELU6, Activation
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec
+from gangway.compiler.kernels.specs import RELU, RELU6, Activation, Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.builder import Argument, kernel, lanes_at, store
 from gangway.compiler.kernels.templates.vector_math import clip, erf, exp, expm1, log

@@ -8,7 +8,8 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec, Instruction, Operand, PointwiseSpec
+from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec
+from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec
 from gangway.compiler.kernels.templates import registry
 
 

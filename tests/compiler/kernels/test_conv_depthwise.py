@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, KernelPlan
-from gangway.compiler.kernels.specs.base import RELU, RELU6
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import RELU, RELU6, Array, ConvDepthwiseSpec, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import detect
 from tests.compiler.kernels.test_templates import Convert, close, compile_plans, convolve, in_pieces

@@ -8,8 +8,9 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import KernelSpec, MatMulSpec
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.plain_specs import MatMulSpec
+from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.base import UnsupportedSpecError
 

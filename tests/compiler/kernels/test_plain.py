@@ -9,8 +9,9 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment
+from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
 
 COUNT = 1003

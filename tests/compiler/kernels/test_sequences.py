@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.codegen import Array, aligned
-from gangway.compiler.kernels.specs import GatherSpec, KernelSpec, LayerNormSpec, SequencePackSpec
+from gangway.compiler.kernels.codegen import aligned
+from gangway.compiler.kernels.plain_specs import GatherSpec
+from gangway.compiler.kernels.specs import Array, KernelSpec, LayerNormSpec, SequencePackSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.base import UnsupportedSpecError
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gangway.compiler.kernels.codegen import Array, aligned
-from gangway.compiler.kernels.specs import KernelSpec, SoftmaxSpec
+from gangway.compiler.kernels.codegen import aligned
+from gangway.compiler.kernels.plain_specs import SoftmaxSpec
+from gangway.compiler.kernels.specs import Array, KernelSpec
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

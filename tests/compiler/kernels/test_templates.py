@@ -9,8 +9,12 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import (
+    NONE,
+    RELU,
+    RELU6,
+    Array,
     ConvSpec,
     GlobalPoolSpec,
     KernelPlan,
@@ -19,7 +23,6 @@ from gangway.compiler.kernels.specs import (
     PoolSpec,
     UnpackSpec,
 )
-from gangway.compiler.kernels.specs.base import NONE, RELU, RELU6
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.base import UnsupportedSpecError
 from gangway.compiler.target import detect

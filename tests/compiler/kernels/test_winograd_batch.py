@@ -7,9 +7,8 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Array, Library, aligned
-from gangway.compiler.kernels.specs import ConvSpec
-from gangway.compiler.kernels.specs.base import RELU
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import RELU, Array, ConvSpec
 from gangway.compiler.kernels.templates import registry
 
 WHOLE = {"kernel": (3, 3), "pads": (1, 1, 1, 1), "input_halo": 1}

@@ -1,4 +1,8 @@
-"""Functions that exporters spell out in several nodes: GELU, gated activations, layer normalisation, quantisation."""
+"""Patterns: groups of nodes, as exporters write them, that become one node which one kernel computes.
+
+Here are functions that exporters spell out in several nodes: gated activations, GELU, layer normalisation and pairs of
+quantisation. `attention.py` and `views.py` have the larger patterns.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,9 +10,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from gangway.compiler.frontend.graph import Node
-from gangway.compiler.frontend.rewriting import Editor, Rule
+from gangway.compiler.frontend.attention import ATTENTION
+from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, rewrite
+from gangway.compiler.frontend.views import COPIES
 from gangway.compiler.kernels.specs import Array
+
+
+def find_patterns(graph: Graph) -> Graph:
+    """Return an equivalent graph with the nodes of known groups replaced; what is not recognised stays as it is."""
+    return rewrite(graph, *_RULES)
+
 
 # Functions of one number, such as GELU, are recognised by their values.
 #
@@ -132,7 +143,6 @@ def _evaluate(editor: Editor, x: str, cone: list[Node]) -> Array:
 
 GELU = Rule(CORES, _find_gelu)
 
-
 # Gated activations: x times a sigmoid of x.
 
 _GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
@@ -242,7 +252,6 @@ def _per_channel(editor: Editor, node: Node, operator: str, channels: int) -> tu
 
 LAYER_NORM = Rule(("Div", "Mul"), _find_layer_norm)
 
-
 # Quantised graphs: a tensor that is quantised and taken back at once only becomes rounder.
 #
 # Exporters put such a pair (QDQ) at every place where an integer kernel would hand over 8-bit numbers. Here the pair
@@ -302,3 +311,5 @@ def _shaped(value: Array, node: Node, shape: tuple[int, ...]) -> Array:
 
 QUANTISATION_PAIRS = Rule(("DequantizeLinear",), _find_pair)
 QUANTISATION_SCALES = Rule(("QuantizeLinear", "DequantizeLinear"), _spread_scales)
+
+_RULES = (QUANTISATION_PAIRS, QUANTISATION_SCALES, GATES, GELU, LAYER_NORM, ATTENTION, COPIES)

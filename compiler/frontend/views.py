@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from gangway.compiler.frontend.graph import Node
-from gangway.compiler.frontend.rewriting import Editor, Rule, single
-from gangway.compiler.kernels.specs import ELEMENT_TYPES, contiguous
+from gangway.compiler.frontend.graph import Editor, Node, Rule, single
+from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, contiguous
 
 Shape = tuple[int, ...]
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")

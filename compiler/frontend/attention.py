@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.compiler.frontend.graph import Node
-from gangway.compiler.frontend.patterns.views import View, view_of, whole
-from gangway.compiler.frontend.rewriting import Editor, Rule, number
+from gangway.compiler.frontend.graph import Editor, Node, Rule, number
+from gangway.compiler.frontend.views import View, view_of, whole
 from gangway.compiler.kernels.specs import MOST_LANES, Array, AttentionSpec, ScoreBias
 
 MOST_BIASES = 2

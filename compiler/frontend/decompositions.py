@@ -13,7 +13,8 @@ from onnx import numpy_helper
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
-from gangway.compiler.kernels.specs import FLOATS, Array
+from gangway.compiler.kernels.plain_specs import FLOATS
+from gangway.compiler.kernels.specs import Array
 
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
@@ -106,7 +107,7 @@ def defines(*operators: str) -> Callable[[Writer], Writer]:
     return register
 
 
-def own_body(node: Node, graph: Graph) -> tuple[Node, ...]:
+def decompose(node: Node, graph: Graph) -> tuple[Node, ...]:
     """Return the simpler nodes; empty if there are none."""
     if node.operator not in _writers:
         return ()

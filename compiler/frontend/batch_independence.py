@@ -15,7 +15,7 @@ import numpy as np
 
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node
-from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
 # How operators treat the axis of the batch: a new operator is a name in one of these lists, or one small rule.

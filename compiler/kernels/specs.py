@@ -1,0 +1,469 @@
+"""What a kernel must compute, as data: the contract between the graph half of the compiler and the kernel templates.
+
+The graph half (frontend, lower, place) turns a model into specs; `templates/` turns each distinct spec into code.
+Nothing here imports TVM. This file has what all specs share, and the specs of kernels over blocked memory;
+`plain_specs.py` has those over plain tensors.
+
+Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
+  blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo always zero, surplus channels finite whenever the others are
+            (they meet zeros among the weights)
+  planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
+  plain     row-major, as ONNX says
+
+A *sequence* is a tensor whose last axis are the channels: P positions (the product of all other axes of one row) of C
+channels. Blocked, it is the blocked image of C channels and 1 x P pixels without a halo: [ceil(C/L)][P][L]. So a linear
+layer over it is a 1x1 `ConvSpec`, residual and activation included.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+MOST_LANES = 16  # of any target
+
+RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
+
+PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
+Check = Literal["index", "zero", "least"]
+"""Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Base of all specs. Specs are frozen and hashable: equal specs share one kernel."""
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row; a multiply-add counts as two. Moving numbers is none."""
+        return 0
+
+    @property
+    def text(self) -> str:
+        """Shape for people, "64x56x56 -> 256x56x56 k1 s1"; empty if the output's shape says it all."""
+        return ""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What the kernel refuses. If anything, it has an argument more: two int64, see `artifact.format.Layer`."""
+        return ()
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with the halos that its activations turned out to have, inputs in the order of the arguments."""
+        return self
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A spec with the template's knobs chosen: what will be compiled and how the executor must call it.
+
+    `knobs` are the template's own (register tile, task blocking, loop order), sorted by name. Equal plans share one.
+    """
+
+    spec: KernelSpec
+    knobs: tuple[tuple[str, int | str], ...]
+    tasks: int
+    description: str
+    blocking_bytes: int
+    parallelism: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A second kernel that all plans of a spec share: up to `rows` rows in one call, in `tasks` tasks together."""
+
+    spec: KernelSpec
+    rows: int
+    tasks: int
+    description: str
+
+
+# Activation functions as data: what a kernel applies to each number before it is stored. Nothing here imports TVM.
+
+ActivationName = Literal[
+    "none",
+    "clip",
+    "leaky_relu",
+    "sigmoid",
+    "swish",
+    "hard_sigmoid",
+    "hard_swish",
+    "tanh",
+    "erf",
+    "gelu",
+    "gelu_tanh",
+    "elu",
+    "mish",
+    "softplus",
+    "quantise_int8",
+    "quantise_uint8",
+]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of one number and two parameters; those that a function does not use are 0.
+
+    none: x; clip: min(max(x, alpha), beta); leaky_relu: x if x >= 0 else alpha x; sigmoid: 1 / (1 + exp(-x)); swish: x
+    sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 +
+    erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha
+    (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)); quantise_int8, quantise_uint8:
+    what is left of x once it was an integer of this type, of scale alpha and zero point beta.
+    """
+
+    name: ActivationName
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+NONE: Final = Activation("none")
+RELU: Final = Activation("clip", 0.0, math.inf)
+RELU6: Final = Activation("clip", 0.0, 6.0)
+
+
+@dataclass(frozen=True)
+class ConvSpec(KernelSpec):
+    """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
+
+    Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1, or `in_channels` (depthwise), or such that
+    inputs and outputs of a group are multiples of MOST_LANES.
+    `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
+    Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
+    """
+
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    activation: Activation = NONE
+    residual: bool = False
+    input_planar: bool = False
+    input_halo: int = 0
+    residual_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return window_output((self.height, self.width), self.kernel, self.stride, self.pads, self.dilation)
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 2 * self.out_channels * math.prod(self.output_size) * self._products
+
+    @property
+    def _products(self) -> int:
+        """Products summed up for one output."""
+        return self.in_channels // self.groups * math.prod(self.kernel)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        if (self.height, self.width, *self.kernel) == (1, 1, 1, 1):
+            return f"{self.in_channels} -> {self.out_channels}"
+        depthwise = " depthwise" if self.groups == self.in_channels else f" {self.groups} groups"
+        groups = "" if self.groups == 1 else depthwise
+        source, size = _image(self.in_channels, self.height, self.width), _image(self.out_channels, *self.output_size)
+        return f"{source} -> {size} {_window(self.kernel, self.stride)}{groups}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], residual_halo=inputs[1] if self.residual else 0, output_halo=output)
+
+
+# Spec of a convolution and the depthwise one behind it, in one kernel.
+
+
+@dataclass(frozen=True)
+class ConvDepthwiseSpec(KernelSpec):
+    """`depthwise` of what `conv` computes, which has no other reader and is never whole in memory.
+
+    Arguments: x, weights, bias, depthwise weights, depthwise bias, y; raw weights "weights", "bias",
+    "depthwise_weights", "depthwise_bias". Neither has a residual; the window of `depthwise` is not dilated.
+    """
+
+    conv: ConvSpec
+    depthwise: ConvSpec
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row, as if each number between the two were computed once."""
+        return self.conv.flops + self.depthwise.flops
+
+    @property
+    def kept_bytes(self) -> int:
+        """Most bytes of the lines that a kernel keeps: those that a window sees, of two channel blocks."""
+        columns = self.depthwise.width + self.depthwise.pads[1] + self.depthwise.pads[3]
+        return 4 * 2 * MOST_LANES * self.depthwise.kernel[0] * columns
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.conv.text}, then {self.depthwise.text}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        conv, depthwise = replace(self.conv, input_halo=inputs[0]), replace(self.depthwise, output_halo=output)
+        return replace(self, conv=conv, depthwise=depthwise)
+
+
+@dataclass(frozen=True)
+class PoolSpec(KernelSpec):
+    """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part in a maximum or sum.
+
+    With `count_include_pad` it counts in the mean, but for what ceil_mode added to it (bottom and right `ceil_pads`).
+    No halo is needed: the kernel knows where the image ends.
+    """
+
+    mode: Literal["max", "average"]
+    channels: int
+    height: int
+    width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    count_include_pad: bool = False
+    ceil_pads: tuple[int, int] = (0, 0)
+    input_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return window_output((self.height, self.width), self.kernel, self.stride, self.pads)
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.channels * math.prod(self.output_size) * math.prod(self.kernel)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        size = _image(self.channels, *self.output_size)
+        return f"{_image(self.channels, self.height, self.width)} -> {size} {_window(self.kernel, self.stride)}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], output_halo=output)
+
+
+@dataclass(frozen=True)
+class GlobalPoolSpec(KernelSpec):
+    """Mean or maximum over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    input_halo: int = 0
+    mode: Literal["max", "average"] = "average"
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.channels * self.height * self.width
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{_image(self.channels, self.height, self.width)} -> {self.channels}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
+
+def window_output(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    dilation: tuple[int, int] = (1, 1),
+) -> tuple[int, int]:
+    """Height and width of what a sliding window computes; pads are top, left, bottom, right."""
+    top, left, bottom, right = pads
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    return (
+        (size[0] + top + bottom - reach[0]) // stride[0] + 1,
+        (size[1] + left + right - reach[1]) // stride[1] + 1,
+    )
+
+
+def _image(channels: int, height: int, width: int) -> str:
+    return f"{channels}x{height}x{width}"
+
+
+def _window(kernel: tuple[int, int], stride: tuple[int, int]) -> str:
+    def text(pair: tuple[int, int]) -> str:
+        return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
+
+    return f"k{text(kernel)} s{text(stride)}"
+
+
+ElementwiseOperator = Literal["add", "sub", "mul", "copy"]
+
+
+@dataclass(frozen=True)
+class ElementwiseSpec(KernelSpec):
+    """One operator over float32 tensors, then an activation, wherever they lie. Inputs have the size of the output, or
+    are constants, or have one number per channel of an image.
+
+    There is no kernel for it: layout makes it a `BlockedElementwiseSpec` or a `PointwiseSpec`.
+    """
+
+    operator: ElementwiseOperator
+    dtype: Literal["float32"]
+    elements: int
+    activation: Activation = NONE
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 0 if self.operator == "copy" else self.elements
+
+
+@dataclass(frozen=True)
+class BlockedElementwiseSpec(KernelSpec):
+    """One operator over blocked images, then an activation. Arguments: inputs, y.
+
+    An input whose `vectors` is true holds one number per channel (a blocked image of one pixel without a halo), which
+    counts for every pixel; the others have the output's size and the halo of the same place in `input_halos`.
+    """
+
+    operator: ElementwiseOperator
+    channels: int
+    height: int
+    width: int
+    vectors: tuple[bool, ...]
+    input_halos: tuple[int, ...]
+    activation: Activation = NONE
+    output_halo: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 0 if self.operator == "copy" else self.channels * self.height * self.width
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halos=inputs, output_halo=output)
+
+
+@dataclass(frozen=True)
+class PackSpec(KernelSpec):
+    """Plain [C][H][W] float32 to blocked or planar with a halo. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    planar: bool
+    output_halo: int = 0
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, output_halo=output)
+
+
+@dataclass(frozen=True)
+class UnpackSpec(KernelSpec):
+    """Blocked to plain [C][H][W], or [H][W][C] if `channels_last`. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    input_halo: int = 0
+    channels_last: bool = False
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
+
+@dataclass(frozen=True)
+class SequencePackSpec(KernelSpec):
+    """Plain float32 [positions][channels] to blocked, or back if `unpack`. Arguments: x, y. Surplus becomes zero.
+
+    `position_stride`: numbers from one position of the plain tensor to the next, at least `channels`.
+    """
+
+    positions: int
+    channels: int
+    position_stride: int
+    unpack: bool = False
+
+
+@dataclass(frozen=True)
+class LayerNormSpec(KernelSpec):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift over the channels of each position, blocked in and out.
+
+    Arguments: x, scale, shift, y. Raw weights: "scale" [channels], "shift" [channels]. `centred` false: the mean is
+    taken as 0 (RMS normalisation). y's surplus channels are zero.
+    """
+
+    channels: int
+    positions: int
+    epsilon: float
+    centred: bool = True
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row, roughly."""
+        return 8 * self.channels * self.positions
+
+
+@dataclass(frozen=True)
+class ScoreBias:
+    """A plain float32 tensor added to attention scores: [heads or 1][queries or 1][keys].
+
+    `scaled`: added before the scores are multiplied by `scale`, else after it.
+    """
+
+    per_head: bool
+    per_query: bool
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionSpec(KernelSpec):
+    """softmax(scale Q K^T + biases) V of every head; the scores of few queries exist at a time.
+
+    Q, K, V and y are blocked sequences of heads x head_size channels (a head's channels side by side), of `queries`,
+    `keys`, `keys` and `queries` positions. `head_size` is a multiple of MOST_LANES. Arguments: q, k, v, one for each of
+    `biases` (two at most), y. -inf and the lowest float hide a key; a row of -inf only gives NaN, as in ONNX.
+    """
+
+    heads: int
+    head_size: int
+    queries: int
+    keys: int
+    scale: float
+    biases: tuple[ScoreBias, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row, of both products."""
+        return 4 * self.heads * self.head_size * self.queries * self.keys
