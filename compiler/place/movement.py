@@ -15,8 +15,18 @@ from gangway.compiler.kernels.specs import (
     KernelSpec,
     UnpackSpec,
 )
-from gangway.compiler.lower.expressions import Expression, Part, Value
-from gangway.compiler.lower.layers import Concat, Cut, Layer, LayerSpec, Program, Transpose, geometry_of
+from gangway.compiler.lower.layers import (
+    Concat,
+    Cut,
+    Expression,
+    Layer,
+    LayerSpec,
+    Part,
+    Program,
+    Transpose,
+    Value,
+    geometry_of,
+)
 from gangway.compiler.place.memory import Memory, datatype
 from gangway.compiler.place.steps import Buffer, Step
 

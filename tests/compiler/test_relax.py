@@ -13,7 +13,7 @@ from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.lower.layers import Program
-from gangway.compiler.lower.relax.lowering import lower_by_relax
+from gangway.compiler.lower.relax import lower_by_relax
 
 node = helper.make_node
 

@@ -1,6 +1,6 @@
-"""ONNX operators, one small function each. Importing this package registers all of them."""
+"""The table of ONNX operators that have layers of their own, one small function each."""
 
-from gangway.compiler.lower.operators import dense, elementwise, images, movements, pointwise
-from gangway.compiler.lower.operators.registry import has_lowering, lower, refusal
+from gangway.compiler.lower.layers import LOWERINGS
+from gangway.compiler.lower.operators import dense, elementwise, images, movements
 
-__all__ = ["dense", "elementwise", "has_lowering", "images", "lower", "movements", "pointwise", "refusal"]
+__all__ = ["LOWERINGS", "dense", "elementwise", "images", "movements"]

@@ -7,8 +7,7 @@ import numpy as np
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.kernels.plain_specs import MatMulSpec, SoftmaxSpec
 from gangway.compiler.kernels.specs import Array, ConvSpec, LayerNormSpec
-from gangway.compiler.lower.layers import Attention, Geometry, Program, geometry_of
-from gangway.compiler.lower.operators.registry import lowers
+from gangway.compiler.lower.layers import Attention, Geometry, Program, geometry_of, lowers
 
 # Attention, as `patterns` has found it: one layer for all heads.
 

@@ -10,8 +10,7 @@ from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.simplify import affine_factors
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, After, Before, ReduceSpec, Reduction
 from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, GlobalPoolSpec, PoolSpec, window_output
-from gangway.compiler.lower.layers import Geometry, Program, geometry_of
-from gangway.compiler.lower.operators.registry import lowers
+from gangway.compiler.lower.layers import Geometry, Program, geometry_of, lowers
 
 # Kernel, stride, padding and dilation as ONNX's Conv and pooling operators state them.
 

@@ -16,7 +16,7 @@ from gangway.compiler.kernels.specs import Array
 
 
 @dataclass(frozen=True)
-class Expression:
+class TensorExpression:
     """A function of TIR, the names of its operands, and examples for those that cannot be any number."""
 
     function: Any
@@ -33,7 +33,7 @@ Expr = Any
 Tap = tuple[Expr, Expr]  # place along an axis, weight
 
 
-def resize(node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Expression:
+def resize(node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> TensorExpression:
     """Return the expression. Raises UnsupportedModelError."""
     if node.attributes.get("antialias", 0):
         raise node.unsupported("antialiasing")
@@ -81,7 +81,7 @@ def resize(node: Node, types: Mapping[str, TensorType], constants: Mapping[str, 
 
     y: Any = te.compute(result.shape, value, "y")
     function = te.create_prim_func([*operands.values(), y])
-    return Expression(function, tuple(operands), _examples(node, types, axes))
+    return TensorExpression(function, tuple(operands), _examples(node, types, axes))
 
 
 def _examples(node: Node, types: Mapping[str, TensorType], axes: list[int]) -> dict[str, Array]:
@@ -236,7 +236,7 @@ MOST_CHOICES = 8  # sets of axes that give one shape
 _REDUCERS = {"ReduceSum": te.sum, "ReduceMean": te.sum, "ReduceMax": te.max, "ReduceMin": te.min}
 
 
-def count_up(node: Node, types: Types, constants: Mapping[str, Array]) -> Expression:
+def count_up(node: Node, types: Types, constants: Mapping[str, Array]) -> TensorExpression:
     """Return the expression of Range; where it ends is said by its length."""
     result = types[node.outputs[0]]
     operands: dict[str, Any] = {}
@@ -252,10 +252,10 @@ def count_up(node: Node, types: Types, constants: Mapping[str, Array]) -> Expres
     y: Any = te.compute(result.shape, lambda at: start + tirx.Cast(result.dtype, at) * delta, "y")
     values = zip(node.inputs, (0, result.shape[0], 1), strict=True)
     examples = {name: np.full(types[name].shape, value, types[name].dtype) for name, value in values if name in types}
-    return Expression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
+    return TensorExpression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
 
 
-def slice_at(node: Node, types: Types, constants: Mapping[str, Array]) -> Expression | None:
+def slice_at(node: Node, types: Types, constants: Mapping[str, Array]) -> TensorExpression | None:
     """Return the expression of a Slice that some input steers; None if none does."""
     name, *parameters = node.inputs
     if not parameters or all(item in constants for item in parameters if item):
@@ -290,7 +290,7 @@ def slice_at(node: Node, types: Types, constants: Mapping[str, Array]) -> Expres
 
     y: Any = te.compute(result, lambda *place: x[tuple(source(axis, at) for axis, at in enumerate(place))], "y")
     examples = _slice_examples(parameters, types, constants, result, count, shape)
-    return Expression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
+    return TensorExpression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
 
 
 def _slice_examples(
@@ -313,7 +313,7 @@ def _slice_examples(
     return {name: np.asarray(value, types[name].dtype) for name, value in pairs if name in types}
 
 
-def reduce_over(node: Node, types: Types, constants: Mapping[str, Array]) -> Expression | None:
+def reduce_over(node: Node, types: Types, constants: Mapping[str, Array]) -> TensorExpression | None:
     """Return the expression of a reduction over axes that a request names; None if they are known, or could be many."""
     if len(node.inputs) < 2 or node.inputs[1] not in types or node.inputs[1] in constants:
         return None
@@ -336,7 +336,7 @@ def reduce_over(node: Node, types: Types, constants: Mapping[str, Array]) -> Exp
 
     y: Any = te.compute(result.shape, value, "y")
     examples = {axes_name: np.array(choices[-1], types[axes_name].dtype)}
-    return Expression(te.create_prim_func([x, axes, y]), (name, axes_name), examples)
+    return TensorExpression(te.create_prim_func([x, axes, y]), (name, axes_name), examples)
 
 
 def _choices(
