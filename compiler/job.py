@@ -33,11 +33,8 @@ from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
 from gangway.compiler.place.arena import plan_arena
-from gangway.compiler.place.fusion import fuse
-from gangway.compiler.place.layout import place
-from gangway.compiler.place.steps import (
+from gangway.compiler.place.costs import (
     Passes,
-    Step,
     activation_bytes,
     choose_passes,
     max_ranks,
@@ -45,6 +42,9 @@ from gangway.compiler.place.steps import (
     shape_text,
     weight_bytes,
 )
+from gangway.compiler.place.fusion import fuse
+from gangway.compiler.place.layout import place
+from gangway.compiler.place.memory import Step
 from gangway.compiler.progress import Phases
 
 _DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}

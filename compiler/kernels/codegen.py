@@ -23,7 +23,7 @@ from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.place.steps import Step
+from gangway.compiler.place.memory import Step
 
 Plan = KernelPlan | BatchPlan
 KERNELS_PER_OBJECT = 4  # small enough for a smooth progress bar; the cost of one more object file is a few milliseconds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
-from gangway.compiler.place.steps import Buffer, Step
+from gangway.compiler.place.memory import Buffer, Step
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
 from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, ElementwiseSpec
 from gangway.compiler.lower.layers import Layer, Program
-from gangway.compiler.place.steps import Buffer, Step
+from gangway.compiler.place.memory import Buffer, Step
 
 Item = TypeVar("Item", Layer, Step)
 

@@ -1,32 +1,65 @@
-"""Give every activation a place and a layout: insert packing layers, decide halos, choose what is read in place.
+"""Give every activation a place and a layout: insert packing steps, decide halos, choose what is read in place.
 
-Layouts are those of `kernels/specs`. A *vector* (1 x 1 pixels) is the same in blocked and plain memory once its surplus
-channels exist, so dense layers, global means and elementwise layers hand vectors to each other without copies.
+Layouts are those of `kernels/specs.py`. A *vector* (1 x 1 pixels) is the same in blocked and plain memory once its
+surplus channels exist, so dense layers, global means and elementwise layers hand vectors to each other without copies.
+A new kind of layer is one function with `@places(Spec)`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.plain_specs import CopySpec, GatherPlacesSpec, ScatterSpec, SoftmaxSpec, TensorProgramSpec
+from gangway.compiler.kernels.plain_specs import (
+    CopySpec,
+    GatherPlacesSpec,
+    GatherSpec,
+    MatMulSpec,
+    PointwiseSpec,
+    ReduceSpec,
+    RemapSpec,
+    ScatterSpec,
+    SoftmaxSpec,
+    TensorProgramSpec,
+    contiguous,
+)
 from gangway.compiler.kernels.specs import (
+    NONE,
+    Array,
     BlockedElementwiseSpec,
     ConvSpec,
     ElementwiseSpec,
     GlobalPoolSpec,
     KernelSpec,
+    LayerNormSpec,
     PoolSpec,
+    UnpackSpec,
 )
-from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of, sequence
-from gangway.compiler.place import movement  # noqa: F401 - its placings
+from gangway.compiler.lower.layers import (
+    Attention,
+    Concat,
+    Cut,
+    Expression,
+    Geometry,
+    Layer,
+    LayerSpec,
+    Part,
+    Pick,
+    Program,
+    Transpose,
+    Value,
+    geometry_of,
+    sequence,
+)
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
-from gangway.compiler.place.memory import Memory, datatype, unpack_spec
-from gangway.compiler.place.movement import as_pointwise, place_layer, place_pointwise, places
-from gangway.compiler.place.sequences import place_on_sequence
-from gangway.compiler.place.steps import Buffer, Step
+from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
+
+Placing = Callable[[Memory, Layer], None]
+
+_placings: dict[type[LayerSpec], Placing] = {}
 
 
 def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
@@ -40,27 +73,25 @@ def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
     return [_with_halos(step) for step in fuse_depthwise(fuse_chains(memory.steps), lanes)]
 
 
+def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
+    """Register the decorated function for layers with these specs. It appends the layer."""
+
+    def register(function: Placing) -> Placing:
+        _placings.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+def place_layer(memory: Memory, layer: Layer) -> None:
+    """Append the steps of one layer. Raises UnsupportedModelError."""
+    _placings[type(layer.spec)](memory, layer)
+
+
 @places(PoolSpec, GlobalPoolSpec)
 def _place_blocked(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
-
-
-@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec)
-def _place_plain(memory: Memory, layer: Layer) -> None:
-    assert isinstance(layer.spec, KernelSpec)
-    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
-
-
-@places(TensorProgramSpec)
-def _place_tensor_program(memory: Memory, layer: Layer) -> None:
-    spec = layer.spec
-    assert isinstance(spec, TensorProgramSpec)
-    output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
-    scratch = (Buffer(TensorType((elements,), kind), "plain", None) for elements, kind in spec.scratch)
-    inputs = tuple(memory.plain(name) for name in layer.inputs)
-    step = Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
-    memory.steps.append(step)
 
 
 @places(ConvSpec)
@@ -127,6 +158,274 @@ def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
     packed = padded.reshape(-1, memory.lanes, height, width).transpose(0, 2, 3, 1)
     found = TensorType(value.shape, value.dtype.name)
     return Buffer(found, "blocked", geometry_of(found), Space.WEIGHTS, constant=packed)
+
+
+def place_on_sequence(memory: Memory, layer: Layer) -> bool:
+    """Place an elementwise layer in blocked memory, if an operand is a blocked sequence; return whether that was done.
+
+    The others are tensors of the same shape, or constants with one number per channel.
+    """
+    spec, kind = layer.spec, memory.program.type(layer.output)
+    assert isinstance(spec, ElementwiseSpec)
+    constants = memory.program.constants
+    activations = [name for name in layer.inputs if name not in constants]
+    found = [memory.home(name).image for name in activations if memory.home(name).layout == "blocked"]
+    geometry = next((image for image in found if image and image.channels_last), None)
+    if geometry is None or any(memory.program.type(name).shape != kind.shape for name in activations):
+        return False
+    shapes = [constants[name].shape for name in layer.inputs if name in constants]
+    if any(not _fits(shape, kind.shape, geometry) for shape in shapes):
+        return False
+    inputs = tuple(
+        _packed(memory, constants[name], geometry) if name in constants else memory.blocked(name, geometry)
+        for name in layer.inputs
+    )
+    vectors = tuple(buffer.is_vector for buffer in inputs)
+    halos = tuple(0 for _ in inputs)
+    blocked = BlockedElementwiseSpec(
+        spec.operator, geometry.channels, geometry.height, geometry.width, vectors, halos, spec.activation
+    )
+    memory.append(layer, blocked, inputs, "blocked", geometry)
+    return True
+
+
+def _fits(shape: tuple[int, ...], full: tuple[int, ...], geometry: Geometry) -> bool:
+    """Whether a constant has a number for each number of the output, or for each channel, or is one for all."""
+    inner = next((axis for axis, length in enumerate(shape) if length > 1), len(shape) - 1)
+    per_channel = math.prod(shape) == geometry.channels and shape[inner:] == full[len(full) - len(shape) + inner :]
+    return math.prod(shape) in (1, math.prod(full)) or per_channel
+
+
+def _packed(memory: Memory, value: Array, geometry: Geometry) -> Buffer:
+    """Return a constant in blocked memory: a vector, or a whole sequence."""
+    value = np.broadcast_to(value.reshape(1), geometry.channels) if value.size == 1 else value
+    part = sequence(geometry.channels, value.size // geometry.channels)
+    rows = np.pad(value.reshape(-1, geometry.channels), ((0, 0), (0, -geometry.channels % memory.lanes)))
+    blocks = rows.reshape(part.width, -1, memory.lanes).transpose(1, 0, 2)
+    kind = TensorType((1, part.channels, 1, part.width), value.dtype.name)
+    return Buffer(kind, "blocked", part, Space.WEIGHTS, constant=blocks)
+
+
+@places(LayerNormSpec)
+def _place_layer_norm(memory: Memory, layer: Layer) -> None:
+    assert isinstance(layer.spec, LayerNormSpec)
+    geometry = sequence(layer.spec.channels, layer.spec.positions)
+    memory.append(layer, layer.spec, (memory.blocked(layer.inputs[0], geometry),), "blocked", geometry)
+
+
+@places(Attention)
+def _place_attention(memory: Memory, layer: Layer) -> None:
+    """Queries, keys and values are parts of whatever blocked tensors they are channels of."""
+    assert isinstance(layer.spec, Attention)
+    spec = layer.spec.spec
+    channels, lengths = spec.heads * spec.head_size, (spec.queries, spec.keys, spec.keys)
+    parts = [
+        _channels(memory, name, sequence(whole, positions), begin, channels)
+        for name, (whole, begin), positions in zip(layer.inputs, layer.spec.parts, lengths, strict=False)
+    ]
+    biases = [memory.plain(name) for name in layer.inputs[3:]]
+    memory.append(layer, spec, (*parts, *biases), "blocked", sequence(channels, spec.queries))
+
+
+def _channels(memory: Memory, name: str, whole: Geometry, begin: int, channels: int) -> Buffer:
+    """Return `channels` channels, from number `begin` on, of a tensor that is seen as `whole`."""
+    buffer = memory.blocked(name, whole)
+    if channels == whole.channels:
+        return buffer
+    part = replace(whole, channels=channels)
+    kind = TensorType((1, channels, 1, whole.width), "float32")
+    return Buffer(kind, "blocked", part, parent=buffer, skipped=begin)
+
+
+def as_pointwise(program: Program, layer: Layer) -> Layer:
+    """Return the layer of an `ElementwiseSpec` as one over plain tensors; constants are repeated by strides."""
+    spec = layer.spec
+    assert isinstance(spec, ElementwiseSpec)
+    expression = Expression(program.type(layer.output).shape)
+    values: list[Value | None] = []
+    for name in layer.inputs:
+        value = program.constants.get(name)
+        if value is not None and value.size == 1:
+            values.append(None)
+            continue
+        kind = program.type(name) if value is None else TensorType(value.shape, value.dtype.name)
+        values.append(expression.operand(name, kind))
+    operands = [
+        expression.constant(program.constants[name], spec.dtype) if value is None else value
+        for name, value in zip(layer.inputs, values, strict=True)
+    ]
+    result = operands[0] if spec.operator == "copy" else expression.apply(spec.operator, *operands)
+    if spec.activation != NONE:
+        parameters = (spec.activation.alpha, spec.activation.beta)
+        result = expression.apply(spec.activation.name, result, parameters=parameters)
+    return replace(layer, spec=expression.spec(), inputs=tuple(expression.names))
+
+
+@places(PointwiseSpec, RemapSpec, ReduceSpec)
+def place_pointwise(memory: Memory, layer: Layer) -> None:
+    """All operands plain."""
+    assert isinstance(layer.spec, KernelSpec)
+    memory.append(layer, layer.spec, tuple(plain_operand(memory, name) for name in layer.inputs), "plain")
+
+
+def plain_operand(memory: Memory, name: str) -> Buffer:
+    """Return a tensor in row-major order, which may be a constant of the program."""
+    if name not in memory.program.constants:
+        return memory.plain(name)
+    value = memory.program.constants[name]
+    return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, Space.WEIGHTS, constant=value)
+
+
+@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec)
+def _place_plain(memory: Memory, layer: Layer) -> None:
+    assert isinstance(layer.spec, KernelSpec)
+    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
+
+
+@places(GatherSpec)
+def _place_gather(memory: Memory, layer: Layer) -> None:
+    assert isinstance(layer.spec, GatherSpec)
+    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
+
+
+@places(MatMulSpec)
+def _place_matmul(memory: Memory, layer: Layer) -> None:
+    assert isinstance(layer.spec, MatMulSpec)
+    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
+
+
+@places(TensorProgramSpec)
+def _place_tensor_program(memory: Memory, layer: Layer) -> None:
+    spec = layer.spec
+    assert isinstance(spec, TensorProgramSpec)
+    output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
+    scratch = (Buffer(TensorType((elements,), kind), "plain", None) for elements, kind in spec.scratch)
+    inputs = tuple(memory.plain(name) for name in layer.inputs)
+    step = Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
+    memory.steps.append(step)
+
+
+@places(Part)
+def _place_part(memory: Memory, layer: Layer) -> None:
+    """Nothing is moved."""
+    assert isinstance(layer.spec, Part)
+    kind, whole = memory.program.type(layer.output), memory.plain(layer.inputs[0])
+    memory.homes[layer.output] = Buffer(kind, "plain", geometry_of(kind), parent=whole, skipped=layer.spec.skipped)
+
+
+@places(Transpose)
+def place_transpose(memory: Memory, layer: Layer) -> None:
+    """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
+    assert isinstance(layer.spec, Transpose)
+    (name,), order = layer.inputs, layer.spec.order
+    home, kind, result = memory.home(name), memory.program.type(name), memory.program.type(layer.output)
+    if order == (0, 2, 3, 1) and home.layout == "blocked" and home.image == geometry_of(kind) and not home.is_vector:
+        assert home.image is not None
+        unpack = UnpackSpec(home.image.channels, home.image.height, home.image.width, channels_last=True)
+        memory.append(layer, unpack, (home,), "plain")
+        return
+    strides = contiguous(kind.shape)
+    spec = CopySpec(
+        datatype(name, kind), result.shape, tuple(strides[axis] for axis in order), contiguous(result.shape)
+    )
+    memory.append(layer, spec, (memory.plain(name),), "plain")
+
+
+@places(Cut)
+def place_cut(memory: Memory, layer: Layer) -> None:
+    """Copy the numbers that are needed."""
+    assert isinstance(layer.spec, Cut)
+    (name,), kind = layer.inputs, memory.program.type(layer.output)
+    source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=layer.spec.offset)
+    spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, contiguous(kind.shape))
+    memory.append(layer, spec, (source,), "plain")
+
+
+@places(Pick)
+def _place_pick(memory: Memory, layer: Layer) -> None:
+    """Copy what is picked; of a blocked sequence one position, if its channels fill whole registers."""
+    pick = layer.spec
+    assert isinstance(pick, Pick)
+    (name,), kind = layer.inputs, memory.program.type(layer.output)
+    home, dtype = memory.home(name), datatype(name, kind)
+    whole = sequence(pick.inner, pick.length)
+    if pick.outer == 1 and home.is_blocked(whole) and pick.inner % memory.lanes == 0:
+        source = Buffer(kind, "plain", None, parent=home, skipped=pick.index * memory.lanes)
+        shape = (pick.inner // memory.lanes, memory.lanes)
+        spec = CopySpec(dtype, shape, (pick.length * memory.lanes, 1), (memory.lanes, 1))
+    else:
+        source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=pick.index * pick.inner)
+        spec = CopySpec(dtype, (pick.outer, pick.inner), (pick.length * pick.inner, 1), (pick.inner, 1))
+    memory.append(layer, spec, (source,), "plain")
+
+
+@places(Concat)
+def place_concat(memory: Memory, layer: Layer) -> None:
+    """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
+
+    Blocked images whose channels begin at whole registers stay blocked, all others become plain.
+    """
+    assert isinstance(layer.spec, Concat)
+    axis, kind = layer.spec.axis, memory.program.type(layer.output)
+    constants = memory.program.constants
+    kinds = [
+        TensorType(constants[name].shape, kind.dtype) if name in constants else memory.program.type(name)
+        for name in layer.inputs
+    ]
+    begins = [sum(part.shape[axis] for part in kinds[:index]) for index in range(len(kinds))]
+    if axis == 1 and _stays_blocked(memory, layer, begins):
+        whole = Buffer(kind, "blocked", geometry_of(kind))
+        for index, (name, begin) in enumerate(zip(layer.inputs, begins, strict=True)):
+            _join_blocked(memory, f"{layer.name}:{index}", memory.blocked(name), whole, begin)
+    else:
+        whole = Buffer(kind, "plain", geometry_of(kind))
+        inner = math.prod(kind.shape[axis + 1 :])
+        outermost = math.prod(kind.shape[:axis]) == 1
+        for index, (name, part, begin) in enumerate(zip(layer.inputs, kinds, begins, strict=True)):
+            source = plain_operand(memory, name)
+            if outermost and _can_move(memory, source):
+                source.parent, source.skipped = whole, begin * inner
+            else:
+                _copy_into(memory, f"{layer.name}:{index}", source, part, whole, begin * inner)
+    memory.homes[layer.output] = whole
+
+
+def _stays_blocked(memory: Memory, layer: Layer, begins: list[int]) -> bool:
+    image = geometry_of(memory.program.type(layer.output))
+    if any(name in memory.program.constants for name in layer.inputs):
+        return False
+    if image is None or image.is_vector or any(begin % memory.lanes for begin in begins):
+        return False
+    return any(memory.home(name).is_blocked(memory.image(name)) for name in layer.inputs)
+
+
+def _can_move(memory: Memory, buffer: Buffer) -> bool:
+    """Whether a buffer can become a part of another one: it has a place of its own, and no surplus behind it counts."""
+    if buffer.space != Space.ARENA or buffer.parent or buffer.constant is not None:
+        return False
+    if buffer.layout == "blocked" and not buffer.is_vector:
+        return True
+    readers = (step for step in memory.steps if buffer in step.inputs)
+    padded = buffer.is_vector or any(isinstance(step.spec, ConvSpec) for step in readers)
+    return not (padded and buffer.surplus(memory.lanes))
+
+
+def _join_blocked(memory: Memory, name: str, source: Buffer, whole: Buffer, begin: int) -> None:
+    if _can_move(memory, source):
+        source.parent, source.skipped = whole, begin
+        return
+    image = source.image
+    assert image is not None
+    part = Buffer(source.kind, "blocked", image, parent=whole, skipped=begin)
+    spec = BlockedElementwiseSpec("copy", image.channels, image.height, image.width, (False,), (0,))
+    memory.steps.append(Step(name, "Copy", spec, (source,), part))
+
+
+def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:
+    """Copy a plain tensor of shape `kind` to where it belongs in a larger one of the same rank."""
+    part = Buffer(kind, "plain", None, parent=whole, skipped=skipped)
+    spec = CopySpec(datatype(name, kind), kind.shape, contiguous(kind.shape), contiguous(whole.kind.shape))
+    memory.steps.append(Step(name, "Copy", spec, (source,), part))
 
 
 def _deliver(memory: Memory, index: int, name: str) -> None:

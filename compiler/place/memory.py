@@ -1,53 +1,104 @@
-"""Where every activation lies while layers are placed, its copies in other layouts, and texts of refusals."""
+"""The memory of activations while layers are placed: buffers, the steps that work on them, copies in other layouts."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
-from gangway.compiler.kernels.specs import Check, KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
+from gangway.compiler.kernels.specs import Array, Check, KernelSpec, PackSpec, RawWeights, SequencePackSpec, UnpackSpec
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
-from gangway.compiler.place.steps import Buffer, FormatName, Step
 
-# The error of a request with a number that a kernel refuses, in onnxruntime's words where it has any.
-
-_OUTSIDE = "indices element out of data bounds"
-_INDEX = {
-    "GatherElements": "GatherElements op: Out of range value in index tensor",
-    "GatherND": "invalid index found, index = {}",
-    "ScatterND": "invalid indice found, indice = {}",
-}
+FormatName = Literal["plain", "blocked", "planar"]
 
 
-def refusal_texts(layer: Layer, spec: KernelSpec) -> tuple[str, ...]:
-    """Return a text for each check of a layer's kernel, with {} for the number."""
-    named = layer.name != layer.output  # a node without a name is called by its output
-    node = f"{layer.operator} node '{layer.name}'" if named else layer.operator
-    return tuple(f"{_literal(node)}: {_sentence(check, layer.operator, spec)}" for check in spec.checks)
+@dataclass(eq=False)
+class Buffer:
+    """The memory of one activation in one layout. `halo` is settled when all readers are known, `offset_bytes` last."""
+
+    kind: TensorType
+    layout: FormatName
+    image: Geometry | None  # None: only plain memory
+    space: Space = Space.ARENA
+    index: int = 0
+    halo: int = 0
+    offset_bytes: int = 0
+    constant: Array | None = None
+    parent: Self | None = None  # this is a part of another buffer: of its channels or, if plain, of its numbers
+    skipped: int = 0  # channels or numbers of the parent before this part
+
+    @property
+    def root(self) -> "Buffer":
+        """The buffer that this is a part of, directly or not; itself if it is none."""
+        return self.parent.root if self.parent else self
+
+    def is_in(self, other: "Buffer") -> bool:
+        """Whether this is the other buffer or a part of it."""
+        return self is other or (self.parent is not None and self.parent.is_in(other))
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether this is an image of one pixel, blocked and plain at once."""
+        return self.image is not None and self.image.is_vector
+
+    def is_blocked(self, image: Geometry) -> bool:
+        """Whether a kernel that wants `image` in blocked layout can use this memory."""
+        return self.layout == "blocked" and self.image == image
+
+    @property
+    def channels(self) -> int:
+        """Channels that are interleaved or, if plain, numbers: a plain tensor can be viewed as a vector of them."""
+        return self.image.channels if self.image and self.layout != "plain" else math.prod(self.kind.shape)
+
+    def surplus(self, lanes: int) -> bool:
+        """Whether channels exist only to fill a vector register; readers rely on zeros there."""
+        return self.layout != "planar" and self.channels % lanes != 0
+
+    @property
+    def pixels(self) -> int:
+        """Numbers of one channel, with the halo; 1 if plain, where every number is a channel."""
+        if self.image is None or self.layout == "plain":
+            return 1
+        return (self.image.height + 2 * self.halo) * (self.image.width + 2 * self.halo)
+
+    def elements(self, lanes: int) -> int:
+        """Numbers of one row, with halo and surplus channels."""
+        channels = self.channels if self.layout == "planar" else -(-self.channels // lanes) * lanes
+        return channels * self.pixels
+
+    def settle_part(self) -> None:
+        """Take over the parent's place and halo, if there is a parent; it has been placed."""
+        if self.parent:
+            self.parent.settle_part()
+            self.space, self.index, self.halo = self.parent.space, self.parent.index, self.parent.halo
+            skipped_bytes = self.skipped * self.pixels * np.dtype(self.kind.dtype).itemsize
+            self.offset_bytes = self.parent.offset_bytes + skipped_bytes
 
 
-def _sentence(check: Check, operator: str, spec: KernelSpec) -> str:
-    match check:
-        case "zero":
-            return f"Integer {'modulo' if operator == 'Mod' else 'division'} by zero"
-        case "least":
-            return "the least integer divided by -1 is no integer of its type"
-        case "index":
-            length = _length(spec)
-            bounds = f"[{-length},{length - 1}]"
-            return _INDEX.get(operator, f"{_OUTSIDE}, idx={{}} must be within the inclusive range {bounds}")
+@dataclass(frozen=True)
+class Step:
+    """A layer whose activations are placed: the arguments are inputs[0], packed weights, inputs[1:], more, output.
 
+    `more` is what else it writes: further outputs, and scratch memory. `checks`: a text for each of the spec's.
+    """
 
-def _length(spec: KernelSpec) -> int:
-    """How many items the first axis has that indices point into."""
-    if isinstance(spec, ScatterSpec | GatherPlacesSpec):
-        return spec.picked[0].length
-    assert isinstance(spec, GatherSpec)
-    return spec.length
+    name: str
+    operator: str
+    spec: KernelSpec
+    inputs: tuple[Buffer, ...]
+    output: Buffer
+    weights: RawWeights = field(default_factory=dict)
+    more: tuple[Buffer, ...] = ()
+    checks: tuple[str, ...] = ()
 
-
-def _literal(text: str) -> str:
-    """The text without a place for the number: names of nodes may contain anything."""
-    return text.replace("{}", "")
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All activations, in the order of the arguments."""
+        return *self.inputs, *self.more, self.output
 
 
 class Memory:
@@ -159,3 +210,45 @@ def unpack_spec(image: Geometry) -> KernelSpec:
     if image.channels_last:
         return SequencePackSpec(image.width, image.channels, image.channels, unpack=True)
     return UnpackSpec(image.channels, image.height, image.width)
+
+
+# The error of a request with a number that a kernel refuses, in onnxruntime's words where it has any.
+
+_OUTSIDE = "indices element out of data bounds"
+_INDEX = {
+    "GatherElements": "GatherElements op: Out of range value in index tensor",
+    "GatherND": "invalid index found, index = {}",
+    "ScatterND": "invalid indice found, indice = {}",
+}
+
+
+def refusal_texts(layer: Layer, spec: KernelSpec) -> tuple[str, ...]:
+    """Return a text for each check of a layer's kernel, with {} for the number."""
+    named = layer.name != layer.output  # a node without a name is called by its output
+    node = f"{layer.operator} node '{layer.name}'" if named else layer.operator
+    return tuple(f"{_literal(node)}: {_sentence(check, layer.operator, spec)}" for check in spec.checks)
+
+
+def _sentence(check: Check, operator: str, spec: KernelSpec) -> str:
+    match check:
+        case "zero":
+            return f"Integer {'modulo' if operator == 'Mod' else 'division'} by zero"
+        case "least":
+            return "the least integer divided by -1 is no integer of its type"
+        case "index":
+            length = _length(spec)
+            bounds = f"[{-length},{length - 1}]"
+            return _INDEX.get(operator, f"{_OUTSIDE}, idx={{}} must be within the inclusive range {bounds}")
+
+
+def _length(spec: KernelSpec) -> int:
+    """How many items the first axis has that indices point into."""
+    if isinstance(spec, ScatterSpec | GatherPlacesSpec):
+        return spec.picked[0].length
+    assert isinstance(spec, GatherSpec)
+    return spec.length
+
+
+def _literal(text: str) -> str:
+    """The text without a place for the number: names of nodes may contain anything."""
+    return text.replace("{}", "")

@@ -16,7 +16,8 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Plan, build_part, make_version, symbol_name, with_batch_plans
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.place.steps import Step, max_ranks, shape_text
+from gangway.compiler.place.costs import max_ranks, shape_text
+from gangway.compiler.place.memory import Step
 
 # The kernels that can be tried: the distinct specs of a model, each with the points of its template's knobs.
 

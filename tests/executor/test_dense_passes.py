@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.lib.gang_runner import GangRunner
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
-from gangway.compiler.place.steps import Passes, passes_of
+from gangway.compiler.place.costs import Passes, passes_of
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import passes_for
