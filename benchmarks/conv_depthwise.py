@@ -24,7 +24,7 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, ConvDepthwiseSpec, ConvSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import Image
+from gangway.compiler.kernels.templates.tiling import Image
 from gangway.compiler.target import detect
 
 MODELS = ("mobilenetv2", "efficientnet_b0")

@@ -90,7 +90,7 @@ def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, p
         if manifest := cache.lookup(tuning.tuned_key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
         progress(TUNED_PHASE, 0, 1)
-        from gangway.compiler.tuning.variants import compile_tuned  # noqa: PLC0415
+        from gangway.compiler.variants import compile_tuned  # noqa: PLC0415
 
         manifest = compile_tuned(
             path, tuning, static.folder, static.manifest, folder, lambda *count: progress(TUNED_PHASE, *count)

@@ -29,8 +29,8 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, KernelPlan
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import registers
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
+from gangway.compiler.kernels.templates.tiling import registers
 from gangway.compiler.place.costs import shape_text
 from gangway.compiler.place.memory import Step
 from gangway.compiler.target import TARGETS, detect

@@ -15,7 +15,6 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan, ScoreBias
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -34,9 +33,16 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     transposed,
 )
+from gangway.compiler.kernels.templates.float32_math import decay
 from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
-from gangway.compiler.kernels.templates.tiling import each_tile, segments
-from gangway.compiler.kernels.templates.vector_math import decay
+from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
+    UnsupportedSpecError,
+    each_tile,
+    knob,
+    make_plan,
+    segments,
+)
 
 # One head's attention for one block of queries.
 

@@ -1,13 +1,18 @@
-"""A small vocabulary for writing kernels in TIR, over TVM's IRBuilder.
+"""A small vocabulary for writing kernels in TIR, over TVM's IRBuilder: loops, vectors, numbers of any element type.
 
 A kernel is a plain C function `void symbol(pointers..., int32 begin, int32 end)`. Its pointers must not overlap
 (`noalias`). Vector accesses are emitted with the alignment of one element, so pointers need no more than that.
+
+A *number* of dtype float16 is held as float32 in registers, bool as uint8, 0 or 1. No conversion traps, whatever the
+numbers are.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
@@ -242,3 +247,208 @@ def _exchanged(a: Expr, b: Expr, distance: int, lanes: int) -> tuple[Expr, Expr]
     upper = [lanes + lane - distance if lane & distance else lane for lane in range(lanes)]
     lower = [lanes + lane if lane & distance else lane + distance for lane in range(lanes)]
     return bind(tirx.Shuffle([a, b], upper)), bind(tirx.Shuffle([a, b], lower))
+
+
+FLOATS = ("float16", "float32", "float64")
+
+_MEMORY = {"bool": "uint8", "float16": "uint16"}
+_REGISTERS = {"bool": "uint8", "float16": "float32"}
+
+
+def memory_dtype(dtype: str) -> str:
+    """The type of a buffer that holds numbers of `dtype`."""
+    return _MEMORY.get(dtype, dtype)
+
+
+def register_dtype(dtype: str) -> str:
+    """The type that numbers of `dtype` have in registers."""
+    return _REGISTERS.get(dtype, dtype)
+
+
+def vector_dtype(dtype: str, lanes: int) -> str:
+    """TVM's name of a vector."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def keep(value: Expr) -> Expr:
+    """A name for a value that is used more than once, but for conditions.
+
+    It is a register: of a mere name TVM would put what it stands for, which makes expressions of exponential size, and
+    it would reckon with numbers that neither overflow nor are NaN.
+    """
+    dtype, _, lanes = str(value.ty.dtype).partition("x")
+    return Register(int(lanes or 1), value, dtype).value
+
+
+def number(value: float, dtype: str, lanes: int) -> Expr:
+    """A constant in registers."""
+    value = bool(value) if dtype == "bool" else value
+    return constant(value, lanes, register_dtype(dtype))
+
+
+def load(stored: Expr, dtype: str, lanes: int) -> Expr:
+    """What was read from memory, as it is held in registers."""
+    return from_half(stored, lanes) if dtype == "float16" else keep(stored)
+
+
+def stored(value: Expr, dtype: str, lanes: int) -> Expr:
+    """What is to be written to memory."""
+    return to_half(value, lanes) if dtype == "float16" else value
+
+
+def truth(condition: Expr, lanes: int, negate: bool = False) -> Expr:
+    """A condition, or its contrary, as a number of dtype bool."""
+    return keep(
+        tirx.Select(condition, constant(int(not negate), lanes, "uint8"), constant(int(negate), lanes, "uint8"))
+    )
+
+
+def holds(value: Expr, lanes: int) -> Expr:
+    """A number of dtype bool as a condition. It cannot be bound: TVM knows no names for vectors of those."""
+    return tirx.NE(value, constant(0, lanes, "uint8"))
+
+
+def is_nan(x: Expr, dtype: str, lanes: int) -> Expr:
+    """Whether floats are no numbers, by their bits: TVM believes that everything equals itself."""
+    bits, largest = ("int64", 0x7FF << 52) if dtype == "float64" else ("int32", 0xFF << 23)
+    body = tirx.reinterpret(vector_dtype(bits, lanes), x) & constant(largest | (largest & -largest) - 1, lanes, bits)
+    return keep(body) > constant(largest, lanes, bits)
+
+
+def widen(value: Expr, width: int) -> Expr:
+    """A vector of `width` equal numbers, of one."""
+    return value if width == 1 else splat(value, width)
+
+
+def convert(value: Expr, source: str, target: str, lanes: int) -> Expr:
+    """ONNX's Cast. Floats are cut towards zero; those out of range, and NaN, become what onnxruntime makes of them.
+
+    Integers wrap around. Everything but zero is true.
+    """
+    if source == target:
+        return value
+    kind = vector_dtype(register_dtype(target), lanes)
+    if target == "bool":
+        return truth(tirx.EQ(value, number(0, source, lanes)), lanes, negate=True)  # NaN does not equal zero
+    if source in FLOATS and target not in FLOATS:
+        return _float_to_integer(value, register_dtype(source), target, lanes)
+    if target == "float16":
+        return from_half(to_half(tirx.Cast(kind, value), lanes), lanes)
+    return value if register_dtype(source) == register_dtype(target) else tirx.Cast(kind, value)
+
+
+def _float_to_integer(value: Expr, source: str, target: str, lanes: int) -> Expr:
+    """As the processor does it, and so onnxruntime: through int32, or int64 if that is too small."""
+    bits = np.iinfo(target).bits
+    if target == "uint64":
+        return _float_to_uint64(value, source, lanes)
+    wide = "int64" if bits == 64 or target == "uint32" else "int32"
+    whole = _float_to_signed(keep(value), source, wide, lanes)
+    return whole if wide == target else tirx.Cast(vector_dtype(target, lanes), whole)
+
+
+def _float_to_signed(x: Expr, source: str, target: str, lanes: int) -> Expr:
+    """The instruction cvttss2si and its kind: out of range, and of NaN, the least integer."""
+    least = np.iinfo(target).min
+    end = constant(-float(least), lanes, source)
+    # The largest float below the range, of float64 and int32, is no integer's neighbour.
+    below = (
+        x > constant(float(least) - 1, lanes, source)
+        if (source, target) == ("float64", "int32")
+        else x >= constant(float(least), lanes, source)
+    )
+    inside = tirx.And(below, x < end)
+    cut = keep(tirx.Select(inside, x, constant(0.0, lanes, source)))
+    whole = keep(tirx.Cast(vector_dtype(target, lanes), cut))
+    return keep(tirx.Select(inside, whole, constant(least, lanes, target)))
+
+
+def _float_to_uint64(value: Expr, source: str, lanes: int) -> Expr:
+    """What compilers make of it where there is no instruction: from 2^63 on, the rest and the highest bit."""
+    x, kind = keep(value), vector_dtype("uint64", lanes)
+    half = constant(2.0**63, lanes, source)
+    lower = tirx.reinterpret(kind, _float_to_signed(x, source, "int64", lanes))
+    upper = tirx.reinterpret(kind, _float_to_signed(keep(x - half), source, "int64", lanes))
+    return keep(tirx.Select(x >= half, keep(upper ^ constant(1 << 63, lanes, "uint64")), keep(lower)))
+
+
+def from_half(bits: Expr, lanes: int) -> Expr:
+    """Half precision, given as uint16, as float32: exact. Not every target has an instruction for it."""
+    int32 = partial(constant, lanes=lanes, dtype="int32")
+    wide = keep(tirx.Cast(vector_dtype("int32", lanes), bits))
+    sign = keep((wide & int32(0x8000)) << int32(16))
+    body = keep((wide & int32(0x7FFF)) << int32(13))
+    exponent = keep(body & int32(0x7C00 << 13))
+    normal = body + int32((127 - 15) << 23)
+    odd = body + int32(2 * (127 - 15) << 23)  # infinity and NaN keep an exponent of ones
+    kind = vector_dtype("float32", lanes)
+    # Numbers below the normal ones: their bits, put below those of 2^-14, are that much more than 2^-14.
+    tiny = tirx.reinterpret(kind, body + int32((127 - 14) << 23)) - constant(2.0**-14, lanes)
+    tiny_bits = tirx.reinterpret(vector_dtype("int32", lanes), keep(tiny))
+    shifted = tirx.Select(tirx.EQ(exponent, int32(0x7C00 << 13)), odd, normal)
+    body = tirx.Select(tirx.EQ(exponent, int32(0)), keep(tiny_bits), keep(shifted))
+    return keep(tirx.reinterpret(kind, body | sign))
+
+
+def to_half(value: Expr, lanes: int) -> Expr:
+    """float32 as the bits of the nearest number of half precision, ties to even."""
+    int32 = partial(constant, lanes=lanes, dtype="int32")
+    bits = keep(tirx.reinterpret(vector_dtype("int32", lanes), keep(value)))
+    body = keep(bits & int32(0x7FFFFFFF))
+    sign = keep((bits >> int32(16)) & int32(0x8000))
+    # Below 2^-14, adding 1/2 leaves the rounded number in the low bits of the sum.
+    magnitude = tirx.reinterpret(vector_dtype("float32", lanes), body)
+    sum_bits = tirx.reinterpret(vector_dtype("int32", lanes), Register(lanes, magnitude + constant(0.5, lanes)).value)
+    tiny = keep(sum_bits - int32(126 << 23))
+    odd = (body >> int32(13)) & int32(1)
+    normal = keep((body - int32((127 - 15) << 23) + int32(0xFFF) + odd) >> int32(13))
+    special = tirx.Select(body > int32(0x7F800000), int32(0x7E00), int32(0x7C00))
+    large = body >= int32((127 + 16) << 23)
+    finite = tirx.Select(body < int32((127 - 14) << 23), tiny, normal)
+    result = tirx.Select(large, keep(special), keep(finite)) | sign
+    return tirx.Cast(vector_dtype("uint16", lanes), keep(result))
+
+
+def truncate(x: Expr, dtype: str, lanes: int) -> Expr:
+    """Towards zero, of a float. Zeros keep their sign."""
+    dtype = register_dtype(dtype)
+    whole = "int32" if dtype == "float32" else "int64"
+    limit = 2.0**23 if dtype == "float32" else 2.0**52  # from there on every number is an integer
+    x = keep(x)
+    inside = tirx.Min(constant(limit, lanes, dtype), tirx.Max(constant(-limit, lanes, dtype), x))
+    kind, integers = vector_dtype(dtype, lanes), vector_dtype(whole, lanes)
+    small = tirx.abs(x) < constant(limit, lanes, dtype)
+    cut = tirx.Cast(kind, tirx.Cast(integers, tirx.Select(small, keep(inside), constant(0.0, lanes, dtype))))
+    return keep(tirx.Select(small, _with_sign(keep(cut), x, dtype, lanes), x))
+
+
+def floor(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The largest integer that is not above x."""
+    cut, one = truncate(x, dtype, lanes), number(1.0, dtype, lanes)
+    return keep(tirx.Select(cut > x, cut - one, cut))
+
+
+def ceil(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The smallest integer that is not below x."""
+    cut, one = truncate(x, dtype, lanes), number(1.0, dtype, lanes)
+    return keep(tirx.Select(cut < x, _with_sign(cut + one, x, register_dtype(dtype), lanes), cut))
+
+
+def round_even(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The nearest integer, halves to the even one."""
+    dtype = register_dtype(dtype)
+    limit = 2.0**23 if dtype == "float32" else 2.0**52
+    x = keep(x)
+    # Added to a number below it, 2^23 (or 2^52) leaves no bits for a fraction.
+    shifted = Register(lanes, tirx.abs(x) + constant(limit, lanes, dtype), dtype).value
+    rounded = _with_sign(keep(shifted - constant(limit, lanes, dtype)), x, dtype, lanes)
+    return keep(tirx.Select(tirx.abs(x) < constant(limit, lanes, dtype), rounded, x))
+
+
+def _with_sign(value: Expr, sign: Expr, dtype: str, lanes: int) -> Expr:
+    bits = "int32" if dtype == "float32" else "int64"
+    kind = vector_dtype(bits, lanes)
+    mask = constant(-(2**31) if bits == "int32" else -(2**63), lanes, bits)
+    return tirx.reinterpret(
+        vector_dtype(dtype, lanes), tirx.reinterpret(kind, value) | (tirx.reinterpret(kind, sign) & mask)
+    )

@@ -13,7 +13,6 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -30,23 +29,29 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
 )
+from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
     Band,
     Cut,
+    Image,
     Priced,
     Tasks,
     Traffic,
+    UnsupportedSpecError,
     all_tasks,
     cut_line,
     cut_rows,
     each_tile,
     is_line,
+    knob,
+    make_plan,
+    registers,
     spread,
     tasks_cost,
     tile_cuts,
     tile_price,
 )
-from gangway.compiler.kernels.templates.vector_math import activate
 
 # A convolution's tensors in memory, its packed weights, and how many pixels and channels fit into the registers.
 #

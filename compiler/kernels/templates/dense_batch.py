@@ -14,7 +14,6 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import BatchPlan, ConvSpec
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, balanced_sizes
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -34,7 +33,8 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.convolution import Geometry
-from gangway.compiler.kernels.templates.vector_math import activate
+from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, balanced_sizes
 
 MOST_ROWS = 32  # of one call
 CALL_FLOPS = 40_000_000  # of one task, about: half a millisecond, since a task cannot be interrupted

@@ -16,7 +16,6 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import convolution
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -36,23 +35,29 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.convolution import Geometry, RegisterTiles, check
+from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     CLAIM_US,
+    FLOAT_BYTES,
     PEAK_FLOPS_PER_US,
     Band,
     Cut,
+    Image,
     Priced,
     Tasks,
+    UnsupportedSpecError,
     all_tasks,
     cut_rows,
     each_tile,
+    knob,
+    make_plan,
     plane_cost,
+    registers,
     segments,
     spread,
     tile_cuts,
     tile_price,
 )
-from gangway.compiler.kernels.templates.vector_math import activate
 
 
 def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:

@@ -11,14 +11,6 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
 from gangway.compiler.kernels.specs import BlockedElementwiseSpec, KernelPlan
-from gangway.compiler.kernels.templates.base import (
-    FLOAT_BYTES,
-    TASK_ELEMENTS,
-    Image,
-    UnsupportedSpecError,
-    knob,
-    make_plan,
-)
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,
     Argument,
@@ -29,18 +21,30 @@ from gangway.compiler.kernels.templates.builder import (
     constant,
     kernel,
     lanes_at,
+    load,
+    memory_dtype,
     quotient,
     refuse,
     remainder,
     repeat,
     store,
+    stored,
     strided,
     when,
+    widen,
 )
+from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.instructions import evaluate, undivided
-from gangway.compiler.kernels.templates.numbers import load, memory_dtype, stored, widen
-from gangway.compiler.kernels.templates.tiling import Tasks, plane_tasks
-from gangway.compiler.kernels.templates.vector_math import activate
+from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
+    TASK_ELEMENTS,
+    Image,
+    Tasks,
+    UnsupportedSpecError,
+    knob,
+    make_plan,
+    plane_tasks,
+)
 
 # Programs of elementwise operators over plain tensors: any types, any broadcasting, one pass over memory.
 #

@@ -12,11 +12,13 @@ from tvm import tirx
 
 from gangway.compiler.kernels.plain_specs import Instruction
 from gangway.compiler.kernels.specs import Activation, ActivationName, Check
-from gangway.compiler.kernels.templates import numbers, vector_math
-from gangway.compiler.kernels.templates.builder import Expr, Register, constant
-from gangway.compiler.kernels.templates.numbers import (
+from gangway.compiler.kernels.templates import float32_math, float64_math
+from gangway.compiler.kernels.templates.builder import (
     FLOATS,
+    Expr,
+    Register,
     ceil,
+    constant,
     convert,
     floor,
     holds,
@@ -28,7 +30,7 @@ from gangway.compiler.kernels.templates.numbers import (
     truncate,
     truth,
 )
-from gangway.compiler.kernels.templates.vector_math import activate
+from gangway.compiler.kernels.templates.float32_math import activate
 
 Binary = Callable[[Expr, Expr], Expr]
 
@@ -53,7 +55,7 @@ _BITS: dict[str, Binary] = {
     "bit_xor": tirx.bitwise_xor,
 }
 _ROUNDINGS = {"floor": floor, "ceil": ceil, "round": round_even, "truncate": truncate}
-_VECTOR_MATH = {"exp": vector_math.exp, "log": vector_math.log}
+_FLOAT32_MATH = {"exp": float32_math.exp, "log": float32_math.log}
 
 
 def evaluate(instruction: Instruction, values: list[Expr], dtype: str, lanes: int) -> Expr:
@@ -111,8 +113,8 @@ def _float(name: str, values: list[Expr], dtype: str, lanes: int, parameters: tu
             return tirx.Select(x > zero, one, keep(tirx.Select(is_nan(x, kind, lanes), x, keep(sign))))
         case "sqrt":
             return tirx.sqrt(x)
-    if kind == "float32" and name in _VECTOR_MATH:
-        return _VECTOR_MATH[name](x, lanes)
+    if kind == "float32" and name in _FLOAT32_MATH:
+        return _FLOAT32_MATH[name](x, lanes)
     if kind == "float32" and name in get_args(ActivationName):
         return activate(x, Activation(cast(ActivationName, name), *parameters), lanes)
     return _in_double(name, values, kind, lanes)
@@ -122,11 +124,11 @@ def _in_double(name: str, values: list[Expr], kind: str, lanes: int) -> Expr:
     wide = [keep(convert(value, kind, "float64", lanes)) for value in values]
     match name:
         case "pow":
-            result = numbers.power(wide[0], wide[1], lanes)
+            result = float64_math.power(wide[0], wide[1], lanes)
         case "fmod":
-            result = numbers.modulo(wide[0], wide[1], lanes)
+            result = float64_math.modulo(wide[0], wide[1], lanes)
         case _:
-            result = numbers.UNARY[name](wide[0], lanes)
+            result = float64_math.UNARY[name](wide[0], lanes)
     return convert(result, "float64", kind, lanes)
 
 

@@ -12,7 +12,6 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackSpec, SequencePackSpec, UnpackSpec
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -25,7 +24,17 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     strided,
 )
-from gangway.compiler.kernels.templates.tiling import Band, Cut, Tasks, cut_line, plane_tasks
+from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
+    Band,
+    Cut,
+    Image,
+    Tasks,
+    cut_line,
+    knob,
+    make_plan,
+    plane_tasks,
+)
 
 # Between plain sequences, [positions][channels], and blocked ones. A vector of channels is adjacent in both, so whole
 # vectors move; a few positions at a time, so that reads and writes both run on.

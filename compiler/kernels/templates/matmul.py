@@ -14,7 +14,6 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan, registers
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -37,14 +36,19 @@ from gangway.compiler.kernels.templates.builder import (
     transposed,
 )
 from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
     Band,
     Cut,
     Priced,
     Tasks,
     Traffic,
+    UnsupportedSpecError,
     all_tasks,
     cut_line,
     each_tile,
+    knob,
+    make_plan,
+    registers,
     segments,
     spread,
     tasks_cost,

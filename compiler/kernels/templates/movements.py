@@ -11,7 +11,6 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import CopySpec, GatherPlacesSpec, GatherSpec, RemapSpec, ScatterSpec, Segment
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,
     Argument,
@@ -24,6 +23,7 @@ from gangway.compiler.kernels.templates.builder import (
     either,
     kernel,
     lanes_at,
+    memory_dtype,
     quotient,
     remainder,
     repeat,
@@ -31,7 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     strided,
 )
-from gangway.compiler.kernels.templates.numbers import memory_dtype
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 
 # Plain numbers moved by tables: slices, padding, repetition, resizing to the nearest. Any alignment.
 

@@ -14,14 +14,6 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import SoftmaxSpec
 from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.base import (
-    FLOAT_BYTES,
-    TASK_ELEMENTS,
-    Image,
-    UnsupportedSpecError,
-    knob,
-    make_plan,
-)
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -42,8 +34,20 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
 )
-from gangway.compiler.kernels.templates.tiling import Band, Cut, Tasks, cut_line, plane_tasks
-from gangway.compiler.kernels.templates.vector_math import exp, log
+from gangway.compiler.kernels.templates.float32_math import exp, log
+from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
+    TASK_ELEMENTS,
+    Band,
+    Cut,
+    Image,
+    Tasks,
+    UnsupportedSpecError,
+    cut_line,
+    knob,
+    make_plan,
+    plane_tasks,
+)
 
 # Softmax, or its logarithm, along one axis of a plain tensor: the maximum, the sum of the exponentials, the quotients.
 #

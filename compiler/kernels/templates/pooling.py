@@ -13,7 +13,6 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import GlobalPoolSpec, KernelPlan, PoolSpec
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, balanced, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -28,7 +27,18 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
 )
-from gangway.compiler.kernels.templates.tiling import Segment, Tasks, each_tile, plane_tasks
+from gangway.compiler.kernels.templates.tiling import (
+    FLOAT_BYTES,
+    Image,
+    Segment,
+    Tasks,
+    UnsupportedSpecError,
+    balanced,
+    each_tile,
+    knob,
+    make_plan,
+    plane_tasks,
+)
 
 # Mean or maximum over all pixels of each channel.
 

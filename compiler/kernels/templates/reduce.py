@@ -15,33 +15,31 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import Instruction, ReduceSpec
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.base import TASK_ELEMENTS, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
+    FLOATS,
     Argument,
     Buffer,
     Expr,
     Register,
     at_most,
     constant,
+    convert,
+    is_nan,
+    keep,
     kernel,
     lanes_at,
+    load,
+    memory_dtype,
     quotient,
+    register_dtype,
     remainder,
     repeat,
     splat,
     store,
-)
-from gangway.compiler.kernels.templates.instructions import evaluate
-from gangway.compiler.kernels.templates.numbers import (
-    FLOATS,
-    convert,
-    is_nan,
-    keep,
-    load,
-    memory_dtype,
-    register_dtype,
     stored,
 )
+from gangway.compiler.kernels.templates.instructions import evaluate
+from gangway.compiler.kernels.templates.tiling import TASK_ELEMENTS, knob, make_plan
 
 _COMBINE = {"sum": "add", "wrapping_sum": "add", "prod": "mul", "max": "max", "min": "min"}
 _UNROLLED = 4  # independent sums, to hide the latency of additions

@@ -28,7 +28,7 @@ from gangway.compiler.kernels.templates import (
     tensor_program,
     winograd,
 )
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
 

@@ -15,9 +15,9 @@ from tvm.script.ir_builder import tirx as ir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import TensorProgramSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError, make_plan
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, kernel
-from gangway.compiler.kernels.templates.vector_math import erf, exp, log, sigmoid, tanh
+from gangway.compiler.kernels.templates.float32_math import erf, exp, log, sigmoid, tanh
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
 DESCRIPTION = "relax"  # plans of these kernels begin with it
 _FUNCTIONS: Mapping[str, Callable[[Expr, int], Expr]] = {

@@ -18,7 +18,6 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec, KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, balanced_sizes, knob, make_plan
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -41,8 +40,20 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.convolution import PREFETCHED_ELEMENTS, UNROLLED_CHANNELS, Geometry, check
-from gangway.compiler.kernels.templates.tiling import CLAIM_US, PEAK_FLOPS_PER_US, Tasks, all_tasks, layer_us, spread
-from gangway.compiler.kernels.templates.vector_math import activate
+from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.tiling import (
+    CLAIM_US,
+    FLOAT_BYTES,
+    PEAK_FLOPS_PER_US,
+    Image,
+    Tasks,
+    all_tasks,
+    balanced_sizes,
+    knob,
+    layer_us,
+    make_plan,
+    spread,
+)
 
 # Winograd's minimal filtering F(m x m, 3 x 3) in one dimension: the transforms of inputs, weights and outputs.
 #

@@ -15,7 +15,7 @@ from gangway.compiler.kernels.plain_specs import Instruction, Operand, Pointwise
 from gangway.compiler.kernels.specs import RELU, RELU6, Activation, Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.builder import Argument, kernel, lanes_at, store
-from gangway.compiler.kernels.templates.vector_math import clip, erf, exp, expm1, log
+from gangway.compiler.kernels.templates.float32_math import clip, erf, exp, expm1, log
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.9, -104.1]
 

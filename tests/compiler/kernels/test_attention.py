@@ -11,7 +11,7 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, AttentionSpec, ScoreBias
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 
 Attention = Callable[[str, list[Array], list[Array]], Array]
 

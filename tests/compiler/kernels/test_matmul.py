@@ -12,7 +12,7 @@ from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

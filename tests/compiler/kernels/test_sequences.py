@@ -11,7 +11,7 @@ from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.plain_specs import GatherSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec, LayerNormSpec, SequencePackSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

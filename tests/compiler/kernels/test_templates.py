@@ -24,7 +24,7 @@ from gangway.compiler.kernels.specs import (
     UnpackSpec,
 )
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 from gangway.compiler.target import detect
 
 Convert = Callable[[Array, int, int], Array]

@@ -10,8 +10,7 @@ from functools import partial, reduce
 from tvm import tirx
 
 from gangway.compiler.kernels.specs import Activation
-from gangway.compiler.kernels.templates.builder import Expr, Register, bind, constant
-from gangway.compiler.kernels.templates.numbers import is_nan, round_even
+from gangway.compiler.kernels.templates.builder import Expr, Register, bind, constant, is_nan, round_even
 
 _LOG2_E = 1.4426950408889634
 # log(2) in two parts; the first has so few bits that its product with a small integer is exact (Cody and Waite 1980).

@@ -64,7 +64,7 @@ def _serve_orders(options: argparse.Namespace, report: Report) -> None:
 def _answer_orders(path: Path, compiled: Compiled, trials: int, scratch: Path, report: Report) -> None:
     from gangway.compiler.frontend.importer import read_graph  # noqa: PLC0415 - imports TVM: a second
     from gangway.compiler.job import lower_graph  # noqa: PLC0415
-    from gangway.compiler.tuning.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415  # noqa: PLC0415
+    from gangway.compiler.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415
 
     manifest: Manifest = compiled.manifest
     steps, _ = lower_graph(read_graph(path), manifest.target.lanes)
