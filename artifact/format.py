@@ -169,7 +169,7 @@ class Manifest:
     mixes_rows: str = ""  # how rows of a batch influence each other, if the compiler has found that they do
     trial_sizes: dict[str, int] = field(default_factory=dict)  # of symbols, with which onnxruntime could run the model
     phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took
-    pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/place/steps.py)
+    pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/place/costs.py)
     pass_rows: int = 1  # of a pass, for each core
     parameters: int = 0  # numbers of the model's weights
     compiler_version: str = ""

@@ -1,4 +1,9 @@
-"""The kernels that can be tried for a model, and artifacts with those that a tuning chose."""
+"""The kernels that can be tried for a model, and artifacts with those that a tuning chose.
+
+What can be tried are the distinct specs of a model, each with the points of its template's knobs. The artifacts differ
+from that of static choices in kernels only: layers, weights and places in memory are the same. Nothing is measured or
+decided here.
+"""
 
 import tempfile
 import time
@@ -18,8 +23,6 @@ from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.costs import max_ranks, shape_text
 from gangway.compiler.place.memory import Step
-
-# The kernels that can be tried: the distinct specs of a model, each with the points of its template's knobs.
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,6 @@ def candidate(plan: KernelPlan) -> Candidate:
 def knob_text(plan: KernelPlan) -> str:
     """Return what tells a plan from the others of its spec: "bands=2 groups=1"."""
     return " ".join(f"{name}={value}" for name, value in plan.knobs)
-
-
-# Artifacts with other kernels than the static choices, for the same layers, weights and places in memory.
 
 
 class KernelStore:

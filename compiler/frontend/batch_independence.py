@@ -3,8 +3,12 @@
 Shapes are inferred at two batch sizes, so that each tensor's batch axis is the one that differs. What is known of a
 tensor is the place of the batch in its row-major order: on which axis, and how many items of that axis stand before and
 after it ([N * 64, 768] has 64 after). A Reshape keeps the order, a Transpose moves the axis, every other operator must
-treat the axis as parallel (`rows_rules`). Constants that stem from shapes are folded at both sizes, too: where they
-differ, they may only say a shape, or must hold equal rows.
+treat the axis as parallel. Constants that stem from shapes are folded at both sizes, too: where they differ, they may
+only say a shape, or must hold equal rows.
+
+A new operator is a name in one of the lists, or one small rule in `RULES`. A rule gets the place of the batch in each
+operand and returns that in the outputs. It raises MixedRowsError when the operator mixes rows, UnsupportedModelError
+when it could; operators without a rule could.
 """
 
 import math
@@ -18,10 +22,24 @@ from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node
 from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
-# How operators treat the axis of the batch: a new operator is a name in one of these lists, or one small rule.
-#
-# A rule gets the place of the batch in each operand and returns that in the outputs. It raises MixedRowsError when the
-# operator mixes rows, UnsupportedModelError when it could; operators without a rule could.
+ELEMENTWISE = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
+    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid
+    HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
+    QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish
+    Tan Tanh ThresholdedRelu Where Xor
+"""
+FIRST_AXIS = """
+    AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
+    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv Resize SpaceToDepth
+    Upsample
+"""
+VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
+FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
+REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,), "Slice": (2,)}  # a size there may depend on the batch
+NOT_KNOWN = "it is not known whether it mixes rows of the batch"
+_BEYOND_ANY_BATCH = 10**9  # rows: a request has fewer bytes
 
 
 @dataclass(frozen=True)
@@ -84,26 +102,108 @@ class Operands:
         return self.node.unsupported(f"{NOT_KNOWN}: {why}")
 
 
-Rule = Callable[[Operands], Rows | tuple[Rows, ...]]
+BatchRule = Callable[[Operands], Rows | tuple[Rows, ...]]
 
-ELEMENTWISE = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
-    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid
-    HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
-    QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish
-    Tan Tanh ThresholdedRelu Where Xor
-"""
-FIRST_AXIS = """
-    AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
-    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv Resize SpaceToDepth
-    Upsample
-"""
-VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
-FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
-REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
-NOT_KNOWN = "it is not known whether it mixes rows of the batch"
-_BEYOND_ANY_BATCH = 10**9  # rows: a request has fewer bytes
-SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,), "Slice": (2,)}  # a size there may depend on the batch
+
+def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
+    """Do nothing if the model treats rows of the batch apart; `constants` are all that do not depend on the inputs.
+
+    Raises MixedRowsError that names the first operator which mixes rows, UnsupportedModelError where that is not known.
+    """
+    if graph.batched:
+        walk = _Walk(graph, constants)
+        for node in graph.nodes:
+            walk.visit(node)
+        walk.check_outputs()
+
+
+@dataclass
+class _Walk:
+    """What is known so far: where each activation has the batch, and constants as a batch of WIDE_BATCH has them."""
+
+    graph: Graph
+    constants: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        self.rows = {name: Rows(0) for name in self.graph.inputs}
+        self.wide: dict[str, Array] = {}
+
+    def visit(self, node: Node) -> None:
+        """Follow one node. Raises UnsupportedModelError."""
+        if all(name in self.constants for name in filter(None, node.outputs)):
+            self._fold(node)
+            return
+        if node.operator not in RULES:
+            raise node.unsupported(NOT_KNOWN)
+        operands = tuple(self._operand(node, index, name) for index, name in enumerate(node.inputs))
+        result = RULES[node.operator](self._describe(node, operands))
+        places = result if isinstance(result, tuple) else (result,) * len(node.outputs)
+        for name, place in zip(node.outputs, places, strict=False):
+            if name:
+                self._check_shape(node, name, place)
+                self.rows[name] = place
+
+    def check_outputs(self) -> None:
+        """Raise UnsupportedModelError unless a batch of answers is one after the other."""
+        for name in self.graph.outputs:
+            producer = self.graph.producers().get(name)
+            if producer and self.rows.get(name) != Rows(0):
+                raise producer.mixed(f"they are not the first axis of its output '{name}'")
+
+    def _fold(self, node: Node) -> None:
+        """Find out what a constant would be in a larger batch, if it depends on that."""
+        if node.operator == "Shape":
+            begin, end = node.attributes.get("start", 0), node.attributes.get("end")
+            shape = self.graph.wide_shapes.get(node.inputs[0])
+            if shape is None:
+                raise node.unsupported(f"the shape of '{node.inputs[0]}' is not known for all batches")
+            found = {node.outputs[0]: np.array(shape[begin:end], np.int64)}
+        elif any(name in self.wide for name in node.inputs):
+            found = evaluate(node, {**self.constants, **self.wide}, self.graph.opset)
+        else:
+            return
+        for name, value in found.items():
+            if not np.array_equal(value, self.constants[name]):
+                self.wide[name] = value
+
+    def _operand(self, node: Node, index: int, name: str) -> Rows | None:
+        if name in self.wide and index not in SHAPE_INPUTS.get(node.operator, ()):
+            return self._rows_of_constant(node, name)
+        return self.rows.get(name)
+
+    def _rows_of_constant(self, node: Node, name: str) -> Rows:
+        """Return the axis on which a constant of a larger batch repeats that of batch 1."""
+        small, wide = self.constants[name], self.wide[name]
+        axes = [axis for axis, n in enumerate(small.shape) if n == 1 and wide.shape[axis : axis + 1] == (WIDE_BATCH,)]
+        if len(axes) != 1 or not np.array_equal(wide, np.broadcast_to(small, wide.shape)):
+            raise node.mixed(f"the number '{name}' depends on how many there are")
+        return Rows(axes[0])
+
+    def _describe(self, node: Node, operands: tuple[Rows | None, ...]) -> Operands:
+        known = {name: value.shape for name, value in self.constants.items() if name in node.inputs}
+        shapes = [known.get(name) or self._shape(node, name) for name in node.inputs]
+        values = tuple(self.constants.get(name) for name in node.inputs)
+        wide_values = tuple(self.wide.get(name, self.constants.get(name)) for name in node.inputs)
+        output = node.outputs[0]
+        wide = self.graph.wide_shapes.get(output, ())
+        return Operands(node, operands, tuple(shapes), values, wide_values, self._shape(node, output), wide)
+
+    def _shape(self, node: Node, name: str) -> tuple[int, ...]:
+        if not name or name in self.constants:
+            return ()
+        if name not in self.graph.types:
+            raise node.unsupported(f"the shape of tensor '{name}' depends on data or cannot be inferred")
+        return self.graph.types[name].shape
+
+    def _check_shape(self, node: Node, name: str, place: Rows) -> None:
+        """Compare the place with the inferred shapes: whatever a rule overlooks is likely to be seen here."""
+        shape, wide = list(self._shape(node, name)), self.graph.wide_shapes.get(name)
+        fits = place.axis < len(shape) and shape[place.axis] == place.before * place.after
+        if fits:
+            shape[place.axis] *= WIDE_BATCH
+        if not fits or wide != tuple(shape):
+            many = "an unknown shape" if wide is None else list(wide)
+            raise node.unsupported(f"{NOT_KNOWN}: 1 gives {list(self._shape(node, name))}, {WIDE_BATCH} give {many}")
 
 
 def _elementwise(op: Operands) -> Rows:
@@ -310,7 +410,7 @@ def _einsum(op: Operands) -> Rows:
     return Rows(result.index(letter), before, after)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, BatchRule] = {
     **dict.fromkeys([*ELEMENTWISE.split(), "Expand"], _elementwise),
     **dict.fromkeys(FIRST_AXIS.split(), _first_axis),
     **dict.fromkeys(VIEWS, _view),
@@ -329,104 +429,3 @@ RULES: dict[str, Rule] = {
     "Tile": _tile,
     "Transpose": _transpose,
 }
-
-
-def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
-    """Do nothing if the model treats rows of the batch apart; `constants` are all that do not depend on the inputs.
-
-    Raises MixedRowsError that names the first operator which mixes rows, UnsupportedModelError where that is not known.
-    """
-    if graph.batched:
-        walk = _Walk(graph, constants)
-        for node in graph.nodes:
-            walk.visit(node)
-        walk.check_outputs()
-
-
-@dataclass
-class _Walk:
-    """What is known so far: where each activation has the batch, and constants as a batch of WIDE_BATCH has them."""
-
-    graph: Graph
-    constants: Mapping[str, Array]
-
-    def __post_init__(self) -> None:
-        self.rows = {name: Rows(0) for name in self.graph.inputs}
-        self.wide: dict[str, Array] = {}
-
-    def visit(self, node: Node) -> None:
-        """Follow one node. Raises UnsupportedModelError."""
-        if all(name in self.constants for name in filter(None, node.outputs)):
-            self._fold(node)
-            return
-        if node.operator not in RULES:
-            raise node.unsupported(NOT_KNOWN)
-        operands = tuple(self._operand(node, index, name) for index, name in enumerate(node.inputs))
-        result = RULES[node.operator](self._describe(node, operands))
-        places = result if isinstance(result, tuple) else (result,) * len(node.outputs)
-        for name, place in zip(node.outputs, places, strict=False):
-            if name:
-                self._check_shape(node, name, place)
-                self.rows[name] = place
-
-    def check_outputs(self) -> None:
-        """Raise UnsupportedModelError unless a batch of answers is one after the other."""
-        for name in self.graph.outputs:
-            producer = self.graph.producers().get(name)
-            if producer and self.rows.get(name) != Rows(0):
-                raise producer.mixed(f"they are not the first axis of its output '{name}'")
-
-    def _fold(self, node: Node) -> None:
-        """Find out what a constant would be in a larger batch, if it depends on that."""
-        if node.operator == "Shape":
-            begin, end = node.attributes.get("start", 0), node.attributes.get("end")
-            shape = self.graph.wide_shapes.get(node.inputs[0])
-            if shape is None:
-                raise node.unsupported(f"the shape of '{node.inputs[0]}' is not known for all batches")
-            found = {node.outputs[0]: np.array(shape[begin:end], np.int64)}
-        elif any(name in self.wide for name in node.inputs):
-            found = evaluate(node, {**self.constants, **self.wide}, self.graph.opset)
-        else:
-            return
-        for name, value in found.items():
-            if not np.array_equal(value, self.constants[name]):
-                self.wide[name] = value
-
-    def _operand(self, node: Node, index: int, name: str) -> Rows | None:
-        if name in self.wide and index not in SHAPE_INPUTS.get(node.operator, ()):
-            return self._rows_of_constant(node, name)
-        return self.rows.get(name)
-
-    def _rows_of_constant(self, node: Node, name: str) -> Rows:
-        """Return the axis on which a constant of a larger batch repeats that of batch 1."""
-        small, wide = self.constants[name], self.wide[name]
-        axes = [axis for axis, n in enumerate(small.shape) if n == 1 and wide.shape[axis : axis + 1] == (WIDE_BATCH,)]
-        if len(axes) != 1 or not np.array_equal(wide, np.broadcast_to(small, wide.shape)):
-            raise node.mixed(f"the number '{name}' depends on how many there are")
-        return Rows(axes[0])
-
-    def _describe(self, node: Node, operands: tuple[Rows | None, ...]) -> Operands:
-        known = {name: value.shape for name, value in self.constants.items() if name in node.inputs}
-        shapes = [known.get(name) or self._shape(node, name) for name in node.inputs]
-        values = tuple(self.constants.get(name) for name in node.inputs)
-        wide_values = tuple(self.wide.get(name, self.constants.get(name)) for name in node.inputs)
-        output = node.outputs[0]
-        wide = self.graph.wide_shapes.get(output, ())
-        return Operands(node, operands, tuple(shapes), values, wide_values, self._shape(node, output), wide)
-
-    def _shape(self, node: Node, name: str) -> tuple[int, ...]:
-        if not name or name in self.constants:
-            return ()
-        if name not in self.graph.types:
-            raise node.unsupported(f"the shape of tensor '{name}' depends on data or cannot be inferred")
-        return self.graph.types[name].shape
-
-    def _check_shape(self, node: Node, name: str, place: Rows) -> None:
-        """Compare the place with the inferred shapes: whatever a rule overlooks is likely to be seen here."""
-        shape, wide = list(self._shape(node, name)), self.graph.wide_shapes.get(name)
-        fits = place.axis < len(shape) and shape[place.axis] == place.before * place.after
-        if fits:
-            shape[place.axis] *= WIDE_BATCH
-        if not fits or wide != tuple(shape):
-            many = "an unknown shape" if wide is None else list(wide)
-            raise node.unsupported(f"{NOT_KNOWN}: 1 gives {list(self._shape(node, name))}, {WIDE_BATCH} give {many}")

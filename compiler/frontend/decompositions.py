@@ -18,6 +18,9 @@ from gangway.compiler.kernels.specs import Array
 
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
+_ONE_AXIS = 13  # before this operator set, an axis meant all from there on
+_LONGEST_SUM = 512
+LONGEST = 256  # steps; each is a few layers
 
 
 @dataclass
@@ -119,9 +122,6 @@ def decompose(node: Node, graph: Graph) -> tuple[Node, ...]:
     return tuple(body.nodes)
 
 
-# Operators on lines and volumes, made of those on images.
-
-
 @defines("Conv", "MaxPool", "AveragePool")
 def of_a_line(body: Body) -> None:
     """A line of pixels is an image of one row."""
@@ -152,9 +152,6 @@ def of_everything(body: Body) -> None:
     operator = "ReduceMean" if body.node.operator == "GlobalAveragePool" else "ReduceMax"
     result = body.reduce(operator, body.node.inputs[0], axes)
     body.op("Identity", result, output=body.node.outputs[0])
-
-
-# Operators that move numbers, or make some of positions.
 
 
 @defines("Split")
@@ -279,13 +276,6 @@ def cumulative_sum(body: Body) -> None:
     body.op("Identity", summed, output=body.node.outputs[0])
 
 
-_ONE_AXIS = 13  # before this operator set, an axis meant all from there on
-_LONGEST_SUM = 512
-
-
-# Normalisations and reductions that ONNX does not define by simpler operators.
-
-
 @defines("InstanceNormalization")
 def instance_normalization(body: Body) -> None:
     """Over all pixels of each channel."""
@@ -396,9 +386,6 @@ def lp_pool(body: Body) -> None:
     body.op("Pow", total, body.constant(np.array(1 / power, kind.dtype)), output=body.node.outputs[0])
 
 
-# Operators that keep some numbers and replace the others.
-
-
 @defines("ThresholdedRelu")
 def thresholded_relu(body: Body) -> None:
     """What is above alpha, else 0."""
@@ -406,12 +393,6 @@ def thresholded_relu(body: Body) -> None:
     above = body.op("Greater", x, body.constant(body.attribute("alpha", 1.0), dtype))
     body.op("Where", above, x, body.constant(0, dtype), output=body.node.outputs[0])
 
-
-# LSTM, GRU and RNN, one step after the other: a dense layer for all inputs, then one for the state of each step.
-#
-# Formulas are those of ONNX's operators, with its default activations.
-
-LONGEST = 256  # steps; each is a few layers
 
 State = tuple[str, ...]
 Cell = Callable[[Body, str, State, "_Direction"], State]
@@ -493,7 +474,10 @@ _CELLS: dict[str, tuple[Cell, int, list[bytes]]] = {
 
 @defines("LSTM", "GRU", "RNN")
 def recurrent(body: Body) -> None:
-    """Either or both directions; all sequences have the full length."""
+    """One step after the other: a dense layer for all inputs, then one for the state of each step.
+
+    Either or both directions, ONNX's default activations; all sequences have the full length.
+    """
     cell, gates, activations = _CELLS[body.node.operator]
     steps, batch, _ = body.type(0).shape
     directions = 2 if body.attribute("direction", b"forward") == b"bidirectional" else 1
@@ -552,14 +536,12 @@ def _join(body: Body, parts: list[str], axis: int, output: str) -> None:
         body.op("Identity", parts[0], output=output)
 
 
-# ConvTranspose, as a convolution of the same image whose outputs are put between each other (Shi et al. 2016).
-
-
 @defines("ConvTranspose")
 def transposed_convolution(body: Body) -> None:
-    """With stride s, outputs o, o + s, ... depend on every s-th number of the kernel: a convolution for each o < s.
+    """A convolution of the same image whose outputs are put between each other (Shi et al. 2016).
 
-    All of them are one convolution, with s times as many outputs along each axis and kernels padded to one length.
+    With stride s, outputs o, o + s, ... depend on every s-th number of the kernel: a convolution for each o < s. All of
+    them are one convolution, with s times as many outputs along each axis and kernels padded to one length.
     """
     kind, weights = body.type(0), body.value(1)
     if weights is None or kind.dtype != "float32":

@@ -1,4 +1,4 @@
-"""Replace operators by their definitions in simpler ones (functions of ONNX, of the model, or of `bodies`).
+"""Replace operators by their definitions in simpler ones (functions of ONNX, of the model, or of `decompositions.py`).
 
 Those that a model defines are replaced in any case. Whether a node needs that whose definition is ONNX's is the
 caller's decision: what a template computes in one piece should stay whole.

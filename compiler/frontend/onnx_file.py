@@ -1,7 +1,8 @@
 """Read an ONNX file without its large weights, and where those lie. Needs the standard library only.
 
 Parsing keeps every weight twice, as bytes of the file and in the parsed message. So the file is split here: everything
-but large weights is parsed, weights are read one by one, each once, where they are wanted.
+but large weights is parsed, weights are read one by one, each once, where they are wanted. The walk over the protocol
+buffer goes from header to header; contents are skipped, not read.
 """
 
 from collections.abc import Iterator
@@ -9,14 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# Walk over a protocol buffer in a file from header to header; contents are skipped, not read.
-
+LARGE_BYTES = 4096
+_GRAPH, _FUNCTION, _INITIALIZER = 7, 25, 5  # fields of ModelProto and GraphProto
+_LOCATION = b"\x0a\x08location"  # the key beside the name of a file, with its header
+_DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 2, 8, 9, 13, 14  # fields of TensorProto
+_WHOLE_BYTES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}  # element types that numpy reads as they stand
 _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
 LENGTH_DELIMITED = 2
 
 
 class DamagedError(Exception):
     """The bytes are no protocol buffer."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of a file."""
+
+    begin: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,68 @@ class Field:
     content: int
     end: int
     value: int = 0
+
+
+def split(path: Path) -> tuple[bytes, dict[str, Stretch]]:
+    """Return the ModelProto without the bytes of large weights, and where in the file those stand, by name.
+
+    What is damaged comes back whole, for the parser to refuse. Raises OSError.
+    """
+    weights: dict[str, Stretch] = {}
+    with path.open("rb") as file:
+        try:
+            content = b"".join(
+                message(_GRAPH, _graph(file, field, weights)) if field.number == _GRAPH else _read(file, field)
+                for field in fields(file, 0, path.stat().st_size)
+            )
+        except DamagedError:
+            return path.read_bytes(), {}
+    return content, weights
+
+
+def _graph(file: BinaryIO, graph: Field, weights: dict[str, Stretch]) -> bytes:
+    return b"".join(
+        message(_INITIALIZER, _tensor(file, field, weights)) if field.number == _INITIALIZER else _read(file, field)
+        for field in fields(file, graph.content, graph.end)
+    )
+
+
+def _tensor(file: BinaryIO, tensor: Field, weights: dict[str, Stretch]) -> bytes:
+    parts = list(fields(file, tensor.content, tensor.end))
+    raw = [part for part in parts if part.number == _RAW_DATA]
+    names = [_content(file, part) for part in parts if part.number == _NAME]
+    types = {part.value for part in parts if part.number == _DATA_TYPE}
+    if len(raw) == len(names) == 1 and types <= _WHOLE_BYTES and raw[0].end - raw[0].content >= LARGE_BYTES:
+        name = names[0].decode(errors="replace")
+        if name not in weights:
+            weights[name] = Stretch(raw[0].content, raw[0].end - raw[0].content)
+            parts.remove(raw[0])
+    return b"".join(_read(file, part) for part in parts)
+
+
+def may_have_external_data(path: Path) -> bool:
+    """Whether a tensor of the ONNX file may lie in another file; true, too, if the file is damaged. Raises OSError.
+
+    Every start must know, for the key of a model.
+    """
+    with path.open("rb") as file:
+        try:
+            return any(
+                _may_lie_elsewhere(file, field)
+                for whole in fields(file, 0, path.stat().st_size)
+                if whole.number in (_GRAPH, _FUNCTION)
+                for field in fields(file, whole.content, whole.end)
+            )
+        except DamagedError:
+            return True
+
+
+def _may_lie_elsewhere(file: BinaryIO, field: Field) -> bool:
+    """Whether a field of a graph or function, if it is a weight or has tensors in it, names another file."""
+    if field.number == _INITIALIZER:
+        parts = fields(file, field.content, field.end)
+        return any(part.number in (_EXTERNAL_DATA, _DATA_LOCATION) for part in parts)
+    return _LOCATION in _read(file, field)
 
 
 def fields(file: BinaryIO, begin: int, end: int) -> Iterator[Field]:
@@ -82,83 +156,6 @@ def _varint(file: BinaryIO) -> int:
         if byte[0] < 0x80:
             return value
     raise DamagedError
-
-
-LARGE_BYTES = 4096
-_GRAPH, _FUNCTION, _INITIALIZER = 7, 25, 5  # fields of ModelProto and GraphProto
-_LOCATION = b"\x0a\x08location"  # the key beside the name of a file, with its header
-_DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 2, 8, 9, 13, 14  # fields of TensorProto
-_WHOLE_BYTES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}  # element types that numpy reads as they stand
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Bytes of a file."""
-
-    begin: int
-    size_bytes: int
-
-
-def may_have_external_data(path: Path) -> bool:
-    """Whether a tensor of the ONNX file may lie in another file; true, too, if the file is damaged. Raises OSError.
-
-    Every start must know, for the key of a model.
-    """
-    with path.open("rb") as file:
-        try:
-            return any(
-                _may_lie_elsewhere(file, field)
-                for whole in fields(file, 0, path.stat().st_size)
-                if whole.number in (_GRAPH, _FUNCTION)
-                for field in fields(file, whole.content, whole.end)
-            )
-        except DamagedError:
-            return True
-
-
-def _may_lie_elsewhere(file: BinaryIO, field: Field) -> bool:
-    """Whether a field of a graph or function, if it is a weight or has tensors in it, names another file."""
-    if field.number == _INITIALIZER:
-        parts = fields(file, field.content, field.end)
-        return any(part.number in (_EXTERNAL_DATA, _DATA_LOCATION) for part in parts)
-    return _LOCATION in _read(file, field)
-
-
-def split(path: Path) -> tuple[bytes, dict[str, Stretch]]:
-    """Return the ModelProto without the bytes of large weights, and where in the file those stand, by name.
-
-    What is damaged comes back whole, for the parser to refuse. Raises OSError.
-    """
-    weights: dict[str, Stretch] = {}
-    with path.open("rb") as file:
-        try:
-            content = b"".join(
-                message(_GRAPH, _graph(file, field, weights)) if field.number == _GRAPH else _read(file, field)
-                for field in fields(file, 0, path.stat().st_size)
-            )
-        except DamagedError:
-            return path.read_bytes(), {}
-    return content, weights
-
-
-def _graph(file: BinaryIO, graph: Field, weights: dict[str, Stretch]) -> bytes:
-    return b"".join(
-        message(_INITIALIZER, _tensor(file, field, weights)) if field.number == _INITIALIZER else _read(file, field)
-        for field in fields(file, graph.content, graph.end)
-    )
-
-
-def _tensor(file: BinaryIO, tensor: Field, weights: dict[str, Stretch]) -> bytes:
-    parts = list(fields(file, tensor.content, tensor.end))
-    raw = [part for part in parts if part.number == _RAW_DATA]
-    names = [_content(file, part) for part in parts if part.number == _NAME]
-    types = {part.value for part in parts if part.number == _DATA_TYPE}
-    if len(raw) == len(names) == 1 and types <= _WHOLE_BYTES and raw[0].end - raw[0].content >= LARGE_BYTES:
-        name = names[0].decode(errors="replace")
-        if name not in weights:
-            weights[name] = Stretch(raw[0].content, raw[0].end - raw[0].content)
-            parts.remove(raw[0])
-    return b"".join(_read(file, part) for part in parts)
 
 
 def _read(file: BinaryIO, field: Field) -> bytes:

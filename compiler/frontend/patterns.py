@@ -1,7 +1,16 @@
 """Patterns: groups of nodes, as exporters write them, that become one node which one kernel computes.
 
-Here are functions that exporters spell out in several nodes: gated activations, GELU, layer normalisation and pairs of
-quantisation. `attention.py` and `views.py` have the larger patterns.
+Here are functions that exporters spell out in several nodes; `attention.py` and `views.py` have the larger patterns.
+
+Functions of one number, such as GELU, are recognised by their values. From each node that can only be the middle of
+such a function (Erf, Tanh, ...) the nodes around it are followed as long as they compute one number from one number.
+What they compute together is evaluated at sample points and compared with the functions that kernels know. So order,
+association and rounding of the constants do not matter.
+
+In a quantised graph exporters put a pair of QuantizeLinear and DequantizeLinear at every place where an integer kernel
+would hand over 8-bit numbers: a tensor only becomes rounder. Here the pair is one activation function, which a
+convolution applies before it stores, and weights are taken back while compiling: the model computes the same numbers in
+float32. What is left of either operator is spread along its axis.
 """
 
 from collections.abc import Callable
@@ -15,60 +24,19 @@ from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, rewrite
 from gangway.compiler.frontend.views import COPIES
 from gangway.compiler.kernels.specs import Array
 
+MOST_NODES = 14
+SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0]])
+TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
+CORES = ("Erf", "Tanh")
+QUANTISED = {"int8": (-128, 127), "uint8": (0, 255)}
+_GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
+_DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
+Function = Callable[..., Array]
+
 
 def find_patterns(graph: Graph) -> Graph:
     """Return an equivalent graph with the nodes of known groups replaced; what is not recognised stays as it is."""
     return rewrite(graph, *_RULES)
-
-
-# Functions of one number, such as GELU, are recognised by their values.
-#
-# From each node that can only be the middle of such a function (Erf, Tanh, ...) the nodes around it are followed as
-# long as they compute one number from one number. What they compute together is evaluated at sample points and
-# compared with the functions that kernels know. So order, association and rounding of the constants do not matter.
-
-MOST_NODES = 14
-SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0]])
-TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
-
-Function = Callable[..., Array]
-
-
-def erf(x: Array) -> Array:
-    """The error function: its series by quadrature of exp(-t^2), exact to 1e-12."""
-    nodes, weights = np.polynomial.legendre.leggauss(60)
-    half = np.clip(x, -6.0, 6.0)[..., None] / 2
-    return np.asarray((np.exp(-((half * (nodes + 1)) ** 2)) * weights).sum(-1) * half[..., 0] * 2 / np.sqrt(np.pi))
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-OPERATORS: dict[str, Function] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-    "Neg": np.negative,
-    "Sqrt": np.sqrt,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Erf": erf,
-    "Tanh": np.tanh,
-    "Sigmoid": _sigmoid,
-    "Softplus": lambda x: np.logaddexp(0, x),
-    "Identity": lambda x: x,
-}
-CORES = ("Erf", "Tanh")
-FUNCTIONS: dict[str, tuple[dict[str, bytes], Function]] = {
-    "Gelu": ({"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
-    "GeluTanh": (
-        {"approximate": b"tanh"},
-        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    ),
-}
 
 
 def _find_gelu(editor: Editor, core: Node) -> None:
@@ -141,12 +109,40 @@ def _evaluate(editor: Editor, x: str, cone: list[Node]) -> Array:
     return values[cone[-1].outputs[0]]
 
 
-GELU = Rule(CORES, _find_gelu)
+def erf(x: Array) -> Array:
+    """The error function: its series by quadrature of exp(-t^2), exact to 1e-12."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    half = np.clip(x, -6.0, 6.0)[..., None] / 2
+    return np.asarray((np.exp(-((half * (nodes + 1)) ** 2)) * weights).sum(-1) * half[..., 0] * 2 / np.sqrt(np.pi))
 
-# Gated activations: x times a sigmoid of x.
 
-_GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
-_DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+OPERATORS: dict[str, Function] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Erf": erf,
+    "Tanh": np.tanh,
+    "Sigmoid": _sigmoid,
+    "Softplus": lambda x: np.logaddexp(0, x),
+    "Identity": lambda x: x,
+}
+FUNCTIONS: dict[str, tuple[dict[str, bytes], Function]] = {
+    "Gelu": ({"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
+    "GeluTanh": (
+        {"approximate": b"tanh"},
+        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    ),
+}
 
 
 def _find_gate(editor: Editor, node: Node) -> None:
@@ -160,16 +156,12 @@ def _find_gate(editor: Editor, node: Node) -> None:
             return
 
 
-GATES = Rule(("Mul",), _find_gate)
-
-
-# Layer normalisation as exporters wrote it before ONNX had an operator for it.
-#
-# (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon), then perhaps a scale and a shift of one number per channel.
-
-
 def _find_layer_norm(editor: Editor, node: Node) -> None:
-    """Put LayerNormalization over the last axis in the place of the nodes that end with this one, and its scale."""
+    """Put LayerNormalization over the last axis in the place of the nodes that end with this one.
+
+    (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon), then perhaps a scale and a shift of one number per channel:
+    so exporters wrote it before ONNX had an operator for it.
+    """
     for deviation, rest in (node.inputs, node.inputs[::-1]):
         epsilon = _epsilon(editor, node, rest, deviation)
         x = _centred(editor, deviation)
@@ -250,17 +242,6 @@ def _per_channel(editor: Editor, node: Node, operator: str, channels: int) -> tu
     return reader, value.reshape(-1)
 
 
-LAYER_NORM = Rule(("Div", "Mul"), _find_layer_norm)
-
-# Quantised graphs: a tensor that is quantised and taken back at once only becomes rounder.
-#
-# Exporters put such a pair (QDQ) at every place where an integer kernel would hand over 8-bit numbers. Here the pair
-# is one activation function, which a convolution applies before it stores, and weights are taken back while compiling:
-# the model computes the same numbers in float32. What is left of either operator is spread along its axis.
-
-QUANTISED = {"int8": (-128, 127), "uint8": (0, 255)}
-
-
 def _find_pair(editor: Editor, node: Node) -> None:
     """Put FakeQuantise in the place of a pair of one constant scale; later pairs of the same tensor are the same."""
     source = editor.producer(node.inputs[0], "QuantizeLinear")
@@ -309,7 +290,9 @@ def _shaped(value: Array, node: Node, shape: tuple[int, ...]) -> Array:
     return value.reshape([-1 if number == axis else 1 for number in range(len(shape))])
 
 
+GATES = Rule(("Mul",), _find_gate)
+GELU = Rule(CORES, _find_gelu)
+LAYER_NORM = Rule(("Div", "Mul"), _find_layer_norm)
 QUANTISATION_PAIRS = Rule(("DequantizeLinear",), _find_pair)
 QUANTISATION_SCALES = Rule(("QuantizeLinear", "DequantizeLinear"), _spread_scales)
-
 _RULES = (QUANTISATION_PAIRS, QUANTISATION_SCALES, GATES, GELU, LAYER_NORM, ATTENTION, COPIES)

@@ -1,7 +1,8 @@
 """What is known of tensors without a request: types, shapes, and values, by onnx and beyond it.
 
-What depends on known shapes only is computed and given to inference as constants, until nothing new is found. Shapes
-also go backwards through operators that keep them, from outputs whose shape the model declares.
+`infer_shapes` computes what depends on known shapes only and gives it to onnx's inference as constants, until nothing
+new is found. Shapes also go backwards through operators that keep them, from outputs whose shape the model declares.
+`evaluate` computes a node all of whose inputs are constants, by the meaning that it has in the model's operator set.
 """
 
 import math
@@ -18,8 +19,6 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.kernels.specs import Array
 
-# Nodes and tensor types as ONNX's own messages, for what onnx and TVM do with single nodes.
-
 OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
 _REDEFINED = {  # opsets that gave an operator another meaning, but neither other inputs nor other attributes
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13,)),
@@ -33,249 +32,6 @@ _REDEFINED = {  # opsets that gave an operator another meaning, but neither othe
     "RoiAlign": (16,),
     "Scan": (9,),
 }
-
-
-def node_proto(node: Node, opset: int) -> Any:
-    """Return the node as a message. Raises defs.SchemaError if this opset has no such operator."""
-    proto = helper.make_node(node.operator, node.inputs, node.outputs, name=node.name)
-    known: Any = defs.get_schema(node.operator, opset, "").attributes
-    for name, value in node.attributes.items():
-        kind = known[name].type.value if name in known else None
-        proto.attribute.append(helper.make_attribute(name, value, attr_type=kind))
-    return proto
-
-
-def opset_of(model: Any) -> int:
-    """Return the version of ONNX's own operators that a model, or a function, imports; 0 if it imports none."""
-    return next((opset.version for opset in model.opset_import if opset.domain in OWN_DOMAINS), 0)
-
-
-def means_the_same(operator: str, opset: int, other: int) -> bool:
-    """Whether a node that is valid in two operator sets computes the same in both."""
-    low, high = sorted((opset, other))
-    return not any(low < version <= high for version in _REDEFINED.get(operator, ()))
-
-
-def value_proto(name: str, kind: TensorType) -> Any:
-    """Return a typed name."""
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
-
-
-def model_proto(
-    nodes: Iterable[Any],
-    inputs: Mapping[str, TensorType],
-    outputs: Mapping[str, TensorType | None],
-    constants: Mapping[str, Array],
-    opset: int,
-) -> Any:
-    """Return a model of these nodes; outputs without a type are left to inference."""
-    graph = helper.make_graph(
-        list(nodes),
-        "part",
-        [value_proto(name, kind) for name, kind in inputs.items()],
-        [
-            value_proto(name, kind) if kind else helper.make_empty_tensor_value_info(name)
-            for name, kind in outputs.items()
-        ],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-
-
-def tensor_types(values: Iterable[Any]) -> dict[str, TensorType]:
-    """Return the types that are fully known."""
-    types = {}
-    for value in values:
-        tensor = value.type.tensor_type
-        dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
-        if tensor.elem_type and tensor.HasField("shape") and min(dims, default=0) >= 0:
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-            types[value.name] = TensorType(tuple(dims), dtype)
-    return types
-
-
-# The value of an ONNX node all of whose inputs are constants, by the meaning it has in the model's operator set.
-#
-# onnxruntime computes it, since that knows every set from 7 on. ONNX's own evaluator knows types that onnxruntime has
-# no kernels for, such as bfloat16, but follows the newest definition of most operators.
-
-
-def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
-    """Return the outputs of a node whose inputs are all constant. Raises ModelError if it cannot be computed."""
-    try:
-        return evaluate_proto(node_proto(node, opset), constants, opset)
-    except Exception as error:  # whatever onnxruntime and numpy raise on hostile shapes
-        message = " ".join(str(error).split())[:300]
-        raise ModelError(f"node '{node.name}' ({node.operator}) of constants: {message}") from error
-
-
-def evaluate_proto(node: Any, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
-    """Return the outputs of a node, as a message, by name. Raises what onnxruntime, onnx and numpy raise."""
-    if node.op_type == "Constant" and node.attribute[0].name == "value":
-        return {node.output[0]: numpy_helper.to_array(node.attribute[0].t)}
-    if node.op_type == "Identity":
-        return {node.output[0]: constants[node.input[0]]}  # which may be large
-    feeds = {name: constants[name] for name in node.input if name}
-    if node.op_type in ("Div", "Mod"):
-        _require_quotients(*(constants[name] for name in node.input))
-    values = _run(_model_of(node, feeds, opset), feeds, means_the_same(node.op_type, opset, defs.onnx_opset_version()))
-    names = [name for name in node.output if name]
-    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
-        raise ValueError("its outputs are no tensors")
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
-
-
-def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> bytes:
-    """Return a model of one node, with inputs of any shape and outputs of whatever type they become."""
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
-        for name, value in feeds.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    graph = helper.make_graph([node], "node", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return bytes(model.SerializeToString())
-
-
-def _require_quotients(dividends: Array, divisors: Array) -> None:
-    """Raise ValueError for integers without a quotient: onnxruntime's process dies of the least one divided by -1."""
-    if divisors.dtype.kind not in "iu":
-        return
-    if not divisors.all():
-        raise ValueError("integer division by zero")
-    is_least = dividends == np.iinfo(dividends.dtype).min
-    if divisors.dtype.kind == "i" and divisors.dtype.itemsize >= 4 and (is_least & (divisors == -1)).any():
-        raise ValueError("the least integer divided by -1 is no integer of its type")
-
-
-def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
-    """Return the model's outputs; `newest`: its operator means what the newest definition says."""
-    from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have nothing to fold
-
-    try:
-        values: list[Any] = open_session(model, optimised=False).run(None, feeds)
-        return values
-    except Exception as error:  # onnxruntime's own exceptions have no common base
-        if not newest:
-            raise
-        refusal = error
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
-
-    try:
-        return list(ReferenceEvaluator(model).run(None, dict(feeds)))
-    except Exception:
-        raise refusal from None
-
-
-# What is known before any request comes: tensors without numbers, and inputs that only repeat what a static output
-# shape says. They become constants, so that kernels need not read them.
-#
-# A request with other numbers there would need another output shape than the model declares.
-
-Shape = tuple[int, ...]
-Rule = Callable[[Node, list[Shape], list[Shape]], list[int] | None]  # of a node and the shapes of inputs and outputs
-
-
-def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with tensors that a static shape determines as constants; a batched one is returned as it is."""
-    if graph.batched:
-        return graph
-    empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
-    constants = {**graph.constants, **{name: np.zeros(kind.shape, kind.dtype) for name, kind in empty.items()}}
-    graph = replace(graph, nodes=tuple(node for node in graph.nodes if not empty.keys() >= {*node.outputs}))
-    nodes = tuple(_stated(node, graph, constants) for node in graph.nodes)
-    return replace(graph, nodes=nodes, constants=constants)
-
-
-def _stated(node: Node, graph: Graph, constants: dict[str, Array]) -> Node:
-    index, rule = _RULES.get(node.operator, (0, None))
-    given = node.inputs[index] if rule and len(node.inputs) > index else ""
-    named = [name for name in (*node.inputs, *node.outputs) if name and name not in constants]
-    if not rule or given not in graph.types or given in constants or any(name not in graph.types for name in named):
-        return node
-    shapes = [
-        [constants[name].shape if name in constants else graph.types[name].shape if name else () for name in side]
-        for side in (node.inputs, node.outputs)
-    ]
-    value, kind = rule(node, *shapes), graph.types[given]
-    if value is None:
-        return node
-    name = f"{node.outputs[0]}:{given}"
-    constants[name] = np.array(value, kind.dtype).reshape(kind.shape)
-    return replace(node, inputs=(*node.inputs[:index], name, *node.inputs[index + 1 :]))
-
-
-def _whole(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return list(outputs[0])
-
-
-def _repeats(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return [after // before for before, after in zip(inputs[0], outputs[0], strict=True)]
-
-
-def _at_axes(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    axes = node.attributes.get("axes", range(len(outputs[0])))
-    return [outputs[0][axis] for axis in axes]
-
-
-def _grid(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    """Batch, channels, which a grid does not depend on, and pixels."""
-    return [outputs[0][0], 1, *outputs[0][1:-1]]
-
-
-def _at_axis(default: int) -> Rule:
-    """Lengths of all outputs along the axis."""
-
-    def rule(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-        axis = node.attributes.get("axis", default)
-        return [shape[axis] for shape in outputs]
-
-    return rule
-
-
-def _count(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return _at_axis(-1)(node, inputs, outputs[:1]) or []
-
-
-def _resized(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
-    """Sizes, unless the shape was made of them by keeping the aspect ratio: then the ratio is not in the shape."""
-    if node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        return None
-    return _at_axes(node, inputs, outputs)
-
-
-def _reduced(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
-    """The axes that give the output's shape, if all choices that do reduce the same axes longer than 1."""
-    if len(inputs[1]) != 1:
-        return None
-    before, keep = inputs[0], node.attributes.get("keepdims", 1)
-    found = []
-    for axes in combinations(range(len(before)), inputs[1][0]):
-        kept = [1 if axis in axes else length for axis, length in enumerate(before) if keep or axis not in axes]
-        if tuple(kept) == outputs[0]:
-            found.append(axes)
-    if not found or not found[0] or len({tuple(a for a in axes if before[a] > 1) for axes in found}) > 1:
-        return None
-    return list(found[0])
-
-
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-_RULES: dict[str, tuple[int, Rule | None]] = {  # which input, and what it states
-    "Reshape": (1, _whole),
-    "Expand": (1, _whole),
-    "ConstantOfShape": (0, _whole),
-    "Tile": (1, _repeats),
-    "CenterCropPad": (1, _at_axes),
-    "AffineGrid": (1, _grid),
-    "Resize": (3, _resized),
-    "Split": (1, _at_axis(0)),
-    "TopK": (1, _count),
-    "OneHot": (1, _count),
-    **{f"{kind}Window": (0, _whole) for kind in ("Hann", "Hamming", "Blackman")},
-    **{f"Reduce{kind}": (1, _reduced) for kind in _REDUCTIONS},
-}
-
-
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED = {
@@ -297,6 +53,10 @@ _FOLLOWED = {
     *("Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
 }
 _KEEP_SHAPE = {"Sqrt", "Log", "Exp", "Abs", "Neg", "Cast", "CastLike", "Identity", "Reciprocal"}
+Shape = tuple[int, ...]
+ShapeRule = Callable[
+    [Node, list[Shape], list[Shape]], list[int] | None
+]  # of a node and the shapes of inputs and outputs
 
 
 def infer_shapes(model: Any, strict: bool = True) -> Any:
@@ -396,3 +156,237 @@ def _with_types(model: Any, inferred: Any, folded: dict[str, Array]) -> Any:
     del result.graph.value_info[:]
     result.graph.value_info.extend([*inferred.graph.value_info, *values.values()])
     return result
+
+
+def state_shapes(graph: Graph) -> Graph:
+    """Return the graph with tensors that a static shape determines as constants; a batched one is returned as it is.
+
+    Those are tensors without numbers, and inputs that only repeat what a static output shape says, which kernels then
+    need not read. A request with other numbers there would need another output shape than the model declares.
+    """
+    if graph.batched:
+        return graph
+    empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
+    constants = {**graph.constants, **{name: np.zeros(kind.shape, kind.dtype) for name, kind in empty.items()}}
+    graph = replace(graph, nodes=tuple(node for node in graph.nodes if not empty.keys() >= {*node.outputs}))
+    nodes = tuple(_stated(node, graph, constants) for node in graph.nodes)
+    return replace(graph, nodes=nodes, constants=constants)
+
+
+def _stated(node: Node, graph: Graph, constants: dict[str, Array]) -> Node:
+    index, rule = _RULES.get(node.operator, (0, None))
+    given = node.inputs[index] if rule and len(node.inputs) > index else ""
+    named = [name for name in (*node.inputs, *node.outputs) if name and name not in constants]
+    if not rule or given not in graph.types or given in constants or any(name not in graph.types for name in named):
+        return node
+    shapes = [
+        [constants[name].shape if name in constants else graph.types[name].shape if name else () for name in side]
+        for side in (node.inputs, node.outputs)
+    ]
+    value, kind = rule(node, *shapes), graph.types[given]
+    if value is None:
+        return node
+    name = f"{node.outputs[0]}:{given}"
+    constants[name] = np.array(value, kind.dtype).reshape(kind.shape)
+    return replace(node, inputs=(*node.inputs[:index], name, *node.inputs[index + 1 :]))
+
+
+def _whole(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    return list(outputs[0])
+
+
+def _repeats(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    return [after // before for before, after in zip(inputs[0], outputs[0], strict=True)]
+
+
+def _at_axes(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    axes = node.attributes.get("axes", range(len(outputs[0])))
+    return [outputs[0][axis] for axis in axes]
+
+
+def _grid(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    """Batch, channels, which a grid does not depend on, and pixels."""
+    return [outputs[0][0], 1, *outputs[0][1:-1]]
+
+
+def _at_axis(default: int) -> ShapeRule:
+    """Lengths of all outputs along the axis."""
+
+    def rule(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+        axis = node.attributes.get("axis", default)
+        return [shape[axis] for shape in outputs]
+
+    return rule
+
+
+def _count(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    return _at_axis(-1)(node, inputs, outputs[:1]) or []
+
+
+def _resized(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
+    """Sizes, unless the shape was made of them by keeping the aspect ratio: then the ratio is not in the shape."""
+    if node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return None
+    return _at_axes(node, inputs, outputs)
+
+
+def _reduced(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
+    """The axes that give the output's shape, if all choices that do reduce the same axes longer than 1."""
+    if len(inputs[1]) != 1:
+        return None
+    before, keep = inputs[0], node.attributes.get("keepdims", 1)
+    found = []
+    for axes in combinations(range(len(before)), inputs[1][0]):
+        kept = [1 if axis in axes else length for axis, length in enumerate(before) if keep or axis not in axes]
+        if tuple(kept) == outputs[0]:
+            found.append(axes)
+    if not found or not found[0] or len({tuple(a for a in axes if before[a] > 1) for axes in found}) > 1:
+        return None
+    return list(found[0])
+
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_RULES: dict[str, tuple[int, ShapeRule | None]] = {  # which input, and what it states
+    "Reshape": (1, _whole),
+    "Expand": (1, _whole),
+    "ConstantOfShape": (0, _whole),
+    "Tile": (1, _repeats),
+    "CenterCropPad": (1, _at_axes),
+    "AffineGrid": (1, _grid),
+    "Resize": (3, _resized),
+    "Split": (1, _at_axis(0)),
+    "TopK": (1, _count),
+    "OneHot": (1, _count),
+    **{f"{kind}Window": (0, _whole) for kind in ("Hann", "Hamming", "Blackman")},
+    **{f"Reduce{kind}": (1, _reduced) for kind in _REDUCTIONS},
+}
+
+
+def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
+    """Return the outputs of a node whose inputs are all constant. Raises ModelError if it cannot be computed."""
+    try:
+        return evaluate_proto(node_proto(node, opset), constants, opset)
+    except Exception as error:  # whatever onnxruntime and numpy raise on hostile shapes
+        message = " ".join(str(error).split())[:300]
+        raise ModelError(f"node '{node.name}' ({node.operator}) of constants: {message}") from error
+
+
+def evaluate_proto(node: Any, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
+    """Return the outputs of a node, as a message, by name. Raises what onnxruntime, onnx and numpy raise."""
+    if node.op_type == "Constant" and node.attribute[0].name == "value":
+        return {node.output[0]: numpy_helper.to_array(node.attribute[0].t)}
+    if node.op_type == "Identity":
+        return {node.output[0]: constants[node.input[0]]}  # which may be large
+    feeds = {name: constants[name] for name in node.input if name}
+    if node.op_type in ("Div", "Mod"):
+        _require_quotients(*(constants[name] for name in node.input))
+    values = _run(_model_of(node, feeds, opset), feeds, means_the_same(node.op_type, opset, defs.onnx_opset_version()))
+    names = [name for name in node.output if name]
+    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
+        raise ValueError("its outputs are no tensors")
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
+    """Return the model's outputs; `newest`: its operator means what the newest definition says.
+
+    onnxruntime computes them, since that knows every operator set from 7 on. ONNX's own evaluator knows types that
+    onnxruntime has no kernels for, such as bfloat16, but follows the newest definition of most operators.
+    """
+    from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have nothing to fold
+
+    try:
+        values: list[Any] = open_session(model, optimised=False).run(None, feeds)
+        return values
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        if not newest:
+            raise
+        refusal = error
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+
+    try:
+        return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+    except Exception:
+        raise refusal from None
+
+
+def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> bytes:
+    """Return a model of one node, with inputs of any shape and outputs of whatever type they become."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
+        for name, value in feeds.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def _require_quotients(dividends: Array, divisors: Array) -> None:
+    """Raise ValueError for integers without a quotient: onnxruntime's process dies of the least one divided by -1."""
+    if divisors.dtype.kind not in "iu":
+        return
+    if not divisors.all():
+        raise ValueError("integer division by zero")
+    is_least = dividends == np.iinfo(dividends.dtype).min
+    if divisors.dtype.kind == "i" and divisors.dtype.itemsize >= 4 and (is_least & (divisors == -1)).any():
+        raise ValueError("the least integer divided by -1 is no integer of its type")
+
+
+def node_proto(node: Node, opset: int) -> Any:
+    """Return the node as a message. Raises defs.SchemaError if this opset has no such operator."""
+    proto = helper.make_node(node.operator, node.inputs, node.outputs, name=node.name)
+    known: Any = defs.get_schema(node.operator, opset, "").attributes
+    for name, value in node.attributes.items():
+        kind = known[name].type.value if name in known else None
+        proto.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    return proto
+
+
+def opset_of(model: Any) -> int:
+    """Return the version of ONNX's own operators that a model, or a function, imports; 0 if it imports none."""
+    return next((opset.version for opset in model.opset_import if opset.domain in OWN_DOMAINS), 0)
+
+
+def means_the_same(operator: str, opset: int, other: int) -> bool:
+    """Whether a node that is valid in two operator sets computes the same in both."""
+    low, high = sorted((opset, other))
+    return not any(low < version <= high for version in _REDEFINED.get(operator, ()))
+
+
+def value_proto(name: str, kind: TensorType) -> Any:
+    """Return a typed name."""
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
+
+
+def model_proto(
+    nodes: Iterable[Any],
+    inputs: Mapping[str, TensorType],
+    outputs: Mapping[str, TensorType | None],
+    constants: Mapping[str, Array],
+    opset: int,
+) -> Any:
+    """Return a model of these nodes; outputs without a type are left to inference."""
+    graph = helper.make_graph(
+        list(nodes),
+        "part",
+        [value_proto(name, kind) for name, kind in inputs.items()],
+        [
+            value_proto(name, kind) if kind else helper.make_empty_tensor_value_info(name)
+            for name, kind in outputs.items()
+        ],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def tensor_types(values: Iterable[Any]) -> dict[str, TensorType]:
+    """Return the types that are fully known."""
+    types = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+        if tensor.elem_type and tensor.HasField("shape") and min(dims, default=0) >= 0:
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+            types[value.name] = TensorType(tuple(dims), dtype)
+    return types

@@ -142,11 +142,11 @@ def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array
     return replace(node, operator=operator, inputs=(x, *names), outputs=outputs)
 
 
-# Gemms that are no dense layer: alpha A B + beta C in single steps, wherever B is no constant or C no vector.
-
-
 def _split_gemm(editor: Editor, node: Node) -> None:
-    """Put Transpose, MatMul, Mul and Add in the place of a Gemm that is no dense layer."""
+    """Put Transpose, MatMul, Mul and Add in the place of a Gemm that is no dense layer.
+
+    That is one whose B is no constant, or whose C is no vector.
+    """
     known = all(editor.shape(name) is not None for name in (*node.inputs, *node.outputs) if name)
     if known and not _is_dense(editor, node):
         editor.replace(node.outputs[0], list(_single_steps(editor, node)))

@@ -8,6 +8,8 @@ from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, contiguous
 Shape = tuple[int, ...]
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
 VIEWS = (*_SAME_ORDER, "Transpose", "Split", "Slice", "Gather")
+_CUTS = ("Slice", "Split")
+_MOVES = ("Gather", "Transpose")
 
 
 @dataclass(frozen=True)
@@ -132,16 +134,11 @@ def _sliced(editor: Editor, node: Node, source: View, shape: Shape) -> View | No
     return replace(source, shape=shape, offset=offset)
 
 
-# Chains of nodes that only cut out and rearrange a tensor, each replaced by one copy of what is needed in the end.
-
-_CUTS = ("Slice", "Split")
-_MOVES = ("Gather", "Transpose")
-
-
 def _find_copies(editor: Editor, node: Node) -> None:
     """Put StridedCopy nodes where a tensor is cut by Slice or Split and then, perhaps, rearranged.
 
-    Attributes: `strides` in the input, one for each axis of the output, and `offset`, in numbers.
+    Chains of nodes that only cut out and rearrange become one copy of what is needed in the end. Attributes: `strides`
+    in the input, one for each axis of the output, and `offset`, in numbers.
     """
     needed = [name for name in node.outputs if name and _is_needed(editor, name)]
     copies = [_copy(editor, node, name) for name in needed]

@@ -182,7 +182,7 @@ def link(objects: list[Path], library: Path) -> None:
 
 
 class Library:
-    """The kernels of a shared library."""
+    """The kernels of a shared library, called in this process: for the check of Relax, tests and benchmarks."""
 
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))

@@ -13,6 +13,15 @@ ELEMENT_TYPES = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 )
 FLOATS = frozenset({"float16", "float32", "float64"})
+MOST_OPERANDS = 6
+_POLYNOMIAL = 16
+_SIMPLE = frozenset(
+    """
+    constant cast where equal less less_or_equal greater greater_or_equal is_nan is_inf add sub mul div and or xor not
+    bit_and bit_or bit_xor bit_not shift_left shift_right min max neg abs sign floor ceil round truncate sqrt mod
+    clip leaky_relu hard_sigmoid hard_swish
+    """.split()  # noqa: SIM905
+)
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
@@ -31,9 +40,6 @@ def broadcast_strides(shape: Sequence[int], into: Sequence[int]) -> tuple[int, .
     return tuple(0 if n == 1 else step for n, step in zip(aligned, contiguous(aligned), strict=True))
 
 
-MOST_OPERANDS = 6
-
-
 @dataclass(frozen=True)
 class Operand:
     """An input: its element type and, for each axis of the output's shape, its stride in elements (0 broadcasts)."""
@@ -48,25 +54,13 @@ class Instruction:
 
     `sources` number the values so far: first the operands, then the results of the instructions before. `parameters`
     are immediate numbers, whose meaning is the operator's (the number of "constant", alpha and beta of an activation).
-    Operators are those of `templates/instructions.py` and, of float16 and float32, the activations of `base.py`.
+    Operators are those of `templates/instructions.py` and, of float16 and float32, the activations of `specs.py`.
     """
 
     operator: str
     sources: tuple[int, ...]
     dtype: str
     parameters: tuple[float | int, ...] = ()
-
-
-# Spec of the generic kernel over plain tensors: any chain of elementwise operators, with broadcasting, any type.
-
-_POLYNOMIAL = 16
-_SIMPLE = frozenset(
-    """
-    constant cast where equal less less_or_equal greater greater_or_equal is_nan is_inf add sub mul div and or xor not
-    bit_and bit_or bit_xor bit_not shift_left shift_right min max neg abs sign floor ceil round truncate sqrt mod
-    clip leaky_relu hard_sigmoid hard_swish
-    """.split()  # noqa: SIM905
-)
 
 
 @dataclass(frozen=True)
@@ -295,8 +289,6 @@ class GatherPlacesSpec(KernelSpec):
         return ("index",)
 
 
-# Specs of the kernels that put numbers at, or take them from, places which other numbers say.
-
 ScatterReduction = Literal["none", "add", "mul", "max", "min"]
 
 
@@ -330,14 +322,12 @@ class ScatterSpec(KernelSpec):
         return math.prod(self.shape)
 
 
-# Spec of a kernel that TVM wrote itself: a loop nest over plain tensors.
-
 Role = Literal["input", "weight", "scratch", "output"]
 
 
 @dataclass(frozen=True)
 class TensorProgramSpec(KernelSpec):
-    """A function of TVM's TIR over plain, contiguous tensors.
+    """A kernel that TVM wrote itself: a function of its TIR, a loop nest over plain, contiguous tensors.
 
     `function` is TVM's JSON of it; its parameters have these `roles`. Arguments: the first input, the weights (raw
     weights "0", "1", ...), other inputs, scratch memory, outputs but the first, the first output. Scratch memory holds

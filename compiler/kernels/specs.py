@@ -24,9 +24,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 MOST_LANES = 16  # of any target
-
 RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
-
 PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
 Check = Literal["index", "zero", "least"]
 """Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1."""
@@ -81,8 +79,6 @@ class BatchPlan:
     description: str
 
 
-# Activation functions as data: what a kernel applies to each number before it is stored. Nothing here imports TVM.
-
 ActivationName = Literal[
     "none",
     "clip",
@@ -105,13 +101,13 @@ ActivationName = Literal[
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of one number and two parameters; those that a function does not use are 0.
+    """A function of one number, which a kernel applies before it stores, and two parameters; unused ones are 0.
 
     none: x; clip: min(max(x, alpha), beta); leaky_relu: x if x >= 0 else alpha x; sigmoid: 1 / (1 + exp(-x)); swish: x
     sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 +
     erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha
-    (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)); quantise_int8, quantise_uint8:
-    what is left of x once it was an integer of this type, of scale alpha and zero point beta.
+    (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)); quantise_int8, quantise_uint8: what is left of x
+    once it was an integer of this type, of scale alpha and zero point beta.
     """
 
     name: ActivationName
@@ -178,9 +174,6 @@ class ConvSpec(KernelSpec):
     def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
         """The spec with its halos settled."""
         return replace(self, input_halo=inputs[0], residual_halo=inputs[1] if self.residual else 0, output_halo=output)
-
-
-# Spec of a convolution and the depthwise one behind it, in one kernel.
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,23 @@ from gangway.compiler.target import detect
 
 MOST_ELEMENTS = 1 << 22
 ELEMENT_TYPES = {"float32", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+STACK_BYTES = 16 << 10  # a worker's stack is not large; what is larger becomes memory of the arena
+TASK_OPERATIONS = 1 << 15  # statements of a task, tens of microseconds
+REFERENCE_CPU_S = 5
+REFERENCE_WALL_S = 60
+TOLERANCE = 1e-3  # of a number, and a tenth of it of the largest one
+_C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
+_SPATIAL = 0  # IterVar.DataPar
+_TARGET = {"kind": "llvm", "num-cores": 1}
+_PASSES = [
+    relax.transform.DecomposeOpsForInference(),
+    relax.transform.LegalizeOps(),
+    relax.transform.AnnotateTIROpPattern(),
+    relax.transform.FoldConstant(),
+    relax.transform.FuseOps(),
+    relax.transform.FuseTIR(),
+    relax.transform.DeadCodeElimination(),
+]
 
 
 @dataclass(frozen=True)
@@ -110,17 +127,6 @@ OWN: Mapping[str, Own] = {  # tensor expressions of our own, for some nodes at l
     "Slice": slice_at,
     **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"), reduce_over),
 }
-
-_PASSES = [
-    relax.transform.DecomposeOpsForInference(),
-    relax.transform.LegalizeOps(),
-    relax.transform.AnnotateTIROpPattern(),
-    relax.transform.FoldConstant(),
-    relax.transform.FuseOps(),
-    relax.transform.FuseTIR(),
-    relax.transform.DeadCodeElimination(),
-]
-_TARGET = {"kind": "llvm", "num-cores": 1}
 
 
 def legalise(
@@ -227,13 +233,6 @@ def _operator(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", type(value).__name__))
 
 
-# What Relax's functions lack before they can be layers: blocks merged, a loop for tasks, memory from outside.
-
-STACK_BYTES = 16 << 10  # a worker's stack is not large; what is larger becomes memory of the arena
-TASK_OPERATIONS = 1 << 15  # statements of a task, tens of microseconds
-_SPATIAL = 0  # IterVar.DataPar
-
-
 @dataclass(frozen=True)
 class Scheduled:
     """A function with its scratch memory, (elements, type), as parameters after its own."""
@@ -307,14 +306,6 @@ def _elements(buffer: Any) -> int:
 
 def _bytes(buffer: Any) -> int:
     return _elements(buffer) * int(tvm.DataType(str(buffer.dtype)).itemsize)
-
-
-# Is a node's layer right? Compiled and executed on random numbers, it must agree with the reference, onnxruntime.
-
-REFERENCE_CPU_S = 5
-REFERENCE_WALL_S = 60
-TOLERANCE = 1e-3  # of a number, and a tenth of it of the largest one
-_C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
 
 
 def check(

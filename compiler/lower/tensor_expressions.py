@@ -1,4 +1,4 @@
-"""Operators written as tensor expressions: Resize, and Slice and reductions with parameters of a request."""
+"""Operators written as tensor expressions: Resize, and Range, Slice and reductions with parameters of a request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ from tvm import te, tirx
 from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.kernels.specs import Array
 
-# What a tensor expression of our own gives to the compiler.
+Expr = Any
+Tap = tuple[Expr, Expr]  # place along an axis, weight
+Types = Mapping[str, TensorType]
+MOST_CHOICES = 8  # sets of axes that give one shape
+_REDUCERS = {"ReduceSum": te.sum, "ReduceMean": te.sum, "ReduceMax": te.max, "ReduceMin": te.min}
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,12 @@ class TensorExpression:
     examples: Mapping[str, Array]
 
 
-# Resize, in all its modes but antialiasing, as a tensor expression: Relax knows only images, and only fixed scales.
-#
-# Scales, sizes and the region of interest may be computed by the model or come with a request: the output's shape is
-# fixed, but where its numbers come from is not.
-
-Expr = Any
-Tap = tuple[Expr, Expr]  # place along an axis, weight
-
-
 def resize(node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> TensorExpression:
-    """Return the expression. Raises UnsupportedModelError."""
+    """Return the expression of Resize, in all its modes but antialiasing. Raises UnsupportedModelError.
+
+    Relax knows only images, and only fixed scales. Scales, sizes and the region of interest may be computed by the
+    model or come with a request: the output's shape is fixed, but where its numbers come from is not.
+    """
     if node.attributes.get("antialias", 0):
         raise node.unsupported("antialiasing")
     operands: dict[str, Any] = {}
@@ -229,11 +228,6 @@ def _cubic(t: Expr, a: float) -> list[Expr]:
 
     one = _number(1)
     return [far(t + one), near(t), near(one - t), far(_number(2) - t)]
-
-
-Types = Mapping[str, TensorType]
-MOST_CHOICES = 8  # sets of axes that give one shape
-_REDUCERS = {"ReduceSum": te.sum, "ReduceMean": te.sum, "ReduceMax": te.max, "ReduceMin": te.min}
 
 
 def count_up(node: Node, types: Types, constants: Mapping[str, Array]) -> TensorExpression:

@@ -12,6 +12,7 @@ _FLOPS_PER_US = 100_000
 _ACTIVATION_BYTES_PER_US = 40_000  # from the second or third level cache
 _WEIGHT_BYTES_PER_US = 20_000  # from memory
 _SHARE_US = 8.0  # what a rank should at least have to do in a layer; a change of phase and a cold cache cost some of it
+_CACHE_BYTES = 1 << 20  # what rows may take of a core's second level cache, which has one or two megabytes
 
 
 def shape_text(step: Step) -> str:
@@ -49,18 +50,14 @@ def max_ranks(step: Step, tasks: int) -> int:
     return max(1, min(tasks, int(alone_us / _SHARE_US)))
 
 
-# Which layers a batch computes pass by pass: some rows through all of them, then the next rows.
-#
-# Layer by layer each reads its weights once for all rows, but what it writes has left the second level cache before
-# the next one reads it. Pass by pass it is the other way round. Convolutional networks begin with large images and
-# small weights and end the other way: so the first layers are computed pass by pass, up to where most bytes are saved.
-# (Packrat splits a batch for the same reason, but over instances.)
-
-_CACHE_BYTES = 1 << 20  # what rows may take of a core's second level cache, which has one or two megabytes
-
-
 class Passes(NamedTuple):
-    """The first `layers` layers are computed pass by pass, `rows` rows for each core; no layers: all rows at once."""
+    """The first `layers` layers are computed pass by pass, `rows` rows for each core; no layers: all rows at once.
+
+    Layer by layer each reads its weights once for all rows, but what it writes has left the second level cache before
+    the next one reads it. Pass by pass it is the other way round. Convolutional networks begin with large images and
+    small weights and end the other way: so the first layers are computed pass by pass, up to where most bytes are
+    saved. (Packrat splits a batch for the same reason, but over instances.)
+    """
 
     layers: int
     rows: int

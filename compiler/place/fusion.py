@@ -17,43 +17,10 @@ from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, El
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.place.memory import Buffer, Step
 
+MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
+LEAST_BETWEEN = 100_000  # numbers: 400 KB, and as much beside it, which a second level cache does not keep
+MOST_KEPT_BYTES = 192 << 10  # on the stack
 Item = TypeVar("Item", Layer, Step)
-
-
-def _absorb(
-    items: Sequence[Item],
-    reads: Callable[[Item], Iterable[Hashable]],
-    writes: Callable[[Item], Hashable],
-    merge: Callable[[Item, Item], Item | None],
-    kept_results: Iterable[Hashable] = (),
-) -> list[Item]:
-    """Let each item take in earlier ones whose result it alone reads, until `merge(earlier, item)` finds no kernel.
-
-    `reads` returns keys of what an item reads, those to be tried first in front, and `writes` the key of what it
-    computes. `kept_results` are read by others, too. A merged item stands where the later one stood: there everything
-    it reads has been computed.
-    """
-    kept: list[Item | None] = list(items)
-    writers = {writes(item): index for index, item in enumerate(items)}
-    readers: dict[Hashable, set[int]] = defaultdict(set, {key: {-1} for key in kept_results})
-    for index, item in enumerate(items):
-        for key in reads(item):
-            readers[key].add(index)
-    for index, item in enumerate(items):
-        tried = list(reads(item))
-        while tried:
-            key = tried.pop(0)
-            source = writers.get(key, index)
-            earlier = kept[source]
-            if source >= index or earlier is None or readers[key] != {index}:
-                continue
-            if merged := merge(earlier, item):
-                kept[index], kept[source], item = merged, None, merged  # noqa: PLW2901
-                tried = list(reads(merged))
-                for read in tried:
-                    readers[read].discard(source)
-                    readers[read].add(index)
-    return [item for item in kept if item is not None]
 
 
 def fuse(program: Program) -> list[Layer]:
@@ -100,24 +67,9 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
     return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
 
 
-# Chains of pointwise steps become one step, and what is between them is never written to memory.
-
-MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
-
-
 def fuse_chains(steps: Sequence[Step]) -> list[Step]:
-    """Return equivalent steps, of which fewer are pointwise."""
+    """Return equivalent steps, of which fewer are pointwise: what is between them is never written to memory."""
     return _absorb(steps, _roots_read, lambda step: step.output, _merged_pointwise)
-
-
-def _roots_read(step: Step) -> list[Buffer]:
-    return [buffer.root for buffer in step.inputs]
-
-
-def _is_between(first: Step, second: Step) -> bool:
-    """Whether the first step's result is an input of the second, as a whole, in memory that need not exist."""
-    result = first.output
-    return result.space == Space.ARENA and not result.parent and any(buffer is result for buffer in second.inputs)
 
 
 def _merged_pointwise(first: Step, second: Step) -> Step | None:
@@ -188,14 +140,11 @@ def _reshaped(spec: PointwiseSpec, shape: tuple[int, ...]) -> list[Operand] | No
     return operands
 
 
-# A convolution and the depthwise one that alone reads it become one step where what is between them is large.
-
-LEAST_BETWEEN = 100_000  # numbers: 400 KB, and as much beside it, which a second level cache does not keep
-MOST_KEPT_BYTES = 192 << 10  # on the stack
-
-
 def fuse_depthwise(steps: Sequence[Step], lanes: int) -> list[Step]:
-    """Return equivalent steps, of which fewer are convolutions."""
+    """Return equivalent steps, of which fewer are convolutions: a depthwise one takes in that before it.
+
+    Only where what is between them is large and has no other reader.
+    """
     return _absorb(
         steps, _roots_read, lambda step: step.output, lambda first, second: _merged_depthwise(first, second, lanes)
     )
@@ -218,3 +167,49 @@ def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
     weights = {**first.weights, **{f"depthwise_{name}": array for name, array in second.weights.items()}}
     operator = f"{first.operator}+{second.operator}"
     return replace(second, operator=operator, spec=spec, inputs=first.inputs, weights=weights)
+
+
+def _roots_read(step: Step) -> list[Buffer]:
+    return [buffer.root for buffer in step.inputs]
+
+
+def _is_between(first: Step, second: Step) -> bool:
+    """Whether the first step's result is an input of the second, as a whole, in memory that need not exist."""
+    result = first.output
+    return result.space == Space.ARENA and not result.parent and any(buffer is result for buffer in second.inputs)
+
+
+def _absorb(
+    items: Sequence[Item],
+    reads: Callable[[Item], Iterable[Hashable]],
+    writes: Callable[[Item], Hashable],
+    merge: Callable[[Item, Item], Item | None],
+    kept_results: Iterable[Hashable] = (),
+) -> list[Item]:
+    """Let each item take in earlier ones whose result it alone reads, until `merge(earlier, item)` finds no kernel.
+
+    `reads` returns keys of what an item reads, those to be tried first in front, and `writes` the key of what it
+    computes. `kept_results` are read by others, too. A merged item stands where the later one stood: there everything
+    it reads has been computed.
+    """
+    kept: list[Item | None] = list(items)
+    writers = {writes(item): index for index, item in enumerate(items)}
+    readers: dict[Hashable, set[int]] = defaultdict(set, {key: {-1} for key in kept_results})
+    for index, item in enumerate(items):
+        for key in reads(item):
+            readers[key].add(index)
+    for index, item in enumerate(items):
+        tried = list(reads(item))
+        while tried:
+            key = tried.pop(0)
+            source = writers.get(key, index)
+            earlier = kept[source]
+            if source >= index or earlier is None or readers[key] != {index}:
+                continue
+            if merged := merge(earlier, item):
+                kept[index], kept[source], item = merged, None, merged  # noqa: PLW2901
+                tried = list(reads(merged))
+                for read in tried:
+                    readers[read].discard(source)
+                    readers[read].add(index)
+    return [item for item in kept if item is not None]

@@ -66,7 +66,7 @@ def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
     """Return the steps that run the layers on memory, with final specs. Raises UnsupportedModelError."""
     memory = Memory(program, lanes)
     for layer in layers:
-        place_layer(memory, layer)
+        _place_layer(memory, layer)
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
     _settle_halos(memory.steps)
@@ -83,7 +83,7 @@ def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
     return register
 
 
-def place_layer(memory: Memory, layer: Layer) -> None:
+def _place_layer(memory: Memory, layer: Layer) -> None:
     """Append the steps of one layer. Raises UnsupportedModelError."""
     _placings[type(layer.spec)](memory, layer)
 
@@ -120,11 +120,11 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
 def _place_elementwise(memory: Memory, layer: Layer) -> None:
     spec, kind = layer.spec, memory.program.type(layer.output)
     assert isinstance(spec, ElementwiseSpec)
-    if place_on_sequence(memory, layer):
+    if _place_on_sequence(memory, layer):
         return
     image = geometry_of(kind)
     if image is None or image.is_vector or not _wants_blocked(memory, layer, image):
-        place_pointwise(memory, as_pointwise(memory.program, layer))
+        _place_pointwise(memory, _as_pointwise(memory.program, layer))
         return
     inputs = tuple(_operand(memory, name, kind) for name in layer.inputs)
     blocked = BlockedElementwiseSpec(
@@ -160,7 +160,7 @@ def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
     return Buffer(found, "blocked", geometry_of(found), Space.WEIGHTS, constant=packed)
 
 
-def place_on_sequence(memory: Memory, layer: Layer) -> bool:
+def _place_on_sequence(memory: Memory, layer: Layer) -> bool:
     """Place an elementwise layer in blocked memory, if an operand is a blocked sequence; return whether that was done.
 
     The others are tensors of the same shape, or constants with one number per channel.
@@ -237,7 +237,7 @@ def _channels(memory: Memory, name: str, whole: Geometry, begin: int, channels: 
     return Buffer(kind, "blocked", part, parent=buffer, skipped=begin)
 
 
-def as_pointwise(program: Program, layer: Layer) -> Layer:
+def _as_pointwise(program: Program, layer: Layer) -> Layer:
     """Return the layer of an `ElementwiseSpec` as one over plain tensors; constants are repeated by strides."""
     spec = layer.spec
     assert isinstance(spec, ElementwiseSpec)
@@ -262,13 +262,13 @@ def as_pointwise(program: Program, layer: Layer) -> Layer:
 
 
 @places(PointwiseSpec, RemapSpec, ReduceSpec)
-def place_pointwise(memory: Memory, layer: Layer) -> None:
+def _place_pointwise(memory: Memory, layer: Layer) -> None:
     """All operands plain."""
     assert isinstance(layer.spec, KernelSpec)
-    memory.append(layer, layer.spec, tuple(plain_operand(memory, name) for name in layer.inputs), "plain")
+    memory.append(layer, layer.spec, tuple(_plain_operand(memory, name) for name in layer.inputs), "plain")
 
 
-def plain_operand(memory: Memory, name: str) -> Buffer:
+def _plain_operand(memory: Memory, name: str) -> Buffer:
     """Return a tensor in row-major order, which may be a constant of the program."""
     if name not in memory.program.constants:
         return memory.plain(name)
@@ -314,7 +314,7 @@ def _place_part(memory: Memory, layer: Layer) -> None:
 
 
 @places(Transpose)
-def place_transpose(memory: Memory, layer: Layer) -> None:
+def _place_transpose(memory: Memory, layer: Layer) -> None:
     """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
     assert isinstance(layer.spec, Transpose)
     (name,), order = layer.inputs, layer.spec.order
@@ -332,7 +332,7 @@ def place_transpose(memory: Memory, layer: Layer) -> None:
 
 
 @places(Cut)
-def place_cut(memory: Memory, layer: Layer) -> None:
+def _place_cut(memory: Memory, layer: Layer) -> None:
     """Copy the numbers that are needed."""
     assert isinstance(layer.spec, Cut)
     (name,), kind = layer.inputs, memory.program.type(layer.output)
@@ -360,7 +360,7 @@ def _place_pick(memory: Memory, layer: Layer) -> None:
 
 
 @places(Concat)
-def place_concat(memory: Memory, layer: Layer) -> None:
+def _place_concat(memory: Memory, layer: Layer) -> None:
     """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
 
     Blocked images whose channels begin at whole registers stay blocked, all others become plain.
@@ -382,7 +382,7 @@ def place_concat(memory: Memory, layer: Layer) -> None:
         inner = math.prod(kind.shape[axis + 1 :])
         outermost = math.prod(kind.shape[:axis]) == 1
         for index, (name, part, begin) in enumerate(zip(layer.inputs, kinds, begins, strict=True)):
-            source = plain_operand(memory, name)
+            source = _plain_operand(memory, name)
             if outermost and _can_move(memory, source):
                 source.parent, source.skipped = whole, begin * inner
             else:

@@ -212,8 +212,6 @@ def unpack_spec(image: Geometry) -> KernelSpec:
     return UnpackSpec(image.channels, image.height, image.width)
 
 
-# The error of a request with a number that a kernel refuses, in onnxruntime's words where it has any.
-
 _OUTSIDE = "indices element out of data bounds"
 _INDEX = {
     "GatherElements": "GatherElements op: Out of range value in index tensor",
@@ -223,7 +221,10 @@ _INDEX = {
 
 
 def refusal_texts(layer: Layer, spec: KernelSpec) -> tuple[str, ...]:
-    """Return a text for each check of a layer's kernel, with {} for the number."""
+    """Return a text for each check of a layer's kernel, with {} for the number that a request had there.
+
+    The words are onnxruntime's where it has any.
+    """
     named = layer.name != layer.output  # a node without a name is called by its output
     node = f"{layer.operator} node '{layer.name}'" if named else layer.operator
     return tuple(f"{_literal(node)}: {_sentence(check, layer.operator, spec)}" for check in spec.checks)

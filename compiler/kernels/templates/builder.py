@@ -20,6 +20,9 @@ from tvm.script.ir_builder import tirx as ir
 Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
 Buffer = Any
 tirx: Any = tvm.tirx  # whose annotations demand expressions where Python's numbers do as well
+FLOATS = ("float16", "float32", "float64")
+_MEMORY = {"bool": "uint8", "float16": "uint16"}
+_REGISTERS = {"bool": "uint8", "float16": "float32"}
 
 
 @dataclass(frozen=True)
@@ -223,9 +226,6 @@ def prefetch(buffer: Buffer, index: Expr, level: int = 1) -> None:
     ir.evaluate(ir.call_llvm_intrin("void", "llvm.prefetch", ir.address_of(buffer[index]), read, keep, data))
 
 
-# Square matrices transposed in registers.
-
-
 def transposed(rows: list[Expr]) -> list[Expr]:
     """The columns of a square matrix, given as its rows: as many vectors as each has lanes, a power of two.
 
@@ -247,12 +247,6 @@ def _exchanged(a: Expr, b: Expr, distance: int, lanes: int) -> tuple[Expr, Expr]
     upper = [lanes + lane - distance if lane & distance else lane for lane in range(lanes)]
     lower = [lanes + lane if lane & distance else lane + distance for lane in range(lanes)]
     return bind(tirx.Shuffle([a, b], upper)), bind(tirx.Shuffle([a, b], lower))
-
-
-FLOATS = ("float16", "float32", "float64")
-
-_MEMORY = {"bool": "uint8", "float16": "uint16"}
-_REGISTERS = {"bool": "uint8", "float16": "float32"}
 
 
 def memory_dtype(dtype: str) -> str:

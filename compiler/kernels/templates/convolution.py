@@ -1,9 +1,18 @@
-"""Direct convolution on blocked activations (groups = 1), bias, residual and activation fused. A dense layer is the 1 x
-1 case.
+"""Direct convolution on blocked activations, bias, residual and activation fused. A dense layer is the 1 x 1 case.
+
+One register tile computes some pixels x some channel blocks of the output. Weights are packed
+[group][input plane][kh][kw][input channel][output channels of the group]; the last group may have fewer blocks, the
+last plane fewer channels (a multiple of four) than the others.
+
+A dense layer has a second kernel, for several rows in one call: a matrix of rows times the matrix of weights. One row
+alone is bound by reading its weights. There each vector of weights is used for all rows of a register tile. More rows
+than a tile has take turns over a block of the weights that stays in the L2 cache, where the next block arrives
+meanwhile: the blocking of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), with
+rows in place of packed panels. Weights are packed as for one row; outputs hold partial sums between blocks.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -12,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.specs import MOST_LANES, Array, BatchPlan, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -20,6 +29,8 @@ from gangway.compiler.kernels.templates.builder import (
     Register,
     at_least,
     at_most,
+    bind,
+    choose,
     either,
     kernel,
     lanes_at,
@@ -28,6 +39,7 @@ from gangway.compiler.kernels.templates.builder import (
     repeat,
     splat,
     store,
+    when,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
@@ -40,6 +52,7 @@ from gangway.compiler.kernels.templates.tiling import (
     Traffic,
     UnsupportedSpecError,
     all_tasks,
+    balanced_sizes,
     cut_line,
     cut_rows,
     each_tile,
@@ -53,13 +66,15 @@ from gangway.compiler.kernels.templates.tiling import (
     tile_price,
 )
 
-# A convolution's tensors in memory, its packed weights, and how many pixels and channels fit into the registers.
-#
-# Weights are packed [group][input plane][kh][kw][input channel][output channels of the group]; the last group may have
-# fewer blocks, the last plane fewer channels (a multiple of four) than the others.
-
 UNROLLED_CHANNELS = 4  # input channels per iteration of the innermost loop
 VECTOR_BLOCKS = 4  # channel blocks of a tile when there is one pixel only (matrix times vector)
+# Weights are read in order, often from memory. A page ahead, because the processor's own prefetching stops at its end.
+PREFETCHED_ELEMENTS = 4096 // FLOAT_BYTES
+
+MOST_ROWS = 32  # of one call
+CALL_FLOPS = 40_000_000  # of one task, about: half a millisecond, since a task cannot be interrupted
+TILE_ROWS = 6  # most rows of a register tile; each number of rows is code of its own
+BLOCK_CHANNELS = 256  # of a block of weights: 64 KiB for four blocks of sixteen outputs
 
 
 @dataclass(frozen=True)
@@ -148,6 +163,42 @@ class Geometry:
         return cut_rows(self.output.height, self.output.width, tile_pixels)
 
 
+def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
+    check(spec)
+    geometry = Geometry(spec, target)
+    widest = geometry.tile_pixels
+    static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
+    yield static[1]
+    cuts = tile_cuts(widest, geometry.cut)
+    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
+
+
+def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+    """Every plan with register tiles of this size."""
+    price = tile_price(geometry.tile_pixels, tile_pixels)
+    for tasks in all_tasks(geometry.groups, cut.bands):
+        if tasks.ordered:
+            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
+            yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
+
+
+def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:
+    pixels = max(size for size, _ in cut.tiles)
+    blocks = geometry.group_blocks
+    weights = blocks * geometry.target.lanes * geometry.reduction * FLOAT_BYTES
+    inputs = geometry.traffic.input * tasks.bands_per_task // tasks.bands
+    order = "pixels" if tasks.pixels_first else "weights"
+    knobs: dict[str, int | str] = {
+        "tile_pixels": tile_pixels,
+        "groups": tasks.groups_per_task,
+        "bands": tasks.bands_per_task,
+        "pixels_first": int(tasks.pixels_first),
+    }
+    text = f"conv {pixels}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task} {order} first"
+    return make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
+
+
 def check(spec: ConvSpec) -> None:
     """Raise `UnsupportedSpecError` unless the input's halo covers all padding, and groups are whole blocks."""
     if spec.groups not in (1, spec.in_channels) and (
@@ -191,18 +242,88 @@ def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: i
     return end
 
 
-# The inner loops of a convolution: one register tile computes some pixels x some channel blocks of the output.
-#
-# Its sums stay in vector registers for the whole reduction: per input channel it loads one weight vector for each
-# block and broadcasts one number for each pixel. The scheme is that of Georganas et al., "Anatomy of High-Performance
-# Deep Learning Convolutions on SIMD Architectures" (SC 2018).
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, weights, bias, [residual,] y."""
+    assert isinstance(plan.spec, ConvSpec)
+    geometry = Geometry(plan.spec, target)
+    cut = geometry.cut(knob(plan, "tile_pixels"))
+    tasks = Tasks(
+        geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
+    )
+    lanes = target.lanes
+    arguments = [
+        Argument("x", geometry.input.elements),
+        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
+        Argument("bias", geometry.output.blocks * lanes),
+        *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
+        Argument("y", geometry.output.elements),
+    ]
 
-# Weights are read in order, often from memory. A page ahead, because the processor's own prefetching stops at its end.
-PREFETCHED_ELEMENTS = 4096 // FLOAT_BYTES
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        writer = RegisterTiles(geometry, cut, buffers)
+        full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
+
+        def group(index: Expr, first_band: Expr) -> None:
+            either(
+                index < full if rest else True,
+                lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
+                lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
+            )
+
+        tasks.each_group(number, group)
+
+    return kernel(symbol, arguments, task)
+
+
+def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
+    """The kernel for several rows; None unless the inputs of an output lie one after the other, as the weights do."""
+    whole = spec.kernel == (spec.height, spec.width) and spec.dilation == (1, 1) and not any(spec.pads)
+    side_by_side = not spec.input_planar and not spec.input_halo
+    no_gaps = spec.height * spec.width == 1 or spec.in_channels % target.lanes == 0
+    if spec.groups > 1 or not (whole and side_by_side and no_gaps):
+        return None
+    geometry = Geometry(spec, target)
+    tile = _tile_rows(geometry)
+    rows = min(MOST_ROWS, max(2 * tile, CALL_FLOPS // (geometry.flops // geometry.groups)))
+    return BatchPlan(spec, rows, geometry.groups, f"dense {rows} rows, {tile}x{geometry.group_blocks}")
+
+
+def _tile_rows(geometry: Geometry) -> int:
+    return min(TILE_ROWS, geometry.tile_pixels)
+
+
+def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
+    assert isinstance(plan.spec, ConvSpec)
+    geometry = Geometry(plan.spec, target)
+    lanes, rows = target.lanes, plan.rows
+    arguments = [
+        Argument("x", geometry.input.elements * rows),
+        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
+        Argument("bias", geometry.output.blocks * lanes),
+        *([Argument("residual", geometry.residual.elements * rows)] if plan.spec.residual else []),
+        Argument("y", geometry.output.elements * rows),
+    ]
+    full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        tiles = _BatchTiles(geometry, plan.rows, buffers)
+        either(
+            number < full if rest else True,
+            lambda: tiles.group(number, geometry.group_blocks),
+            lambda: tiles.group(full, rest),
+        )
+
+    return kernel(symbol, [*arguments, Argument("batch", len(arguments) + 1, "int64")], task)
 
 
 class RegisterTiles:
-    """Writes the tiles of one convolution."""
+    """Writes the tiles of one convolution.
+
+    Sums stay in vector registers for the whole reduction: per input channel a tile loads one weight vector for each
+    block and broadcasts one number for each pixel. The scheme is that of Georganas et al., "Anatomy of High-Performance
+    Deep Learning Convolutions on SIMD Architectures" (SC 2018).
+    """
 
     def __init__(self, geometry: Geometry, cut: Cut, buffers: tuple[Buffer, ...]):
         self._g, self._cut = geometry, cut
@@ -337,73 +458,98 @@ class RegisterTiles:
             blocked_taps(whole, rest)
 
 
-__all__ = ["candidates", "emit", "pack"]
+@dataclass(frozen=True)
+class _BatchTile:
+    """Some rows of a group of channel blocks."""
+
+    group: Expr
+    blocks: int
+    first_row: Expr
+    rows: int
 
 
-def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
-    check(spec)
-    geometry = Geometry(spec, target)
-    widest = geometry.tile_pixels
-    static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
-    yield static[1]
-    cuts = tile_cuts(widest, geometry.cut)
-    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
+class _BatchTiles:
+    """Writes the register tiles of one task."""
 
+    def __init__(self, geometry: Geometry, most_rows: int, buffers: tuple[Buffer, ...]):
+        *tensors, batch = buffers
+        self._g, self._most_rows = geometry, most_rows
+        self._x, self._weights, self._bias, *self._residual, self._y = tensors
+        self._rows = bind(batch[0].astype("int32"))
+        strides = [quotient(batch[index + 1], FLOAT_BYTES) for index in range(len(tensors))]
+        self._x_stride, self._y_stride = bind(strides[0]), bind(strides[-1])
+        self._residual_stride = bind(strides[3]) if self._residual else 0
+        self._lanes = geometry.target.lanes
 
-def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
-    """Every plan with register tiles of this size."""
-    price = tile_price(geometry.tile_pixels, tile_pixels)
-    for tasks in all_tasks(geometry.groups, cut.bands):
-        if tasks.ordered:
-            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
-            yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
+    def group(self, group: Expr, blocks: int) -> None:
+        """All rows of one group of channel blocks: every tile over a block of weights, then over the next one."""
+        most = _tile_rows(self._g)
+        tiles = bind(quotient(self._rows + (most - 1), most))
+        last = -(-self._g.reduction // BLOCK_CHANNELS) - 1
+        sizes = balanced_sizes(range(1, self._most_rows + 1), most)
 
+        def turn(block: Expr, index: Expr) -> None:
+            first = bind(quotient(index * self._rows, tiles))
+            size = bind(quotient((index + 1) * self._rows, tiles) - first)
+            choose(size, sizes, lambda rows: tile(block, index, _BatchTile(group, blocks, first, rows)))
 
-def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:
-    pixels = max(size for size, _ in cut.tiles)
-    blocks = geometry.group_blocks
-    weights = blocks * geometry.target.lanes * geometry.reduction * FLOAT_BYTES
-    inputs = geometry.traffic.input * tasks.bands_per_task // tasks.bands
-    order = "pixels" if tasks.pixels_first else "weights"
-    knobs: dict[str, int | str] = {
-        "tile_pixels": tile_pixels,
-        "groups": tasks.groups_per_task,
-        "bands": tasks.bands_per_task,
-        "pixels_first": int(tasks.pixels_first),
-    }
-    text = f"conv {pixels}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task} {order} first"
-    return make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
+        def tile(block: Expr, index: Expr, place: _BatchTile) -> None:
+            sums = self._start(place)
+            when(block > 0, lambda: self._resume(place, sums))
+            self._reduce(place, sums, block, index)
+            either(block == last, lambda: self._finish(place, sums), lambda: self._keep(place, sums))
 
+        repeat(last + 1, lambda block: repeat(tiles, lambda index: turn(block, index)))
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    assert isinstance(plan.spec, ConvSpec)
-    geometry = Geometry(plan.spec, target)
-    cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = Tasks(
-        geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
-    )
-    lanes = target.lanes
-    arguments = [
-        Argument("x", geometry.input.elements),
-        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
-        Argument("bias", geometry.output.blocks * lanes),
-        *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
-        Argument("y", geometry.output.elements),
-    ]
+    def _start(self, tile: _BatchTile) -> list[list[Register]]:
+        lanes = self._lanes
+        first = tile.group * self._g.group_blocks
+        return [
+            [Register(lanes, self._bias[lanes_at((first + j) * lanes, lanes)]) for j in range(tile.blocks)]
+            for _ in range(tile.rows)
+        ]
 
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        writer = RegisterTiles(geometry, cut, buffers)
-        full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
+    def _reduce(self, tile: _BatchTile, sums: list[list[Register]], block: Expr, turn: Expr) -> None:
+        """Add the products of one block of input channels. Tile `turn` brings in the block 1 + turn further on."""
+        lanes, width, start = self._lanes, tile.blocks * self._lanes, block * BLOCK_CHANNELS
+        first = tile.group * (self._g.group_blocks * lanes * self._g.reduction) + start * width
+        ahead = (turn + 1) * (BLOCK_CHANNELS * width)
+        inputs = [bind((tile.first_row + i) * self._x_stride + start) for i in range(tile.rows)]
 
-        def group(index: Expr, first_band: Expr) -> None:
-            either(
-                index < full if rest else True,
-                lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
-                lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
-            )
+        def step(channel: Expr) -> None:
+            places = [first + channel * width + j * lanes for j in range(tile.blocks)]
+            for place in places:
+                prefetch(self._weights, place + ahead, level=2)
+            weights = [self._weights[lanes_at(place, lanes)] for place in places]
+            for i, row in enumerate(inputs):
+                number = splat(self._x[row + channel], lanes)
+                for j in range(tile.blocks):
+                    sums[i][j].add(number * weights[j])
 
-        tasks.each_group(number, group)
+        repeat(at_most(BLOCK_CHANNELS, self._g.reduction - start), step)
 
-    return kernel(symbol, arguments, task)
+    def _each(self, tile: _BatchTile, body: Callable[[int, int, Expr], None]) -> None:
+        """`body(row, block, index of the vector in y)` for every vector of a tile."""
+        image = self._g.output
+        plane = image.origin + tile.group * (self._g.group_blocks * image.plane)
+        for i, j in product(range(tile.rows), range(tile.blocks)):
+            body(i, j, (tile.first_row + i) * self._y_stride + (plane + j * image.plane))
+
+    def _resume(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
+        self._each(tile, lambda i, j, place: sums[i][j].set(self._y[lanes_at(place, self._lanes)]))
+
+    def _keep(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
+        self._each(tile, lambda i, j, place: store(self._y, place, sums[i][j].value, self._lanes))
+
+    def _finish(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
+        image, lanes = self._g.residual, self._lanes
+
+        def vector(i: int, j: int, place: Expr) -> None:
+            value = sums[i][j].value
+            if self._residual:
+                plane = image.origin + (tile.group * self._g.group_blocks + j) * image.plane
+                row = (tile.first_row + i) * self._residual_stride
+                value = value + self._residual[0][lanes_at(row + plane, lanes)]
+            store(self._y, place, activate(value, self._g.spec.activation, lanes), lanes)
+
+        self._each(tile, vector)

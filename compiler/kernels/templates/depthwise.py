@@ -2,6 +2,13 @@
 
 A register tile is some pixels of one channel block. Each input vector is loaded once per kernel row and used by all
 outputs that it touches. Weights are packed [block][kh][kw][lane].
+
+A pair keeps what is between its convolutions in the cache. The first convolution of an inverted residual block makes
+six times as many channels as it has, and the second one needs only the line and its neighbours of each, channel block
+by channel block. So a task, which is some lines of some channel blocks, keeps the last few lines of the first
+convolution in scratch memory on the stack: it computes as many new ones as the window moves down, in the place of the
+oldest, then one line of the second. Otherwise 4.8 MB (96 channels of 112 x 112 pixels) would be written and read back,
+which on a busy machine takes longer than their arithmetic.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,6 +65,8 @@ from gangway.compiler.kernels.templates.tiling import (
     tile_cuts,
     tile_price,
 )
+
+_GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task computes some lines of its neighbour, so more are more work
 
 
 def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:
@@ -190,20 +199,6 @@ def _column(spec: ConvSpec, pixel: int, kw: int) -> int:
     return pixel * spec.stride[1] + kw * spec.dilation[1]
 
 
-# A convolution and the depthwise one behind it, line by line: what is between them stays in the cache.
-#
-# The first convolution of an inverted residual block makes six times as many channels as it has, and the second one
-# needs only the line and its neighbours of each, channel block by channel block. So a task, which is some lines of
-# some channel blocks, keeps the last few lines of the first convolution in scratch memory on the stack: it computes as
-# many new ones as the window moves down, in the place of the oldest, then one line of the second. Otherwise 4.8 MB (96
-# channels of 112 x 112 pixels) would be written and read back, which on a busy machine takes longer than their
-# arithmetic.
-#
-# Scratch memory, with lines and columns of the window's padding:   [line % kernel lines][channel block][column][lane]
-
-_GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task computes some lines of its neighbour, so more are more work
-
-
 @dataclass(frozen=True)
 class Work:
     """Both convolutions in memory. Lines are counted from the window's padding on."""
@@ -304,7 +299,10 @@ def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 
 class _Lines:
-    """Writes the code for some lines of one group of channel blocks."""
+    """Writes the code for some lines of one group of channel blocks.
+
+    Scratch memory, with lines and columns of the window's padding: [line % kernel lines][channel block][column][lane].
+    """
 
     def __init__(self, work: Work, buffers: tuple[Buffer, ...], scratch: Buffer, group: Expr, blocks: int) -> None:
         x, weights, bias, self._taps, self._shifts, self._y = buffers

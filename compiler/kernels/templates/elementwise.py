@@ -1,4 +1,9 @@
-"""Elementwise operators: programs over plain tensors, and single operators on blocked images."""
+"""Elementwise operators: programs over plain tensors, and single operators on blocked images.
+
+A program takes any types and any broadcasting in one pass over memory. Axes that lie behind each other in all operands
+are one. The innermost one is computed in vectors, the last of which overlaps the one before where the length is no
+multiple: numbers are computed twice rather than one by one.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -46,10 +51,7 @@ from gangway.compiler.kernels.templates.tiling import (
     plane_tasks,
 )
 
-# Programs of elementwise operators over plain tensors: any types, any broadcasting, one pass over memory.
-#
-# Axes that lie behind each other in all operands are one. The innermost one is computed in vectors, the last of which
-# overlaps the one before where the length is no multiple: numbers are computed twice rather than one by one.
+UNROLLED = 2  # vectors per iteration on blocked images
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,6 @@ def run(spec: PointwiseSpec, operands: list[Expr], lanes: int, marks: Sequence[R
             raise UnsupportedSpecError(f"no operator {item.operator} of {dtype}") from error
         dtypes.append(item.dtype)
     return values[-1]
-
-
-UNROLLED = 2  # vectors per iteration on blocked images
 
 
 def _text(spec: BlockedElementwiseSpec) -> str:

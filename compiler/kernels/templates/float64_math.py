@@ -22,14 +22,6 @@ from gangway.compiler.kernels.templates.builder import (
     vector_dtype,
 )
 
-# Elementary functions of vectors of float64, in TIR, as polynomials: no calls. float32 goes through them, too.
-#
-# Largest relative errors, of float64: 1e-15, but of pow 1e-15 (1 + |y log x|), and sin, cos and tan have |x| 1e-16
-# absolute beside it. So a float32 that goes through them is nearly always the one nearest to the true result. NaN
-# stays.
-#
-# Reductions of the argument are those of Cody and Waite 1980; series are Taylor's unless something else is said.
-
 # log(2) and pi / 2 in parts, of which the first have so few bits that products with small integers are exact.
 _LN_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _HALF_PI = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
@@ -46,47 +38,7 @@ _SINH = [1 / math.factorial(2 * n + 1) for n in range(8, -1, -1)]  # sinh(x) / x
 _ERF_NEAR, _ERF_LEVELS = 3.0, 16
 # erf(x) exp(x^2) / x of x^2, |x| <= 3: 2 / sqrt(pi) times 2^n / (2n + 1)!! (Abramowitz and Stegun 1964, 7.1.6)
 _ERF = [2 / math.sqrt(math.pi) * 2.0**n / math.prod(range(1, 2 * n + 2, 2)) for n in range(55, -1, -1)]
-
 Function = Callable[[Expr, int], Expr]
-
-
-def _number(value: float, lanes: int) -> Expr:
-    return constant(value, lanes, "float64")
-
-
-def _polynomial(coefficients: Sequence[float], x: Expr, lanes: int) -> Expr:
-    """Horner's scheme; the highest power comes first."""
-    first, *others = (_number(value, lanes) for value in coefficients)
-    return keep(reduce(lambda total, value: total * x + value, others, first))
-
-
-def _opaque(value: Expr, lanes: int) -> Expr:
-    return Register(lanes, value, "float64").value
-
-
-def _as_bits(value: Expr, lanes: int) -> Expr:
-    return keep(tirx.reinterpret(vector_dtype("int64", lanes), value))
-
-
-def _from_bits(value: Expr, lanes: int) -> Expr:
-    return keep(tirx.reinterpret(vector_dtype("float64", lanes), value))
-
-
-def _clip(x: Expr, low: float, high: float, lanes: int) -> Expr:
-    """NaN stays: of two numbers that cannot be compared, both take the second."""
-    return keep(tirx.Min(_number(high, lanes), tirx.Max(_number(low, lanes), x)))
-
-
-def _nearest(x: Expr, scale: float, lanes: int) -> tuple[Expr, Expr]:
-    """The integer next to `scale` x, which must be below 2^51, as float64 and as int64."""
-    shifted = _opaque(x * _number(scale, lanes) + _number(_ROUNDER, lanes), lanes)
-    whole = keep(shifted - _number(_ROUNDER, lanes))
-    return whole, keep(_as_bits(shifted, lanes) - constant(_ROUNDER_BITS, lanes, "int64"))
-
-
-def _power_of_two(exponent: Expr, lanes: int) -> Expr:
-    biased = exponent + constant(_EXPONENT_BIAS, lanes, "int64")
-    return _from_bits(biased << constant(_MANTISSA_BITS, lanes, "int64"), lanes)
 
 
 def exp(x: Expr, lanes: int) -> Expr:
@@ -161,10 +113,6 @@ def tan(x: Expr, lanes: int) -> Expr:
     """Tangent, of radians."""
     sine, cosine = _sin_and_cos(x, lanes)
     return keep(sine / cosine)
-
-
-def _signed(x: Expr, magnitude: Expr, lanes: int) -> Expr:
-    return keep(tirx.Select(x < _number(0.0, lanes), _number(0.0, lanes) - magnitude, magnitude))
 
 
 def atan(x: Expr, lanes: int) -> Expr:
@@ -283,6 +231,49 @@ def erf(x: Expr, lanes: int) -> Expr:
     tail = bell / (fraction * _number(math.sqrt(math.pi), lanes))
     result = keep(tirx.Select(z > _number(_ERF_NEAR, lanes), _number(1.0, lanes) - tail, near))
     return _signed(x, result, lanes)
+
+
+def _polynomial(coefficients: Sequence[float], x: Expr, lanes: int) -> Expr:
+    """Horner's scheme; the highest power comes first."""
+    first, *others = (_number(value, lanes) for value in coefficients)
+    return keep(reduce(lambda total, value: total * x + value, others, first))
+
+
+def _nearest(x: Expr, scale: float, lanes: int) -> tuple[Expr, Expr]:
+    """The integer next to `scale` x, which must be below 2^51, as float64 and as int64."""
+    shifted = _opaque(x * _number(scale, lanes) + _number(_ROUNDER, lanes), lanes)
+    whole = keep(shifted - _number(_ROUNDER, lanes))
+    return whole, keep(_as_bits(shifted, lanes) - constant(_ROUNDER_BITS, lanes, "int64"))
+
+
+def _clip(x: Expr, low: float, high: float, lanes: int) -> Expr:
+    """NaN stays: of two numbers that cannot be compared, both take the second."""
+    return keep(tirx.Min(_number(high, lanes), tirx.Max(_number(low, lanes), x)))
+
+
+def _signed(x: Expr, magnitude: Expr, lanes: int) -> Expr:
+    return keep(tirx.Select(x < _number(0.0, lanes), _number(0.0, lanes) - magnitude, magnitude))
+
+
+def _power_of_two(exponent: Expr, lanes: int) -> Expr:
+    biased = exponent + constant(_EXPONENT_BIAS, lanes, "int64")
+    return _from_bits(biased << constant(_MANTISSA_BITS, lanes, "int64"), lanes)
+
+
+def _as_bits(value: Expr, lanes: int) -> Expr:
+    return keep(tirx.reinterpret(vector_dtype("int64", lanes), value))
+
+
+def _from_bits(value: Expr, lanes: int) -> Expr:
+    return keep(tirx.reinterpret(vector_dtype("float64", lanes), value))
+
+
+def _opaque(value: Expr, lanes: int) -> Expr:
+    return Register(lanes, value, "float64").value
+
+
+def _number(value: float, lanes: int) -> Expr:
+    return constant(value, lanes, "float64")
 
 
 UNARY: dict[str, Function] = {

@@ -1,4 +1,9 @@
-"""Plain numbers moved: transposed, concatenated, sliced, gathered and scattered, at any alignment."""
+"""Plain numbers moved, at any alignment, whatever they mean.
+
+Copies follow strides: transposition, concatenation. Remaps follow tables: slices, padding, repetition, resizing to the
+nearest. A gather picks rows of a table by number (embeddings), or numbers from places that other numbers say, one by
+one. A scatter puts numbers at such places, one after the other: several may go to one place.
+"""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +38,69 @@ from gangway.compiler.kernels.templates.builder import (
 )
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 
-# Plain numbers moved by tables: slices, padding, repetition, resizing to the nearest. Any alignment.
+MOST_ELEMENTS = 1 << 31  # beyond, indices of elements would not be 32-bit integers
+_ARITHMETIC = ("float32", "int32", "int64")
+Axis = tuple[int, int, int]  # length, input stride, output stride
+
+
+def copy_candidates(spec: CopySpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    *outer, inner = _axes(spec)
+    lines = math.prod(axis[0] for axis in outer)
+    per_task = min(lines, max(1, TASK_ELEMENTS // inner[0]))
+    moved = 2 * per_task * inner[0] * np.dtype(spec.dtype).itemsize
+    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"copy {per_task} lines", moved, 1)
+
+
+def _axes(spec: CopySpec) -> list[Axis]:
+    """The axes of the copy, outermost first, in order of the output; those that are one axis in both tensors merged."""
+    axes: list[Axis] = []
+    for length, source, into in zip(spec.shape, spec.input_strides, spec.output_strides, strict=True):
+        if length == 1:
+            continue
+        if axes and axes[-1][1:] == (length * source, length * into):
+            axes[-1] = (axes[-1][0] * length, source, into)
+        else:
+            axes.append((length, source, into))
+    return axes or [(1, 1, 1)]
+
+
+def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, CopySpec)
+    *outer, (length, source_step, into_step) = _axes(spec)
+    per_task, lanes = knob(plan, "lines"), target.lanes
+    lines = math.prod(axis[0] for axis in outer)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+
+        def line(index: Expr) -> None:
+            rest, source, into = number * per_task + index, 0, 0
+            for axis_length, axis_source, axis_into in reversed(outer):
+                position = remainder(rest, axis_length)
+                rest = quotient(rest, axis_length)
+                source, into = source + position * axis_source, into + position * axis_into
+            whole, single = divmod(length, lanes)
+
+            def vector(step: Expr) -> None:
+                first = step * lanes
+                value = x[strided(source + first * source_step, source_step, lanes)]
+                store(y, into + first * into_step, value, lanes, into_step)
+
+            if whole:
+                repeat(whole, vector)
+            for column in range(length - single, length):
+                store(y, into + column * into_step, x[source + column * source_step], 1)
+
+        repeat(at_most(per_task, lines - number * per_task), line)
+
+    # How far the two tensors reach; they may be parts of larger ones.
+    reach = [1 + sum((axis[0] - 1) * axis[side] for axis in _axes(spec)) for side in (1, 2)]
+    return kernel(
+        symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
+    )
 
 
 def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -128,11 +195,6 @@ def _segment(
         store(y, into + place, x[first + place * step], 1)
 
 
-# Rows of a table picked by number: embeddings. Numbers are moved, whatever they mean.
-
-MOST_ELEMENTS = 1 << 31  # beyond, indices of elements would not be 32-bit integers
-
-
 def gather_candidates(spec: GatherSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan. Raises `UnsupportedSpecError`."""
     if spec.outer * max(spec.length, spec.count) * spec.inner >= MOST_ELEMENTS:
@@ -180,9 +242,6 @@ def gather_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         REFUSED,
     ]
     return kernel(symbol, arguments, task)
-
-
-# Numbers taken from places that other numbers say, one by one. They are moved, whatever they mean.
 
 
 def gather_places_candidates(spec: GatherPlacesSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -235,11 +294,6 @@ def gather_places_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any
         REFUSED,
     ]
     return kernel(symbol, arguments, task)
-
-
-# Numbers put at places that other numbers say, one after the other: several may go to one place.
-
-_ARITHMETIC = ("float32", "int32", "int64")
 
 
 def scatter_candidates(spec: ScatterSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -310,66 +364,3 @@ def _combined(spec: ScatterSpec, old: Expr, new: Expr) -> Expr:
             return tirx.Max(old, new)
         case "min":
             return tirx.Min(old, new)
-
-
-Axis = tuple[int, int, int]  # length, input stride, output stride
-
-
-def copy_candidates(spec: CopySpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The only plan."""
-    *outer, inner = _axes(spec)
-    lines = math.prod(axis[0] for axis in outer)
-    per_task = min(lines, max(1, TASK_ELEMENTS // inner[0]))
-    moved = 2 * per_task * inner[0] * np.dtype(spec.dtype).itemsize
-    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"copy {per_task} lines", moved, 1)
-
-
-def _axes(spec: CopySpec) -> list[Axis]:
-    """The axes of the copy, outermost first, in order of the output; those that are one axis in both tensors merged."""
-    axes: list[Axis] = []
-    for length, source, into in zip(spec.shape, spec.input_strides, spec.output_strides, strict=True):
-        if length == 1:
-            continue
-        if axes and axes[-1][1:] == (length * source, length * into):
-            axes[-1] = (axes[-1][0] * length, source, into)
-        else:
-            axes.append((length, source, into))
-    return axes or [(1, 1, 1)]
-
-
-def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, CopySpec)
-    *outer, (length, source_step, into_step) = _axes(spec)
-    per_task, lanes = knob(plan, "lines"), target.lanes
-    lines = math.prod(axis[0] for axis in outer)
-
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x, y = buffers
-
-        def line(index: Expr) -> None:
-            rest, source, into = number * per_task + index, 0, 0
-            for axis_length, axis_source, axis_into in reversed(outer):
-                position = remainder(rest, axis_length)
-                rest = quotient(rest, axis_length)
-                source, into = source + position * axis_source, into + position * axis_into
-            whole, single = divmod(length, lanes)
-
-            def vector(step: Expr) -> None:
-                first = step * lanes
-                value = x[strided(source + first * source_step, source_step, lanes)]
-                store(y, into + first * into_step, value, lanes, into_step)
-
-            if whole:
-                repeat(whole, vector)
-            for column in range(length - single, length):
-                store(y, into + column * into_step, x[source + column * source_step], 1)
-
-        repeat(at_most(per_task, lines - number * per_task), line)
-
-    # How far the two tensors reach; they may be parts of larger ones.
-    reach = [1 + sum((axis[0] - 1) * axis[side] for axis in _axes(spec)) for side in (1, 2)]
-    return kernel(
-        symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
-    )

@@ -1,7 +1,11 @@
 """Softmax of plain tensors, and layer normalisation of blocked sequences.
 
-In the sequence itself a position's blocks lie a plane apart, often a power of two: in a cache they would evict each
-other.
+Softmax takes the maximum of a line, the sum of the exponentials and the quotients, or their logarithms. Along the last
+axis vectors hold neighbours of one line, which are combined at the end; along another one they hold as many lines side
+by side, which never meet.
+
+Layer normalisation copies a few positions into local memory. In the sequence itself a position's blocks lie a plane
+apart, often a power of two: in a cache they would evict each other.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,11 +53,8 @@ from gangway.compiler.kernels.templates.tiling import (
     plane_tasks,
 )
 
-# Softmax, or its logarithm, along one axis of a plain tensor: the maximum, the sum of the exponentials, the quotients.
-#
-# Along the last axis vectors hold neighbours of one line, which are combined at the end; along another one they hold
-# as many lines side by side, which never meet.
-
+POSITIONS = 4  # normalised together: independent sums hide the latency of additions
+SCRATCH_BYTES = 1 << 17
 Body = Callable[[Expr, int], None]
 Each = Callable[[Body], None]
 
@@ -178,10 +179,6 @@ class _Line:
             store(y, self.base + place, value, width)
 
         each(result)
-
-
-POSITIONS = 4  # normalised together: independent sums hide the latency of additions
-SCRATCH_BYTES = 1 << 17
 
 
 def _image(spec: LayerNormSpec, target: TargetSpec) -> Image:

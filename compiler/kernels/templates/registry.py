@@ -16,7 +16,6 @@ from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, Kern
 from gangway.compiler.kernels.templates import (
     attention,
     convolution,
-    dense_batch,
     depthwise,
     elementwise,
     layout,
@@ -56,7 +55,7 @@ class _BatchTemplate:
     emit: Callable[[BatchPlan, TargetSpec, str], Any]
 
 
-_DENSE_BATCH = _BatchTemplate(dense_batch.plan, dense_batch.emit)
+_DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
 _WINOGRAD_BATCH = _BatchTemplate(winograd.batch_plan, winograd.batch_emit)
 _DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
 _WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)

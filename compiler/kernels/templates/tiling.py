@@ -14,6 +14,15 @@ from gangway.compiler.kernels.templates.builder import Expr, at_most, either, qu
 
 FLOAT_BYTES = 4
 TASK_ELEMENTS = 8192  # of a task that does little to each number
+REUSE_BYTES = 1 << 19  # what stays in a core's L2 cache beside everything that passes through
+L3_BYTES_PER_US = 40_000  # what one core streams from the shared cache or memory
+CLAIM_US = 0.1  # an executor's rank claims a task
+GANGS = (1, 2, 2, 3, 4, 8, 16)  # gang sizes to be balanced for; two ranks count double
+PEAK_FLOPS_PER_US = {"avx512": 110_000, "avx2": 100_000, "baseline": 25_000}
+MOST_PRICE = 3.0  # times the static choice's: what takes longer would not meet a layer's QoS
+SMALL_TILE = 0.05  # a tile of half the pixels loads weights twice as often: so much more of a layer's time
+Priced = tuple[float, KernelPlan]
+"""A plan and its expected time, in any unit."""
 
 
 class UnsupportedSpecError(ValueError):
@@ -253,16 +262,6 @@ def _part_sizes(total: int) -> list[int]:
     return sorted({-(-total // parts) for parts in range(1, total + 1)})
 
 
-# A static cost model: which cut into tasks a layer gets. No search, no measurement; figures are those of a current
-# server core.
-
-REUSE_BYTES = 1 << 19  # what stays in a core's L2 cache beside everything that passes through
-L3_BYTES_PER_US = 40_000  # what one core streams from the shared cache or memory
-CLAIM_US = 0.1  # an executor's rank claims a task
-GANGS = (1, 2, 2, 3, 4, 8, 16)  # gang sizes to be balanced for; two ranks count double
-PEAK_FLOPS_PER_US = {"avx512": 110_000, "avx2": 100_000, "baseline": 25_000}
-
-
 @dataclass(frozen=True)
 class Traffic:
     """Bytes a layer moves at least once."""
@@ -314,15 +313,6 @@ def plane_cost(tasks: Tasks, flops: int, moved_bytes: int, target: TargetSpec) -
 def plane_tasks(planes: int, bands: int, flops: int, moved_bytes: int, target: TargetSpec) -> Tasks:
     """The best tasks of a layer whose planes have nothing in common."""
     return min(all_tasks(planes, bands), key=lambda tasks: plane_cost(tasks, flops, moved_bytes, target))
-
-
-# The order in which a template's points are worth measuring, when only the first so many will be.
-
-Priced = tuple[float, KernelPlan]
-"""A plan and its expected time, in any unit."""
-
-MOST_PRICE = 3.0  # times the static choice's: what takes longer would not meet a layer's QoS
-SMALL_TILE = 0.05  # a tile of half the pixels loads weights twice as often: so much more of a layer's time
 
 
 def tile_cuts(widest: int, cut: Callable[[int], Cut]) -> dict[Cut, int]:

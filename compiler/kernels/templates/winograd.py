@@ -1,9 +1,16 @@
-"""3x3 convolutions of stride 1 by Winograd's algorithm: the arguments of the direct template, 2.25 or 4 times fewer
-products. Which convolutions, and how they are cut into tasks, is decided by estimated time.
+"""3x3 convolutions of stride 1 by Winograd's algorithm, with 2.25 or 4 times fewer products than the direct form.
 
-A task takes some tiles and some channel blocks through all three phases, so that nothing but inputs, weights and
-outputs leaves its core's cache. Weights are packed [group][point][input channel][output
-channels of the group], `points` times larger than those of the direct form over 9.
+Arguments are those of the direct template. Which convolutions take this form, and how they are cut into tasks, is
+decided by estimated time.
+
+A task takes some tiles and some channel blocks through all three phases (inputs to points, products summed up, points
+to outputs), so that nothing but inputs, weights and outputs leaves its core's cache. Weights are packed
+[group][point][input channel][output channels of the group], `points` times larger than those of the direct form over 9.
+
+Several rows in one call have the weights of the kernel for one row. The transformed weights are read once for each band
+of tiles, from beyond the second level cache. A small image has too few tiles for bands as large as the registers allow:
+two of 8 instead of one of 14, with 14x14 outputs and AVX-512. So tiles of all rows follow each other and are cut into
+equal bands. A tile is computed as in the kernel for one row, so results are the same, bit for bit.
 """
 
 import math
@@ -55,20 +62,35 @@ from gangway.compiler.kernels.templates.tiling import (
     spread,
 )
 
-# Winograd's minimal filtering F(m x m, 3 x 3) in one dimension: the transforms of inputs, weights and outputs.
-#
-# Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016): m x m outputs take (m + 2)^2
-# products instead of 9 m^2. The polynomial of F(4, 3) is taken at 0, infinity, and +-1/sqrt(2), +-sqrt(2) instead of
-# the usual +-1, +-2: measured on sums of 2304 products, the largest error falls to 0.4 of theirs, 2.7e-6 of a typical
-# output (about five times that of the direct sum), and the transforms get simpler, since the product of the squares is
-# 1.
-
+PADDING = 1  # vectors between the numbers of two points, which else would often lie in the same set of a cache
+SCRATCH_BYTES = 640 << 10  # of a task, on the stack and in the second level cache
+MOST_WEIGHT_BYTES = 40 << 20
+CACHED_BYTES = 800 << 10  # weights and scratch memory that stay in the second level cache
+WORTH = 0.8  # of the direct form's estimated time, or less
+# Vectors that a core transforms in a microsecond; measured, loads and stores included.
+_VECTORS_PER_US = 420.0
+_CACHED_BYTES_PER_US, _STREAMED_BYTES_PER_US = 160_000, 28_000  # weights from the second level cache, and from beyond
+_DISPLACED_BYTES_PER_US = 60_000  # what larger weights cost other users of the last cache; counted as time
+_UNHIDDEN = 0.3  # share of the time for weights that arithmetic does not hide
+_GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task transforms its inputs itself, so more tasks are more work
+MOST_BANDS = 8  # of one call, in which the last one costs little if it is not full
+TASK_US = 500.0  # of one task at most, about: a task cannot be interrupted
+BATCH_WORTH = 0.75  # of a row's bands alone, or fewer: for each of them its weights are read
+Multiply = Callable[[Expr, int], None]
+"""Of the tiles from this one of the task on, so many: a register tile."""
 _SMALL, _LARGE = 1 / sqrt(2.0), sqrt(2.0)  # the points of F(4, 3)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """F(m x m, 3 x 3), m = 2 or 4: a tile of m x m outputs depends on `size` x `size` inputs."""
+    """F(m x m, 3 x 3), m = 2 or 4: a tile of m x m outputs depends on `size` x `size` inputs.
+
+    Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016): m x m outputs take (m + 2)^2
+    products instead of 9 m^2. The polynomial of F(4, 3) is taken at 0, infinity, and +-1/sqrt(2), +-sqrt(2) instead of
+    the usual +-1, +-2: measured on sums of 2304 products, the largest error falls to 0.4 of theirs, 2.7e-6 of a typical
+    output (about five times that of the direct sum), and the transforms get simpler, since the product of the squares
+    is 1.
+    """
 
     outputs: int
 
@@ -128,215 +150,6 @@ def _weights_4() -> Array:
         scale = 2 * point**2 * (point**2 - other**2)
         rows += [[1 / scale, sign * point / scale, point**2 / scale] for sign in (1, -1)]
     return np.array([*rows, [0.0, 0.0, 1.0]])
-
-
-# The three phases of a task of a Winograd convolution: inputs to points, products summed up, points to outputs.
-#
-# Scratch memory, on the stack, T = tiles of a full task, L = lanes:
-#   transformed inputs   [point][input block][T][L]
-#   sums of products     [point][block of the group][T][L]
-
-PADDING = 1  # vectors between the numbers of two points, which else would often lie in the same set of a cache
-Multiply = Callable[[Expr, int], None]
-"""Of the tiles from this one of the task on, so many: a register tile."""
-
-
-@dataclass(frozen=True)
-class Strides:
-    """Numbers from a tensor of one row of the batch to that of the next."""
-
-    x: Expr
-    residual: Expr
-    y: Expr
-
-
-ONE_ROW = Strides(0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Span:
-    """The tiles of a task: `count`, at most `capacity`, from number `first` on. Rows of a batch follow each other.
-
-    `each` calls its argument for every register tile.
-    """
-
-    first: Expr
-    count: Expr
-    capacity: int
-    each: Callable[[Multiply], None]
-    strides: Strides = ONE_ROW
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Row and column of a tile's outputs, how many of them a neighbour writes already, and the row of the batch."""
-
-    row: Expr
-    column: Expr
-    done_rows: Expr
-    done_columns: Expr
-    of_batch: Expr
-
-
-class Writer:
-    """Writes the code of one task; `grid`: tiles of an image, down and across."""
-
-    def __init__(
-        self, geometry: Geometry, scheme: Scheme, grid: tuple[int, int], span: Span, buffers: tuple[Buffer, ...]
-    ):
-        self._g, self._scheme, self._grid, self._span = geometry, scheme, grid, span
-        self._x, self._weights, self._bias, *self._residual, self._y = buffers
-        self._lanes, self._capacity = geometry.target.lanes, span.capacity
-        points, lanes = scheme.products, self._lanes
-        self._input_pitch, self._sum_pitch = (
-            blocks * self._capacity + PADDING for blocks in (geometry.input.blocks, geometry.group_blocks)
-        )
-        self._inputs = local(points * self._input_pitch * lanes)
-        self._sums = local(points * self._sum_pitch * lanes)
-
-    def transform_inputs(self) -> None:
-        """Fill the transformed inputs of all the task's tiles."""
-        image, size, lanes = self._g.input, self._scheme.size, self._lanes
-        top, left, _, _ = self._g.spec.pads
-        origin = image.origin - top * image.row - left * image.lanes
-
-        def tile(index: Expr) -> None:
-            place = self._place(index)
-            base = bind(place.of_batch * self._span.strides.x + (origin + place.row * image.row) + place.column * lanes)
-
-            def block(plane: Expr) -> None:
-                start = bind(base + plane * image.plane)
-                loaded = [
-                    [bind(self._x[lanes_at(start + r * image.row + c * image.lanes, lanes)]) for c in range(size)]
-                    for r in range(size)
-                ]
-                across = [self._scheme.input_line(line, lanes) for line in loaded]
-                for c in range(size):
-                    down = self._scheme.input_line([line[c] for line in across], lanes)
-                    for r, value in enumerate(down):
-                        store(self._inputs, self._input_index(r * size + c, plane, index), value, lanes)
-
-            repeat(image.blocks, block)
-
-        repeat(self._span.count, tile)
-
-    def group(self, group: Expr) -> None:
-        """Compute all tiles of one group of channel blocks; the last group may have fewer."""
-        full, rest = divmod(self._g.output.blocks, self._g.group_blocks)
-        either(
-            group < full if rest else True,
-            lambda: self._group(group, self._g.group_blocks),
-            lambda: self._group(full, rest),
-        )
-
-    def _group(self, group: Expr, blocks: int) -> None:
-        panel = self._g.input.blocks * self._lanes  # input channels
-        base = group * (self._scheme.products * panel * self._g.group_blocks * self._lanes)
-
-        def point(number: Expr) -> None:
-            weights = bind(base + number * (panel * blocks * self._lanes))
-            self._span.each(lambda first, tiles: self._multiply(number, weights, first, tiles, blocks))
-
-        repeat(self._scheme.products, point)
-        for j in range(blocks):
-            self._transform_outputs(group * self._g.group_blocks + j, j)
-
-    def _input_index(self, point: Expr, plane: Expr, tile: Expr) -> Expr:
-        return (point * self._input_pitch + plane * self._capacity + tile) * self._lanes
-
-    def _sum_index(self, point: Expr, block: int, tile: Expr) -> Expr:
-        return (point * self._sum_pitch + block * self._capacity + tile) * self._lanes
-
-    def _place(self, index: Expr) -> _Place:
-        """Where one of the task's tiles lies."""
-        number, tiles, outputs = self._span.first + index, self._grid[0] * self._grid[1], self._scheme.outputs
-        of_batch: Expr = 0
-        if self._span.strides is not ONE_ROW:
-            of_batch, number = bind(quotient(number, tiles)), bind(remainder(number, tiles))
-        height, width = self._g.spec.output_size
-        down, across = bind(quotient(number, self._grid[1])), bind(remainder(number, self._grid[1]))
-        row, column = (
-            bind(at_most(place * outputs, size - outputs)) for place, size in ((down, height), (across, width))
-        )
-        return _Place(row, column, bind(down * outputs - row), bind(across * outputs - column), of_batch)
-
-    def _multiply(self, point: Expr, weights: Expr, first: Expr, tiles: int, blocks: int) -> None:
-        """Sum up one point's products of `tiles` tiles: a register tile."""
-        lanes = self._lanes
-        sums = [[Register(lanes, constant(0.0, lanes)) for _ in range(blocks)] for _ in range(tiles)]
-        base = bind(self._input_index(point, 0, first))
-
-        def plane(number: Expr) -> None:
-            def some(index: Expr) -> None:
-                for u in range(UNROLLED_CHANNELS):
-                    channel = index * UNROLLED_CHANNELS + u
-                    at = weights + (number * lanes + channel) * (blocks * lanes)
-                    for j in range(blocks):
-                        prefetch(self._weights, at + j * lanes + PREFETCHED_ELEMENTS)
-                    vectors = [self._weights[lanes_at(at + j * lanes, lanes)] for j in range(blocks)]
-                    for i in range(tiles):
-                        x = splat(self._inputs[base + (number * self._capacity + i) * lanes + channel], lanes)
-                        for j in range(blocks):
-                            sums[i][j].add(x * vectors[j])
-
-            repeat(lanes // UNROLLED_CHANNELS, some)
-
-        repeat(self._g.input.blocks, plane)
-        for i, j in product(range(tiles), range(blocks)):
-            store(self._sums, self._sum_index(point, j, first + i), sums[i][j].value, lanes)
-
-    def _transform_outputs(self, block: Expr, j: int) -> None:
-        """Write one channel block of all the task's tiles."""
-        size, lanes = self._scheme.size, self._lanes
-        bias = bind(self._bias[lanes_at(block * lanes, lanes)])
-
-        def tile(index: Expr) -> None:
-            place = self._place(index)
-            sums = [
-                [bind(self._sums[lanes_at(self._sum_index(r * size + c, j, index), lanes)]) for c in range(size)]
-                for r in range(size)
-            ]
-            across = [self._scheme.output_line(line, lanes) for line in sums]
-            columns = [
-                self._scheme.output_line([line[c] for line in across], lanes) for c in range(self._scheme.outputs)
-            ]
-            for r in range(self._scheme.outputs):
-                self._store_row([line[r] + bias for line in columns], block, place, r)
-
-        repeat(self._span.count, tile)
-
-    def _store_row(self, values: list[Expr], block: Expr, place: _Place, r: int) -> None:
-        """Write those outputs of a tile's row that no other tile writes: tasks must not write the same memory."""
-        lanes, strides = self._lanes, self._span.strides
-
-        def pixel(image: Image, stride: Expr, c: int) -> Expr:
-            plane = place.of_batch * stride + (image.origin + block * image.plane)
-            return plane + (place.row + r) * image.row + (place.column + c) * lanes
-
-        def put(c: int) -> None:
-            value = values[c]
-            if self._residual:
-                value = value + self._residual[0][lanes_at(pixel(self._g.residual, strides.residual, c), lanes)]
-            value = activate(value, self._g.spec.activation, lanes)
-            store(self._y, pixel(self._g.output, strides.y, c), value, lanes)
-
-        def whole_row() -> None:
-            for c in range(self._scheme.outputs):
-                when(c >= place.done_columns, partial(put, c))
-
-        when(r >= place.done_rows, whole_row)
-
-
-SCRATCH_BYTES = 640 << 10  # of a task, on the stack and in the second level cache
-MOST_WEIGHT_BYTES = 40 << 20
-CACHED_BYTES = 800 << 10  # weights and scratch memory that stay in the second level cache
-WORTH = 0.8  # of the direct form's estimated time, or less
-# Vectors that a core transforms in a microsecond; measured, loads and stores included.
-_VECTORS_PER_US = 420.0
-_CACHED_BYTES_PER_US, _STREAMED_BYTES_PER_US = 160_000, 28_000  # weights from the second level cache, and from beyond
-_DISPLACED_BYTES_PER_US = 60_000  # what larger weights cost other users of the last cache; counted as time
-_UNHIDDEN = 0.3  # share of the time for weights that arithmetic does not hide
-_GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task transforms its inputs itself, so more tasks are more work
 
 
 @dataclass(frozen=True)
@@ -501,6 +314,32 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task)
 
 
+@dataclass(frozen=True)
+class Strides:
+    """Numbers from a tensor of one row of the batch to that of the next."""
+
+    x: Expr
+    residual: Expr
+    y: Expr
+
+
+ONE_ROW = Strides(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tiles of a task: `count`, at most `capacity`, from number `first` on. Rows of a batch follow each other.
+
+    `each` calls its argument for every register tile.
+    """
+
+    first: Expr
+    count: Expr
+    capacity: int
+    each: Callable[[Multiply], None]
+    strides: Strides = ONE_ROW
+
+
 def _span(work: Work, first_band: Expr, count: int) -> Span:
     """Up to `count` bands; the last one of the image may have fewer tiles."""
     full, rest = divmod(work.tiles, work.band)
@@ -517,18 +356,6 @@ def _span(work: Work, first_band: Expr, count: int) -> Span:
 
     first, capacity = bind(first_band * work.band), count * work.band
     return Span(first, at_most(capacity, work.tiles - first), capacity, each)
-
-
-# Winograd convolutions for several rows in one call, with the weights of the kernel for one row.
-#
-# The transformed weights are read once for each band of tiles, from beyond the second level cache. A small image has
-# too few tiles for bands as large as the registers allow: two of 8 instead of one of 14, with 14x14 outputs and
-# AVX-512. Here tiles of all rows follow each other and are cut into equal bands. A tile is computed as in the kernel
-# for one row, so results are the same, bit for bit.
-
-MOST_BANDS = 8  # of one call, in which the last one costs little if it is not full
-TASK_US = 500.0  # of one task at most, about: a task cannot be interrupted
-BATCH_WORTH = 0.75  # of a row's bands alone, or fewer: for each of them its weights are read
 
 
 def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
@@ -595,3 +422,168 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
         when(quotient((part + 1) * bands, work.bands) > band, compute)
 
     return kernel(symbol, [*arguments, Argument("batch", len(arguments) + 1, "int64")], task)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Row and column of a tile's outputs, how many of them a neighbour writes already, and the row of the batch."""
+
+    row: Expr
+    column: Expr
+    done_rows: Expr
+    done_columns: Expr
+    of_batch: Expr
+
+
+class Writer:
+    """Writes the code of one task; `grid`: tiles of an image, down and across.
+
+    Scratch memory, on the stack, T = tiles of a full task, L = lanes:
+      transformed inputs   [point][input block][T][L]
+      sums of products     [point][block of the group][T][L]
+    """
+
+    def __init__(
+        self, geometry: Geometry, scheme: Scheme, grid: tuple[int, int], span: Span, buffers: tuple[Buffer, ...]
+    ):
+        self._g, self._scheme, self._grid, self._span = geometry, scheme, grid, span
+        self._x, self._weights, self._bias, *self._residual, self._y = buffers
+        self._lanes, self._capacity = geometry.target.lanes, span.capacity
+        points, lanes = scheme.products, self._lanes
+        self._input_pitch, self._sum_pitch = (
+            blocks * self._capacity + PADDING for blocks in (geometry.input.blocks, geometry.group_blocks)
+        )
+        self._inputs = local(points * self._input_pitch * lanes)
+        self._sums = local(points * self._sum_pitch * lanes)
+
+    def transform_inputs(self) -> None:
+        """Fill the transformed inputs of all the task's tiles."""
+        image, size, lanes = self._g.input, self._scheme.size, self._lanes
+        top, left, _, _ = self._g.spec.pads
+        origin = image.origin - top * image.row - left * image.lanes
+
+        def tile(index: Expr) -> None:
+            place = self._place(index)
+            base = bind(place.of_batch * self._span.strides.x + (origin + place.row * image.row) + place.column * lanes)
+
+            def block(plane: Expr) -> None:
+                start = bind(base + plane * image.plane)
+                loaded = [
+                    [bind(self._x[lanes_at(start + r * image.row + c * image.lanes, lanes)]) for c in range(size)]
+                    for r in range(size)
+                ]
+                across = [self._scheme.input_line(line, lanes) for line in loaded]
+                for c in range(size):
+                    down = self._scheme.input_line([line[c] for line in across], lanes)
+                    for r, value in enumerate(down):
+                        store(self._inputs, self._input_index(r * size + c, plane, index), value, lanes)
+
+            repeat(image.blocks, block)
+
+        repeat(self._span.count, tile)
+
+    def group(self, group: Expr) -> None:
+        """Compute all tiles of one group of channel blocks; the last group may have fewer."""
+        full, rest = divmod(self._g.output.blocks, self._g.group_blocks)
+        either(
+            group < full if rest else True,
+            lambda: self._group(group, self._g.group_blocks),
+            lambda: self._group(full, rest),
+        )
+
+    def _group(self, group: Expr, blocks: int) -> None:
+        panel = self._g.input.blocks * self._lanes  # input channels
+        base = group * (self._scheme.products * panel * self._g.group_blocks * self._lanes)
+
+        def point(number: Expr) -> None:
+            weights = bind(base + number * (panel * blocks * self._lanes))
+            self._span.each(lambda first, tiles: self._multiply(number, weights, first, tiles, blocks))
+
+        repeat(self._scheme.products, point)
+        for j in range(blocks):
+            self._transform_outputs(group * self._g.group_blocks + j, j)
+
+    def _input_index(self, point: Expr, plane: Expr, tile: Expr) -> Expr:
+        return (point * self._input_pitch + plane * self._capacity + tile) * self._lanes
+
+    def _sum_index(self, point: Expr, block: int, tile: Expr) -> Expr:
+        return (point * self._sum_pitch + block * self._capacity + tile) * self._lanes
+
+    def _place(self, index: Expr) -> _Place:
+        """Where one of the task's tiles lies."""
+        number, tiles, outputs = self._span.first + index, self._grid[0] * self._grid[1], self._scheme.outputs
+        of_batch: Expr = 0
+        if self._span.strides is not ONE_ROW:
+            of_batch, number = bind(quotient(number, tiles)), bind(remainder(number, tiles))
+        height, width = self._g.spec.output_size
+        down, across = bind(quotient(number, self._grid[1])), bind(remainder(number, self._grid[1]))
+        row, column = (
+            bind(at_most(place * outputs, size - outputs)) for place, size in ((down, height), (across, width))
+        )
+        return _Place(row, column, bind(down * outputs - row), bind(across * outputs - column), of_batch)
+
+    def _multiply(self, point: Expr, weights: Expr, first: Expr, tiles: int, blocks: int) -> None:
+        """Sum up one point's products of `tiles` tiles: a register tile."""
+        lanes = self._lanes
+        sums = [[Register(lanes, constant(0.0, lanes)) for _ in range(blocks)] for _ in range(tiles)]
+        base = bind(self._input_index(point, 0, first))
+
+        def plane(number: Expr) -> None:
+            def some(index: Expr) -> None:
+                for u in range(UNROLLED_CHANNELS):
+                    channel = index * UNROLLED_CHANNELS + u
+                    at = weights + (number * lanes + channel) * (blocks * lanes)
+                    for j in range(blocks):
+                        prefetch(self._weights, at + j * lanes + PREFETCHED_ELEMENTS)
+                    vectors = [self._weights[lanes_at(at + j * lanes, lanes)] for j in range(blocks)]
+                    for i in range(tiles):
+                        x = splat(self._inputs[base + (number * self._capacity + i) * lanes + channel], lanes)
+                        for j in range(blocks):
+                            sums[i][j].add(x * vectors[j])
+
+            repeat(lanes // UNROLLED_CHANNELS, some)
+
+        repeat(self._g.input.blocks, plane)
+        for i, j in product(range(tiles), range(blocks)):
+            store(self._sums, self._sum_index(point, j, first + i), sums[i][j].value, lanes)
+
+    def _transform_outputs(self, block: Expr, j: int) -> None:
+        """Write one channel block of all the task's tiles."""
+        size, lanes = self._scheme.size, self._lanes
+        bias = bind(self._bias[lanes_at(block * lanes, lanes)])
+
+        def tile(index: Expr) -> None:
+            place = self._place(index)
+            sums = [
+                [bind(self._sums[lanes_at(self._sum_index(r * size + c, j, index), lanes)]) for c in range(size)]
+                for r in range(size)
+            ]
+            across = [self._scheme.output_line(line, lanes) for line in sums]
+            columns = [
+                self._scheme.output_line([line[c] for line in across], lanes) for c in range(self._scheme.outputs)
+            ]
+            for r in range(self._scheme.outputs):
+                self._store_row([line[r] + bias for line in columns], block, place, r)
+
+        repeat(self._span.count, tile)
+
+    def _store_row(self, values: list[Expr], block: Expr, place: _Place, r: int) -> None:
+        """Write those outputs of a tile's row that no other tile writes: tasks must not write the same memory."""
+        lanes, strides = self._lanes, self._span.strides
+
+        def pixel(image: Image, stride: Expr, c: int) -> Expr:
+            plane = place.of_batch * stride + (image.origin + block * image.plane)
+            return plane + (place.row + r) * image.row + (place.column + c) * lanes
+
+        def put(c: int) -> None:
+            value = values[c]
+            if self._residual:
+                value = value + self._residual[0][lanes_at(pixel(self._g.residual, strides.residual, c), lanes)]
+            value = activate(value, self._g.spec.activation, lanes)
+            store(self._y, pixel(self._g.output, strides.y, c), value, lanes)
+
+        def whole_row() -> None:
+            for c in range(self._scheme.outputs):
+                when(c >= place.done_columns, partial(put, c))
+
+        when(r >= place.done_rows, whole_row)

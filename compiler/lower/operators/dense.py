@@ -1,4 +1,4 @@
-"""Gemm and MatMul, attention, softmax and normalisation."""
+"""Gemm and MatMul, attention, softmax, and normalisation over the last axes."""
 
 import math
 
@@ -9,50 +9,7 @@ from gangway.compiler.kernels.plain_specs import MatMulSpec, SoftmaxSpec
 from gangway.compiler.kernels.specs import Array, ConvSpec, LayerNormSpec
 from gangway.compiler.lower.layers import Attention, Geometry, Program, geometry_of, lowers
 
-# Attention, as `patterns` has found it: one layer for all heads.
-
-
-@lowers("FusedAttention")
-def attention(program: Program, node: Node) -> None:
-    """Queries, keys, values and what is added to their products."""
-    program.add(node, Attention(node.attributes["spec"], node.attributes["parts"]), node.inputs)
-
-
-# Softmax, and normalisation over the last axes.
-
 FLATTENS_UNTIL = 13  # opset; before, softmax took all axes from the given one on as one
-
-
-@lowers("Softmax", "LogSoftmax")
-def softmax(program: Program, node: Node) -> None:
-    """Over any axis."""
-    kind = program.type(node.inputs[0])
-    if kind.dtype != "float32":
-        raise node.unsupported(f"element type {kind.dtype}")
-    flattens = program.graph.opset < FLATTENS_UNTIL
-    axis = node.attributes.get("axis", 1 if flattens else -1) % len(kind.shape)
-    end = len(kind.shape) if flattens else axis + 1
-    rows, columns, inner = (math.prod(part) for part in (kind.shape[:axis], kind.shape[axis:end], kind.shape[end:]))
-    spec = SoftmaxSpec(rows, columns, inner, node.operator == "LogSoftmax")
-    program.add(node, spec, (node.inputs[0],))
-
-
-@lowers("LayerNormalization", "RMSNormalization")
-def layer_normalization(program: Program, node: Node) -> None:
-    """Over all axes from `axis` on: these are the channels, the others the positions of a sequence."""
-    kind = program.type(node.inputs[0])
-    axis = node.attributes.get("axis", -1) % len(kind.shape)
-    channels = math.prod(kind.shape[axis:])
-    if kind.dtype != "float32":
-        raise node.unsupported(f"element type {kind.dtype}")
-    shift = program.optional(node, 2)
-    scales = [program.constant(node, 1), np.zeros(1, np.float32) if shift is None else shift]
-    scale, shift = (np.ascontiguousarray(np.broadcast_to(x, kind.shape[axis:]).reshape(-1)) for x in scales)
-    epsilon, centred = node.attributes.get("epsilon", 1e-5), node.operator == "LayerNormalization"
-    spec = LayerNormSpec(channels, math.prod(kind.shape[:axis]), epsilon, centred)
-    program.add(node, spec, (node.inputs[0],), {"scale": scale, "shift": shift})
-
-
 Shape = tuple[int, ...]
 
 
@@ -67,11 +24,6 @@ def gemm(program: Program, node: Node) -> None:
     alpha, beta = (np.float32(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     bias = program.optional(node, 2)
     _dense(program, node, _scaled(weights, alpha), None if bias is None else _scaled(bias, beta))
-
-
-def _scaled(value: Array, factor: np.float32) -> Array:
-    """Return the product; the array itself, which may be large, if the factor is 1."""
-    return value if factor == 1 else value * factor
 
 
 @lowers("MatMul")
@@ -146,3 +98,44 @@ def _flattened(program: Program, name: str, vector: Geometry) -> tuple[str, Geom
         if image and not image.is_vector and source not in program.graph.inputs:
             return source, image
     return name, vector
+
+
+def _scaled(value: Array, factor: np.float32) -> Array:
+    """Return the product; the array itself, which may be large, if the factor is 1."""
+    return value if factor == 1 else value * factor
+
+
+@lowers("FusedAttention")
+def attention(program: Program, node: Node) -> None:
+    """Queries, keys, values and what is added to their products: one layer for all heads."""
+    program.add(node, Attention(node.attributes["spec"], node.attributes["parts"]), node.inputs)
+
+
+@lowers("Softmax", "LogSoftmax")
+def softmax(program: Program, node: Node) -> None:
+    """Over any axis."""
+    kind = program.type(node.inputs[0])
+    if kind.dtype != "float32":
+        raise node.unsupported(f"element type {kind.dtype}")
+    flattens = program.graph.opset < FLATTENS_UNTIL
+    axis = node.attributes.get("axis", 1 if flattens else -1) % len(kind.shape)
+    end = len(kind.shape) if flattens else axis + 1
+    rows, columns, inner = (math.prod(part) for part in (kind.shape[:axis], kind.shape[axis:end], kind.shape[end:]))
+    spec = SoftmaxSpec(rows, columns, inner, node.operator == "LogSoftmax")
+    program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("LayerNormalization", "RMSNormalization")
+def layer_normalization(program: Program, node: Node) -> None:
+    """Over all axes from `axis` on: these are the channels, the others the positions of a sequence."""
+    kind = program.type(node.inputs[0])
+    axis = node.attributes.get("axis", -1) % len(kind.shape)
+    channels = math.prod(kind.shape[axis:])
+    if kind.dtype != "float32":
+        raise node.unsupported(f"element type {kind.dtype}")
+    shift = program.optional(node, 2)
+    scales = [program.constant(node, 1), np.zeros(1, np.float32) if shift is None else shift]
+    scale, shift = (np.ascontiguousarray(np.broadcast_to(x, kind.shape[axis:]).reshape(-1)) for x in scales)
+    epsilon, centred = node.attributes.get("epsilon", 1e-5), node.operator == "LayerNormalization"
+    spec = LayerNormSpec(channels, math.prod(kind.shape[:axis]), epsilon, centred)
+    program.add(node, spec, (node.inputs[0],), {"scale": scale, "shift": shift})

@@ -1,8 +1,9 @@
 """Elementwise operators: arithmetic, activation functions, comparisons, casts and quantisation.
 
 What can be fused into a convolution, or be applied to blocked images and sequences, becomes an `ElementwiseSpec`, whose
-memory is chosen later. Everything else becomes a program over plain tensors of any type and shape, broadcast as numpy
-does it.
+memory is chosen later; activation functions are such layers, which `place/fusion.py` lets the layer before them apply.
+Everything else becomes a program over plain tensors of any type and shape, broadcast as numpy does it. Quantised
+tensors are scaled and rounded to integers, and back; scales of several numbers must be constant.
 """
 
 import math
@@ -16,6 +17,58 @@ from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, MOST_OPERANDS
 from gangway.compiler.kernels.specs import NONE, RELU, Activation, ElementwiseOperator, ElementwiseSpec
 from gangway.compiler.lower.layers import Expression, Program, Value, geometry_of, lowers, operand_kinds
+
+Recipe = Callable[[Expression, Node, list[Value], str], Value]
+"""(what grows, the node, its inputs, type of the output) -> the output."""
+_SAME_TYPE = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "Neg": "neg",
+    "Abs": "abs",
+    "Sign": "sign",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+    "Not": "not",
+    "BitwiseAnd": "bit_and",
+    "BitwiseOr": "bit_or",
+    "BitwiseXor": "bit_xor",
+    "BitwiseNot": "bit_not",
+    "Where": "where",
+}
+_FLOAT_ONLY = {
+    "Sqrt": "sqrt",
+    "Exp": "exp",
+    "Log": "log",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Asinh": "asinh",
+    "Acosh": "acosh",
+    "Atanh": "atanh",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "Erf": "erf",
+}
+_COMPARISONS = {
+    "Equal": "equal",
+    "Less": "less",
+    "LessOrEqual": "less_or_equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_or_equal",
+    "IsNaN": "is_nan",
+}
+_VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
 
 
 def elementwise_spec(operator: ElementwiseOperator, kind: TensorType, activation: Activation = NONE) -> ElementwiseSpec:
@@ -53,9 +106,6 @@ def _operand(program: Program, node: Node, name: str) -> str:
     spread = f"{node.outputs[0]}:{name}"
     program.constants[spread] = program.graph.constants[name]
     return spread
-
-
-# Activation functions: layers of their own here, which `fusion` lets the layer before them apply where possible.
 
 
 @lowers("Relu")
@@ -142,9 +192,6 @@ def _add(program: Program, node: Node, activation: Activation) -> None:
         raise node.unsupported(f"element type {kind.dtype}")
 
 
-# Quantised tensors: scaled and rounded to integers, and back. Scales of several numbers must be constant.
-
-
 @lowers("FakeQuantise")
 def fake_quantise(program: Program, node: Node) -> None:
     """A pair of both, found by `patterns`: an activation function."""
@@ -198,60 +245,6 @@ def _dequantise(expression: Expression, node: Node, values: list[Value], dtype: 
         wide = expression.apply("sub", wide, expression.cast(zero_point[0], "int32"))
     y = expression.apply("mul", expression.cast(wide, "float32"), expression.cast(scale, "float32"))
     return expression.cast(y, dtype)
-
-
-Recipe = Callable[[Expression, Node, list[Value], str], Value]
-"""(what grows, the node, its inputs, type of the output) -> the output."""
-
-_SAME_TYPE = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mul": "mul",
-    "Div": "div",
-    "Neg": "neg",
-    "Abs": "abs",
-    "Sign": "sign",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Round": "round",
-    "And": "and",
-    "Or": "or",
-    "Xor": "xor",
-    "Not": "not",
-    "BitwiseAnd": "bit_and",
-    "BitwiseOr": "bit_or",
-    "BitwiseXor": "bit_xor",
-    "BitwiseNot": "bit_not",
-    "Where": "where",
-}
-_FLOAT_ONLY = {
-    "Sqrt": "sqrt",
-    "Exp": "exp",
-    "Log": "log",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Tan": "tan",
-    "Asin": "asin",
-    "Acos": "acos",
-    "Atan": "atan",
-    "Sinh": "sinh",
-    "Cosh": "cosh",
-    "Asinh": "asinh",
-    "Acosh": "acosh",
-    "Atanh": "atanh",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "Erf": "erf",
-}
-_COMPARISONS = {
-    "Equal": "equal",
-    "Less": "less",
-    "LessOrEqual": "less_or_equal",
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_or_equal",
-    "IsNaN": "is_nan",
-}
-_VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
 
 
 def lower_pointwise(program: Program, node: Node, recipe: Recipe, inputs: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Operators on images: convolution, batch normalisation, pooling; and reductions over any axes."""
+"""Operators on images (convolution, batch normalisation, pooling), and reductions over any axes of plain tensors."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,10 +12,130 @@ from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, After, B
 from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, GlobalPoolSpec, PoolSpec, window_output
 from gangway.compiler.lower.layers import Geometry, Program, geometry_of, lowers
 
-# Kernel, stride, padding and dilation as ONNX's Conv and pooling operators state them.
-
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
+_REDUCTIONS: dict[str, tuple[Reduction, Before, After]] = {
+    "ReduceSum": ("sum", "none", "none"),
+    "ReduceMean": ("sum", "none", "mean"),
+    "ReduceMax": ("max", "none", "none"),
+    "ReduceMin": ("min", "none", "none"),
+    "ReduceProd": ("prod", "none", "none"),
+    "ReduceL1": ("sum", "abs", "none"),
+    "ReduceL2": ("sum", "square", "sqrt"),
+    "ReduceSumSquare": ("sum", "square", "none"),
+    "ReduceLogSum": ("sum", "none", "log"),
+}
+_OF_FLOATS = {"ReduceLogSum", "ReduceL2"}
+
+
+@lowers("Conv")
+def conv(program: Program, node: Node) -> None:
+    """Two-dimensional convolution, full, depthwise or in groups."""
+    image = program.geometry(node, node.inputs[0])
+    weights = program.constant(node, 1)
+    if weights.ndim != 4:
+        raise node.unsupported(f"weights of {weights.ndim} dimensions; only images of two dimensions")
+    outputs, per_group, height, width = weights.shape
+    groups = node.attributes.get("group", 1)
+    if per_group * groups != image.channels:
+        raise node.unsupported(f"weights {list(weights.shape)} of {groups} groups do not fit {image.channels} channels")
+    if outputs % groups:
+        raise node.unsupported(f"{groups} groups of {outputs} outputs")
+    if groups != 1 and not groups == image.channels == outputs:
+        weights, groups = _merge_groups(weights, groups)
+    bias = program.optional(node, 2)
+    if bias is None:
+        bias = np.zeros(outputs, np.float32)
+    if bias.shape != (outputs,):
+        raise node.unsupported(f"bias {list(bias.shape)} for {outputs} channels")
+    window = window_of(node, image, (height, width))
+    spec = ConvSpec(
+        image.channels,
+        image.height,
+        image.width,
+        outputs,
+        window.kernel,
+        window.stride,
+        window.pads,
+        window.dilation,
+        groups,
+    )
+    program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
+
+
+def _merge_groups(weights: Array, groups: int) -> tuple[Array, int]:
+    """Return an equal convolution of as many groups as are whole registers: zeros between what was merged.
+
+    [outputs, inputs / groups, height, width] in and out.
+    """
+    outputs, inputs = weights.shape[0] // groups, weights.shape[1]
+    whole = [n for n in range(1, groups) if not (groups % n or n * outputs % MOST_LANES or n * inputs % MOST_LANES)]
+    merged = whole[0] if whole else groups
+    result = np.zeros((len(weights), inputs * merged, *weights.shape[2:]), weights.dtype)
+    for group in range(groups):
+        rows = slice(group * outputs, (group + 1) * outputs)
+        first = group % merged * inputs
+        result[rows, first : first + inputs] = weights[rows]
+    return result, groups // merged
+
+
+@lowers("BatchNormalization")
+def batch_normalization(program: Program, node: Node) -> None:
+    """A scale and a shift per channel: a depthwise convolution of one pixel."""
+    image = program.geometry(node, node.inputs[0])
+    factors = affine_factors(node, program.graph.constants, program.type(node.inputs[0]).shape)
+    if factors is None:
+        raise node.unsupported("training mode, or statistics that are not constants")
+    scale, shift = factors
+    spec = ConvSpec(image.channels, image.height, image.width, image.channels, groups=image.channels)
+    program.add(node, spec, (node.inputs[0],), {"weights": scale.reshape(-1, 1, 1, 1), "bias": shift})
+
+
+@lowers("MaxPool", "AveragePool")
+def pool(program: Program, node: Node) -> None:
+    """Maximum or mean of a window."""
+    image = program.geometry(node, node.inputs[0])
+    height, width = node.attributes["kernel_shape"]
+    window = window_of(node, image, (height, width))
+    average = node.operator == "AveragePool"
+    if window.dilation != (1, 1):
+        raise node.unsupported(f"dilations {window.dilation}")
+    if average and window.kernel == window.stride == (1, 1) and not any(window.pads):
+        program.views[node.outputs[0]] = node.inputs[0]  # an adaptive pooling, exported where it has nothing to do
+        return
+    if average and window.kernel == (image.height, image.width) and not any(window.pads):
+        program.add(node, global_pool(image), (node.inputs[0],))
+        return
+    spec = PoolSpec(
+        "average" if average else "max",
+        image.channels,
+        image.height,
+        image.width,
+        window.kernel,
+        window.stride,
+        window.pads,
+        average and bool(node.attributes.get("count_include_pad", 0)),
+        window.ceil_pads,
+    )
+    program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("GlobalAveragePool")
+def global_average_pool(program: Program, node: Node) -> None:
+    """Mean over all pixels."""
+    program.add(node, global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
+
+
+@lowers("GlobalMaxPool")
+def global_max_pool(program: Program, node: Node) -> None:
+    """Maximum of all pixels."""
+    spec = replace(global_pool(program.geometry(node, node.inputs[0])), mode="max")
+    program.add(node, spec, (node.inputs[0],))
+
+
+def global_pool(image: Geometry) -> GlobalPoolSpec:
+    """The mean of all pixels."""
+    return GlobalPoolSpec(image.channels, image.height, image.width)
 
 
 @dataclass(frozen=True)
@@ -80,72 +200,6 @@ def _ceil_pads(size: Pair, kernel: Pair, stride: Pair, pads: Pads, dilation: Pai
     return pads[0], pads[1], ends[0], ends[1]
 
 
-# Pooling: windows, and means and maxima of the whole image.
-
-
-@lowers("MaxPool", "AveragePool")
-def pool(program: Program, node: Node) -> None:
-    """Maximum or mean of a window."""
-    image = program.geometry(node, node.inputs[0])
-    height, width = node.attributes["kernel_shape"]
-    window = window_of(node, image, (height, width))
-    average = node.operator == "AveragePool"
-    if window.dilation != (1, 1):
-        raise node.unsupported(f"dilations {window.dilation}")
-    if average and window.kernel == window.stride == (1, 1) and not any(window.pads):
-        program.views[node.outputs[0]] = node.inputs[0]  # an adaptive pooling, exported where it has nothing to do
-        return
-    if average and window.kernel == (image.height, image.width) and not any(window.pads):
-        program.add(node, global_pool(image), (node.inputs[0],))
-        return
-    spec = PoolSpec(
-        "average" if average else "max",
-        image.channels,
-        image.height,
-        image.width,
-        window.kernel,
-        window.stride,
-        window.pads,
-        average and bool(node.attributes.get("count_include_pad", 0)),
-        window.ceil_pads,
-    )
-    program.add(node, spec, (node.inputs[0],))
-
-
-@lowers("GlobalAveragePool")
-def global_average_pool(program: Program, node: Node) -> None:
-    """Mean over all pixels."""
-    program.add(node, global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
-
-
-@lowers("GlobalMaxPool")
-def global_max_pool(program: Program, node: Node) -> None:
-    """Maximum of all pixels."""
-    spec = replace(global_pool(program.geometry(node, node.inputs[0])), mode="max")
-    program.add(node, spec, (node.inputs[0],))
-
-
-def global_pool(image: Geometry) -> GlobalPoolSpec:
-    """The mean of all pixels."""
-    return GlobalPoolSpec(image.channels, image.height, image.width)
-
-
-# Reductions over any axes of plain tensors; means over all pixels of images are pooling.
-
-_REDUCTIONS: dict[str, tuple[Reduction, Before, After]] = {
-    "ReduceSum": ("sum", "none", "none"),
-    "ReduceMean": ("sum", "none", "mean"),
-    "ReduceMax": ("max", "none", "none"),
-    "ReduceMin": ("min", "none", "none"),
-    "ReduceProd": ("prod", "none", "none"),
-    "ReduceL1": ("sum", "abs", "none"),
-    "ReduceL2": ("sum", "square", "sqrt"),
-    "ReduceSumSquare": ("sum", "square", "none"),
-    "ReduceLogSum": ("sum", "none", "log"),
-}
-_OF_FLOATS = {"ReduceLogSum", "ReduceL2"}
-
-
 @lowers(*_REDUCTIONS)
 def reduce_axes(program: Program, node: Node) -> None:
     """Axes are a constant input or an attribute; none at all mean every axis, or none if the node says so."""
@@ -194,66 +248,3 @@ def _add(program: Program, node: Node, axes: set[int], operator: Reduction, befo
         shape, reduced = [math.prod(kind.shape)], [bool(axes)]
     spec = ReduceSpec(kind.dtype, tuple(shape), tuple(reduced), operator, before, after)
     program.add(node, spec, (node.inputs[0],))
-
-
-@lowers("Conv")
-def conv(program: Program, node: Node) -> None:
-    """Two-dimensional convolution, full, depthwise or in groups."""
-    image = program.geometry(node, node.inputs[0])
-    weights = program.constant(node, 1)
-    if weights.ndim != 4:
-        raise node.unsupported(f"weights of {weights.ndim} dimensions; only images of two dimensions")
-    outputs, per_group, height, width = weights.shape
-    groups = node.attributes.get("group", 1)
-    if per_group * groups != image.channels:
-        raise node.unsupported(f"weights {list(weights.shape)} of {groups} groups do not fit {image.channels} channels")
-    if outputs % groups:
-        raise node.unsupported(f"{groups} groups of {outputs} outputs")
-    if groups != 1 and not groups == image.channels == outputs:
-        weights, groups = _merge_groups(weights, groups)
-    bias = program.optional(node, 2)
-    if bias is None:
-        bias = np.zeros(outputs, np.float32)
-    if bias.shape != (outputs,):
-        raise node.unsupported(f"bias {list(bias.shape)} for {outputs} channels")
-    window = window_of(node, image, (height, width))
-    spec = ConvSpec(
-        image.channels,
-        image.height,
-        image.width,
-        outputs,
-        window.kernel,
-        window.stride,
-        window.pads,
-        window.dilation,
-        groups,
-    )
-    program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
-
-
-def _merge_groups(weights: Array, groups: int) -> tuple[Array, int]:
-    """Return an equal convolution of as many groups as are whole registers: zeros between what was merged.
-
-    [outputs, inputs / groups, height, width] in and out.
-    """
-    outputs, inputs = weights.shape[0] // groups, weights.shape[1]
-    whole = [n for n in range(1, groups) if not (groups % n or n * outputs % MOST_LANES or n * inputs % MOST_LANES)]
-    merged = whole[0] if whole else groups
-    result = np.zeros((len(weights), inputs * merged, *weights.shape[2:]), weights.dtype)
-    for group in range(groups):
-        rows = slice(group * outputs, (group + 1) * outputs)
-        first = group % merged * inputs
-        result[rows, first : first + inputs] = weights[rows]
-    return result, groups // merged
-
-
-@lowers("BatchNormalization")
-def batch_normalization(program: Program, node: Node) -> None:
-    """A scale and a shift per channel: a depthwise convolution of one pixel."""
-    image = program.geometry(node, node.inputs[0])
-    factors = affine_factors(node, program.graph.constants, program.type(node.inputs[0]).shape)
-    if factors is None:
-        raise node.unsupported("training mode, or statistics that are not constants")
-    scale, shift = factors
-    spec = ConvSpec(image.channels, image.height, image.width, image.channels, groups=image.channels)
-    program.add(node, spec, (node.inputs[0],), {"weights": scale.reshape(-1, 1, 1, 1), "bias": shift})

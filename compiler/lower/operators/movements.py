@@ -1,4 +1,9 @@
-"""Operators that move numbers: views, slices, padding, gather, scatter, concatenation and transposition."""
+"""Operators that move numbers: views, transposition, concatenation, slices, padding, gather and scatter.
+
+Views leave the numbers and their order alone, and cost nothing unless the layout differs. Slice, Pad, Tile, Expand and
+Gather with constant indices are remaps: where each number comes from is known per axis. Scatter and the other kinds of
+Gather read an index for each number, or for each slice.
+"""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +26,7 @@ from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.layers import Concat, Cut, Expression, Part, Pick, Program, Transpose, Value, lowers
 from gangway.compiler.lower.operators.elementwise import lower_pointwise
 
-# Operators that leave the numbers and their order alone: they cost nothing unless the layout differs.
+_MOST_SEGMENTS = 8
 
 
 @lowers("Identity", "Dropout", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -32,7 +37,32 @@ def view(program: Program, node: Node) -> None:
     program.views[node.outputs[0]] = node.inputs[0]
 
 
-# Slice, Pad, Tile, Expand and Gather with constant indices: where each number comes from is known per axis.
+@lowers("Transpose")
+def transpose(program: Program, node: Node) -> None:
+    """Any order of axes; nothing moves if those longer than 1 keep theirs."""
+    shape = program.type(node.inputs[0]).shape
+    order = tuple(node.attributes.get("perm", range(len(shape))[::-1]))
+    long = [axis for axis in order if shape[axis] > 1]
+    if long == sorted(long):
+        program.views[node.outputs[0]] = node.inputs[0]
+    else:
+        program.add(node, Transpose(order), node.inputs)
+
+
+@lowers("Concat")
+def concat(program: Program, node: Node) -> None:
+    """Tensors beside each other; those without numbers add nothing."""
+    rank = len(program.type(node.outputs[0]).shape)
+    constants = program.graph.constants
+    inputs = tuple(name for name in node.inputs if name not in constants or constants[name].size)
+    program.constants.update((name, constants[name]) for name in inputs if name in constants)
+    program.add(node, Concat(node.attributes["axis"] % rank), inputs)
+
+
+@lowers("StridedCopy")
+def strided_copy(program: Program, node: Node) -> None:
+    """What `frontend/views.py` has found to be cut out of a tensor."""
+    program.add(node, Cut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
 
 
 @lowers("Slice")
@@ -126,9 +156,6 @@ def gather_constant(program: Program, node: Node, axis: int, positions: Array) -
     add_remap(program, node, node.inputs[0], indices)
 
 
-# Gather: rows of a table, or one item of an axis.
-
-
 @lowers("Gather")
 def gather(program: Program, node: Node) -> None:
     """Items of data along `axis`, whose numbers are an activation or constant."""
@@ -153,9 +180,6 @@ def gather(program: Program, node: Node) -> None:
     item_bytes = np.dtype(kinds[0].dtype).itemsize
     dtype = cast(Literal["int32", "int64"], index_dtype)
     program.add(node, GatherSpec(outer, length, inner, math.prod(positions), item_bytes, dtype), node.inputs)
-
-
-# ScatterElements, ScatterND, GatherElements and GatherND: an index for each number, or for each slice.
 
 
 @lowers("Scatter", "ScatterElements")
@@ -254,44 +278,12 @@ def _type(program: Program, name: str) -> TensorType:
     return program.type(name) if value is None else TensorType(value.shape, value.dtype.name)
 
 
-@lowers("Concat")
-def concat(program: Program, node: Node) -> None:
-    """Tensors beside each other; those without numbers add nothing."""
-    rank = len(program.type(node.outputs[0]).shape)
-    constants = program.graph.constants
-    inputs = tuple(name for name in node.inputs if name not in constants or constants[name].size)
-    program.constants.update((name, constants[name]) for name in inputs if name in constants)
-    program.add(node, Concat(node.attributes["axis"] % rank), inputs)
-
-
-@lowers("StridedCopy")
-def strided_copy(program: Program, node: Node) -> None:
-    """What `patterns` has found to be cut out of a tensor."""
-    program.add(node, Cut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
-
-
-@lowers("Transpose")
-def transpose(program: Program, node: Node) -> None:
-    """Any order of axes; nothing moves if those longer than 1 keep theirs."""
-    shape = program.type(node.inputs[0]).shape
-    order = tuple(node.attributes.get("perm", range(len(shape))[::-1]))
-    long = [axis for axis in order if shape[axis] > 1]
-    if long == sorted(long):
-        program.views[node.outputs[0]] = node.inputs[0]
-    else:
-        program.add(node, Transpose(order), node.inputs)
-
-
-# Movements whose source is known per axis: from index arrays to the tables and lines of a `RemapSpec`, or to no copy.
-#
-# A movement is given by one array for each axis of the result: which index of the same axis of the source each one
-# shows, -1 where there is none.
-
-_MOST_SEGMENTS = 8
-
-
 def add_remap(program: Program, node: Node, name: str, indices: Sequence[Array], fill: float | int = 0) -> None:
-    """Add the layer that moves tensor `name` as `indices` say, one array for each of its axes, or make it a view."""
+    """Add the layer that moves tensor `name` as `indices` say, or make it a view.
+
+    There is one array for each axis of the result: which index of the same axis of the source each number shows, -1
+    where there is none.
+    """
     kind = program.type(name)
     offsets = [
         np.where(index < 0, -1, index * step).astype(np.int64)
