@@ -21,12 +21,12 @@ opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for
 - **native**: kernels of our own templates compute all layers.
 - **Relax**: TVM's Relax, or a tensor expression, computes some layer. The compiler compares each such layer with
   onnxruntime and does not use it if they differ.
-- **onnxruntime**: a worker runs the whole model with onnxruntime.
+- **onnxruntime**: a worker runs the whole model with onnxruntime, on one core for each request.
 - **not passing**: no answer, or a wrong one. In brackets: those that onnxruntime alone passes.
 
-An operator without a kernel of its own is computed by the simpler operators of its ONNX definition. Inputs that only
-repeat a static output shape (the shape of Reshape) are not read. An index out of range and a division of integers by
-zero are refused, as by onnxruntime ([artifact](../explanation/artifact.md)).
+An operator without a kernel of its own is computed by the simpler operators of its ONNX definition. An index out of
+range and a division of integers by zero are refused, as by onnxruntime
+([artifact](../explanation/artifact.md#element-types)).
 
 These tests feed weights as inputs. With constant weights, as in trained models, Conv, ConvTranspose, LSTM, GRU, RNN,
 Gemm, Pad, Slice, and QuantizeLinear and DequantizeLinear of several scales are native, too.
@@ -65,9 +65,9 @@ def _table(results: Sequence[Result]) -> str:
     for case, outcome in results:
         groups[case.operator].append(outcome)
     native = [name for name in sorted(groups) if all(each.passed and each.how == NATIVE for each in groups[name])]
-    head = "| operator | tests | native | Relax | onnxruntime | not passing | why not compiled |"
+    head = "| operator | tests | why not compiled |"
     rows = [_row(name, groups[name]) for name in sorted(groups.keys() - set(native))]
-    return "\n".join([_all_native(native), "", head, "|---" * 7 + "|", *rows]) + "\n"
+    return "\n".join([_all_native(native), "", head, "|---" * 3 + "|", *rows]) + "\n"
 
 
 def _all_native(names: Sequence[str]) -> str:
@@ -82,11 +82,12 @@ def _row(operator: str, outcomes: Sequence[Outcome]) -> str:
     how = Counter(outcome.how for outcome in outcomes if outcome.passed)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     ours = sum(not outcome.peer_error for outcome in failed)
-    failures = f"{len(failed)} ({ours})" if failed else ""
+    counts = [f"{how[each]} {each}" for each in (NATIVE, RELAX, ONNXRUNTIME) if how[each]]
+    if failed:
+        counts.append(f"{len(failed)} ({ours}) not passing")
     reasons = Counter(short_reason(o.reason or o.error) for o in outcomes if not o.is_compiled or not o.passed)
     why = reasons.most_common(1)[0][0] if reasons else ""
-    cells = [operator, len(outcomes), *(how[each] or "" for each in (NATIVE, RELAX, ONNXRUNTIME)), failures, why]
-    return f"| {' | '.join(map(str, cells))} |"
+    return f"| {operator} | {', '.join(counts)} | {why} |"
 
 
 def short_reason(text: str) -> str:
@@ -102,7 +103,7 @@ def short_reason(text: str) -> str:
 
 def _excluded(excluded: Mapping[str, int]) -> str:
     rows = sorted(excluded.items(), key=lambda item: (-item[1], item[0]))
-    return "\n".join(["| why | tests |", "|---|---|", *(f"| {why} | {count} |" for why, count in rows)]) + "\n"
+    return f"Tests by reason: {', '.join(f'{why} ({count})' for why, count in rows)}.\n"
 
 
 def _untested(results: Iterable[Result]) -> str:
