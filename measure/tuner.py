@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.json_codec import decode
 from gangway.artifact.format import Manifest
+from gangway.artifact.json_codec import decode
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.artifact.tuning import Candidate, Sample, Tuning, tuning_path, write_tuning

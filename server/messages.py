@@ -14,8 +14,7 @@ with the one that asked. A successor gets agreed changes before anything else.
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from gangway.artifact import json_codec
 from gangway.artifact.format import Engine, TensorSpec

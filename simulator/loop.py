@@ -218,7 +218,7 @@ class Simulation:
                 else:
                     self._cores.stop(self._now_us, Stop(query.query_id))
 
-    def _batch_part(self, query_id: int) -> tuple[Query, int | None]:
+    def _position(self, query_id: int) -> tuple[Query, int | None]:
         """Return a query and the layer it is in, None for one that waits."""
         block = self._cores.running.get(query_id)
         return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)

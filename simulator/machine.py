@@ -14,7 +14,7 @@ from typing import overload
 
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.timeline import Place
+from gangway.scheduler.timeline import BatchPart
 from gangway.simulator.block import Block, Control
 from gangway.simulator.results import Counters
 
@@ -137,7 +137,7 @@ class SimulatedCores:
         return ended
 
     def start(
-        self, now_us: float, query: Query, place: Place, model: ModelProfile, start: Start, fraction: float
+        self, now_us: float, query: Query, part: BatchPart, model: ModelProfile, start: Start, fraction: float
     ) -> None:
         """Run a block on cores that are free; a fraction of its first layer is done. Raises ValueError."""
         if not start.cores:
@@ -149,7 +149,7 @@ class SimulatedCores:
             start.versions if any(start.versions) else ()
         )  # one table for all that say "default" in so many words
         block = Block(query, model, start.end_layer, start.cores, versions)
-        block.place = place
+        block.batch_part = part
         block.scale = model.rows_scale(len(start.cores), query.rows)
         block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
         block.enter(fraction, now_us, self._overheads.dispatch_us)

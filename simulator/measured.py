@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.json_codec import decode
-from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
+from gangway.artifact.json_codec import decode
 from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.artifact.writer import write_whole
 
 FOLDER = Path(__file__).parent / "measured_models"
 BATCH_FOLDER = FOLDER / "batches"

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.table import Table
 
 from gangway.scheduler.policy import Decision, Reject, Resize, Start, StartOver, Stop, Wake
-from gangway.scheduler.timeline import Stretch, TimelineWriter
+from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.simulator.block import Block
 from gangway.simulator.machine import Observer
 from gangway.simulator.results import Counters
@@ -127,12 +127,12 @@ class Recorder(Observer):
             self._rows.writerow(("time_us", "decision", "query", "end_layer", "cores", "wanted", "versions", "reason"))
 
     def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
-        """Write a stretch for each core."""
+        """Write a slice for each core."""
         if self._timeline:
             versions = block.versions[begin_layer - block.begin : end_layer - block.begin]
-            number, name, place = block.query.query_id, block.model.name, block.place
-            stretch = Stretch(0, begin_us, end_us, number, name, begin_layer, end_layer, 0, 0, versions, place)
-            self._timeline.add_block(stretch, block.cores)
+            number, name, part = block.query.query_id, block.model.name, block.batch_part
+            core_slice = Slice(0, begin_us, end_us, number, name, begin_layer, end_layer, 0, 0, versions, part)
+            self._timeline.add_block(core_slice, block.cores)
 
     def decided(self, now_us: float, decision: Decision) -> None:
         """Write a row."""

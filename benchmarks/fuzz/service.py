@@ -24,8 +24,8 @@ from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
 from gangway.server.models.tensors import item_bytes
 from gangway.server.repository.loader import complete_config, max_rows
+from gangway.server.requests.contents import Raws
 from gangway.server.requests.validation import RequestPlan, make_plan
-from gangway.server.requests.wire import Raws
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (

@@ -18,9 +18,8 @@ import grpc
 
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
 from gangway.executor.logs import ProcessLog
-from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.memory_budget import MESSAGE_SHARE, MemoryBudget, fresh_s, memory_budget
-from gangway.executor.process import die_with_parent, return_freed_memory, take_short_turns
+from gangway.executor.process import die_with_parent, trim_heap, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
@@ -389,7 +388,7 @@ class MemoryGuard:
         room_bytes = self._budget.room_bytes()
         if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
             self._plane.give_back_waiting()
-            return_freed_memory()
+            trim_heap()
             self._returned_s = time.monotonic()
             room_bytes = self._budget.room_bytes()
         admission, is_full = self._plane.admission, room_bytes < -self._budget.reserve_bytes // 2
@@ -409,7 +408,7 @@ class MemoryGuard:
         if self._most_bytes < self._worth_bytes or now_bytes > IDLE_SHARE * self._most_bytes:
             return False
         self._most_bytes = now_bytes
-        return_freed_memory()
+        trim_heap()
         return True
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from gangway.server.access import UNIX
-from gangway.server.json_dataclass import as_stdin
 from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
 from gangway.server.options.server import (
@@ -26,6 +25,7 @@ from gangway.server.options.server import (
     RepositoryOptions,
 )
 from gangway.server.options.values import FlagGroup, OptionError, boolean, integer
+from gangway.server.process_options import as_stdin
 from gangway.server.tracing.settings import TraceConfig
 
 ACCEPTED_TITLE = "accepted for compatibility, without effect"

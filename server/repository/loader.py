@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest, staging_bytes
-from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, TensorSpec
+from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, TensorSpec, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor import _native
 from gangway.executor.memory_budget import memory_budget

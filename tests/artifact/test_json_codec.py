@@ -11,8 +11,7 @@ import pytest
 from gangway.artifact.json_codec import MAX_INT, MIN_INT, decode, decode_any, encode, encode_tagged
 from gangway.scheduler import messages as control
 from gangway.server import messages
-from gangway.server.front_end_options import FrontEndOptions
-from gangway.server.options.command_line import parse_options
+from gangway.server.options.command_line import FrontEndOptions, parse_options
 
 
 class Colour(StrEnum):

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import CompiledZoo
 from benchmarks.lib.live_server import free_port
+from tests.conftest import CompiledZoo
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
 COMMENT = r"^<!-- (file|run|serve)(?: ([^:\n]+?))?(?:: ([^\n]+?))? -->\n"

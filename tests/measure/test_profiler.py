@@ -193,3 +193,11 @@ def test_generators_obey_and_end() -> None:
         with pytest.raises(TimeoutError):
             generators.set("stream", 100)
     assert process.returncode is not None
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+def test_a_run_on_two_cores_is_one_of_two_workers(artifact: tuple[Path, Manifest]) -> None:
+    with ModelRunner(*artifact, available_cores()[:2], max_rows=1) as runner:
+        for ranks, runs in ((1, [1, 0]), (2, [2, 1])):
+            runner.run(1, ranks)
+            assert [runner.control.status(worker).runs for worker in (0, 1)] == runs

@@ -10,8 +10,8 @@ from gangway.server.errors import ConfigError
 from gangway.server.messages import WHOLE_MODEL
 from gangway.server.models.config import check_ensemble, check_supported, is_ensemble, longest_after
 from gangway.server.repository.ensembles import check_members, load_order
-from tests.helpers.ensemble_configs import Step, config_of, write
 from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
+from tests.helpers.ensemble_configs import Step, config_of, write
 
 X, Y = "x:FP32:4", "y:FP32:4"
 GOOD: list[Step] = [("a", "x=x", "y=t"), ("b", "x=t", "y=y")]

@@ -21,11 +21,11 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.lib.live_server import live_server
 from gangway.zoo import write_model
+from gangway.zoo.catalog import ENSEMBLES
+from gangway.zoo.repository import write_ensemble
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache, flags
 from tests.helpers.ensemble_configs import config_of
-from gangway.zoo.catalog import ENSEMBLES
-from gangway.zoo.repository import write_ensemble
 
 Array = npt.NDArray[Any]
 MODELS = ("simple_string", "simple_identity", "simple_pixels", "simple_image")

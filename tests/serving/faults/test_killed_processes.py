@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 import pytest
 import tritonclient.grpc as triton
 
-from tests.helpers.start_time import back_within_s
 from benchmarks.faults.__main__ import BACK_WITHIN_S, VICTIMS, leaks, try_kills, wrong_answers
 from benchmarks.lib.live_server import is_ready, live_server
 from benchmarks.lib.load import RIGHT, Load, LoadProcess, run_for
 from benchmarks.lib.reference import example_of
+from tests.helpers.start_time import back_within_s
 
 CLIENTS = 16
 TIMEOUT_S = 30

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.processes import open_descriptors
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
 
 
 @pytest.fixture
