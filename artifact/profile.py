@@ -4,7 +4,6 @@ A profile lies in the cache beside the artifact, not inside it: an artifact neve
 cache measure each their own. Only the standard library.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -133,6 +132,8 @@ def whole_machine_id(target: str) -> str:
 
 def machine_id(cpu: str, cores: int, target: str) -> str:
     """Return the id under which measurements of a machine lie in the cache: 12 hex digits of a SHA-256."""
+    import hashlib  # noqa: PLC0415 - 1.5 MB of OpenSSL, which the scheduler does without
+
     return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
 
 

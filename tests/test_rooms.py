@@ -47,6 +47,7 @@ ONLY_IN = {"tvm": ("compiler",), "onnx": ("compiler", "zoo"), "uvicorn": ("serve
 # What is imported late, inside of a function, because it is heavy and seldom needed.
 HEAVY = {
     "concurrent.futures",
+    "hashlib",
     "matplotlib",
     "matplotlib.figure",
     "numpy",
