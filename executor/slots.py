@@ -38,7 +38,8 @@ _REQUEST, _REQUEST_AT = SLOT.writing(
     "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns",
     "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key",
     "blocks", "conflicts", "preemptions", "versions",
-    "rejects_late", "max_queue", "by_bell", "parts", "batch_rows", "leads",
+    "rejects_late", "max_queue", "by_bell", "parts", "batch_rows", "leads", "seen_ns",
+    "started_ns",
 )  # fmt: skip
 _ASKED, _ASKED_AT = SLOT.reading(
     "model_id", "rows", "priority", "arrival_ns", "deadline_ns",
@@ -50,7 +51,7 @@ _TERMS, _TERMS_AT = SLOT.reading(
 )  # fmt: skip
 _OUTCOME, _OUTCOME_AT = SLOT.reading(
     "attempts", "ranks", "arrival_ns", "compute_start_ns", "compute_end_ns",
-    "blocks", "conflicts", "preemptions", "versions", "batch_rows", "leads",
+    "blocks", "conflicts", "preemptions", "versions", "batch_rows", "leads", "seen_ns", "started_ns",
 )  # fmt: skip
 _COUNTS, _COUNTS_AT = SLOT.writing("blocks", "conflicts", "preemptions", "versions")
 _WORD: Final = struct.Struct("<I")
@@ -173,6 +174,8 @@ class SlotOutcome(NamedTuple):
     batch_rows: int = 0
     leads: bool = True
     reason: str = ""  # of INVALID and INTERNAL: the worker's text, one line; empty if there is none
+    seen_ns: int = 0  # CLOCK_MONOTONIC: the scheduler has read the request
+    started_ns: int = 0  # it has decided to run it
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class SlotTable:
             self._view, base + _REQUEST_AT, 0, 0,
             request.model_id, request.rows, request.priority, 0,
             arrival_ns, request.deadline_ns, 0, 0, input_frame, output_frame, request.limit_ns, request.join_key,
-            0, 0, 0, 0, request.rejects_late, request.max_queue, request.by_bell, 0, 0, 0,
+            0, 0, 0, 0, request.rejects_late, request.max_queue, request.by_bell, 0, 0, 0, 0, 0,
         )  # fmt: skip
         inputs, outputs = request.input_offsets, request.output_offsets
         _PLACES[len(inputs)].pack_into(self._view, base + _INPUTS_AT, *inputs)
@@ -250,8 +253,8 @@ class SlotTable:
 
     def outcome(self, slot: int) -> SlotOutcome:
         """Return how a DONE slot ended."""
-        attempts, ranks, arrival_ns, start_ns, end_ns, *counts, batch_rows, leads = _OUTCOME.unpack_from(
-            self._view, slot * SLOT_BYTES + _OUTCOME_AT
+        attempts, ranks, arrival_ns, start_ns, end_ns, *counts, batch_rows, leads, seen_ns, started_ns = (
+            _OUTCOME.unpack_from(self._view, slot * SLOT_BYTES + _OUTCOME_AT)
         )
         number = _native.slot_read(self._view, slot)[1]
         return SlotOutcome(
@@ -264,6 +267,8 @@ class SlotTable:
             batch_rows,
             leads != 0,
             self._reason(slot, number) if number and attempts else "",
+            seen_ns,
+            started_ns,
         )
 
     def _reason(self, slot: int, status: int) -> str:
@@ -315,10 +320,9 @@ class SlotTable:
         policy = (rejects_late != 0, max_queue, join_key)
         return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, *policy, cancelled != 0, attempts)
 
-    def is_submitted(self, slot: int, generation: int) -> bool:
-        """Whether the slot is SUBMITTED in this use of it."""
-        state, _, present = _native.slot_read(self._view, slot)
-        return state == SlotState.SUBMITTED and present == generation
+    def see(self, slot: int, generation: int) -> bool:
+        """Whether the slot is SUBMITTED in this use of it; note when the scheduler first knew."""
+        return _native.slot_see(self._view, slot, generation)
 
     def count(self, slot: int, counts: SlotCounts) -> None:
         """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""

@@ -76,7 +76,7 @@ class RequestTable:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
         table = self.tables[front_end]
         key = (front_end, slot, generation)
-        if not table.is_submitted(slot, generation) or key in self._by_slot:
+        if not table.see(slot, generation) or key in self._by_slot:
             return None
         terms = table.terms(slot)
         if terms.cancelled:

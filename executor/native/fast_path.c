@@ -100,9 +100,8 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
     const struct slot_table *table = &path->tables[front_end];
     if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return false;
     struct slot *slot = &table->slots[message->request.slot];
-    uint64_t word = atomic_load(&slot->word);
     uint32_t generation = message->request.generation;
-    if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return true; /* stale, or a duplicate */
+    if (!slot_see(slot, generation)) return true; /* stale, or a duplicate */
     struct fast_worker *worker;
     struct worker_slot *place = is_plain(path, slot) ? find_worker_slot(path, &worker) : NULL;
     if (!place) return false;

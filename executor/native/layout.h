@@ -156,6 +156,8 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
     FIELD(uint32_t, batch_rows, )      /* of the batch that it was executed in */                                             \
     FIELD(_Atomic uint32_t, leads, )   /* statistics count its batch by it: one request of each batch leads */                \
+    FIELD(uint64_t, seen_ns, )         /* for traces: the scheduler has read the request, 0: it has not */                    \
+    FIELD(uint64_t, started_ns, )      /* the scheduler has decided; the workers are told next */                             \
     FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; used only if there are several */                                 \
     FIELD(_Atomic uint32_t, failure, ) /* the status of its computation so far; STATUS_OK at its start */                     \
     FIELD(_Alignas(CACHE_LINE) uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \

@@ -45,6 +45,14 @@ FUNCTION(py_slot_change) {
     FINISH;
 }
 
+FUNCTION(py_slot_see) {
+    unsigned int number, generation;
+    PARSE("II", &number, &generation);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyBool_FromLong(slot_see(slot, generation));
+    FINISH;
+}
+
 FUNCTION(py_slot_start) {
     unsigned int number, generation, parts, batch_rows;
     int leads;
@@ -152,6 +160,7 @@ PyMethodDef slot_methods[] = {
     METHOD(slot_acquire),
     METHOD(slot_read),
     METHOD(slot_change),
+    METHOD(slot_see),
     METHOD(slot_start),
     METHOD(slot_lead),
     METHOD(slot_part_is_done),

@@ -29,9 +29,17 @@ bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t
     return true;
 }
 
+bool slot_see(struct slot *slot, uint32_t generation) {
+    uint64_t word = atomic_load(&slot->word);
+    if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return false;
+    if (!slot->seen_ns) slot->seen_ns = now_ns();
+    return true;
+}
+
 bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t batch_rows, bool leads) {
     if (!slot_change(slot, generation, 1u << SLOT_SUBMITTED, SLOT_RUNNING, STATUS_OK)) return false;
     atomic_fetch_add(&slot->attempts, 1);
+    slot->started_ns = now_ns();
     slot->parts = parts;
     slot->batch_rows = batch_rows ? batch_rows : slot->rows;
     atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);

@@ -12,6 +12,8 @@ void slot_reset(struct slot *slot);
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
 /* To `state` and `status`, if the generation matches and the present state's bit is set in `mask`. Wakes no process. */
 bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t state, uint32_t status);
+/* Whether the slot is SUBMITTED with this generation. Notes when the scheduler first knew. */
+bool slot_see(struct slot *slot, uint32_t generation);
 /* SUBMITTED -> RUNNING, in so many parts (1 to MAX_PARTS), as one of a batch of `batch_rows` rows (0: its own), which it may lead. Counts
  * an attempt. False: it is not SUBMITTED with this generation. */
 bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t batch_rows, bool leads);

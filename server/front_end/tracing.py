@@ -49,6 +49,7 @@ class Traced(Protocol):
     call: ClientCall
     begin_ns: int
     submitted_ns: int
+    finished_ns: int
     end_ns: int
 
     @property
@@ -83,6 +84,7 @@ class Sampled(NamedTuple):
     inputs: tuple[bytes, ...] | None = None  # None: not wanted, or too large
     response: bytes | None = None
     steps: Sequence[ModelRun] = ()  # of an ensemble
+    finished_ns: int = 0
 
     def record(self) -> TraceRecord:
         """Return what the exporter gets."""
@@ -116,6 +118,9 @@ class Sampled(NamedTuple):
             timestamps="TIMESTAMPS" in self.sampler.setting.level,
             tensors=self._tensors(),
             steps=[_step_record(step) for step in self.steps],
+            seen_ns=outcome.seen_ns if outcome else 0,
+            started_ns=outcome.started_ns if outcome else 0,
+            finished_ns=self.finished_ns,
         )
 
     def _tensors(self) -> list[TensorRecord]:
@@ -243,7 +248,15 @@ class Tracer:
             inputs = small_copies(contents) if sampler.tensors else None
             outputs = response if sampler.tensors and len(response) <= MAX_TENSORS_BYTES else None
             known = _known(request, sampler, parent)
-            self._put(known._replace(outcome=request.outcome, inputs=inputs, response=outputs, steps=steps))
+            self._put(
+                known._replace(
+                    outcome=request.outcome,
+                    inputs=inputs,
+                    response=outputs,
+                    steps=steps,
+                    finished_ns=request.finished_ns,
+                )
+            )
 
     def not_executed(self, request: Traced, error: RequestError | None = None) -> None:
         """Note a request that failed, or whose answer was in the cache, if it is one to trace."""

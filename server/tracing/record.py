@@ -79,6 +79,9 @@ class TraceRecord(NamedTuple):
     timestamps: bool
     tensors: list[TensorRecord]
     steps: Sequence[StepRecord] = ()
+    seen_ns: int = 0  # the scheduler has read it
+    started_ns: int = 0  # the scheduler has chosen its cores
+    finished_ns: int = 0  # the front end has heard that it is computed
 
     def encode(self) -> str:
         """Return the record as JSON."""
@@ -99,8 +102,18 @@ class TraceRecord(NamedTuple):
         """Return Triton's instants of the request at its model."""
         instants = [("REQUEST_START", self.arrival_ns)]
         if self.submitted_ns:
-            instants += [("QUEUE_START", self.submitted_ns), ("INFER_RESPONSE_COMPLETE", self.end_ns)]
+            instants += [("QUEUE_START", self.submitted_ns), *self._of_schedule()]
+            instants += [("INFER_RESPONSE_COMPLETE", self.end_ns)]
         return [*instants, ("REQUEST_END", self.end_ns)]
+
+    def _of_schedule(self) -> list[tuple[str, int]]:
+        """Triton has no such instants; its tools pass over them."""
+        instants = (
+            ("SCHEDULE_START", self.seen_ns),
+            ("SCHEDULE_END", self.started_ns),
+            ("RESPONSE_START", self.finished_ns),
+        )
+        return [(name, ns) for name, ns in instants if ns]
 
     def of_compute(self) -> list[tuple[str, int]]:
         """Return Triton's instants of the computation, which an ensemble does not have: its steps do."""

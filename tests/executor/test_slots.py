@@ -125,7 +125,23 @@ def test_parts_that_a_request_cannot_have(table, parts):
     slot, generation = submitted(table)
     with pytest.raises(ValueError, match="parts"):
         table.start(slot, generation, parts)
-    assert table.is_submitted(slot, generation)
+    assert table.see(slot, generation)
+
+
+def test_the_scheduler_leaves_instants_for_traces(table):
+    slot, generation = submitted(table)
+    assert not table.see(slot, generation - 1)
+    assert table.outcome(slot).seen_ns == 0, "another use of the slot"
+    begin_ns = time.monotonic_ns()
+    assert table.see(slot, generation)
+    assert table.start(slot, generation)
+    assert not table.see(slot, generation)
+    table.finish(slot, generation, SlotStatus.OK)
+    outcome = table.outcome(slot)
+    assert begin_ns <= outcome.seen_ns <= outcome.started_ns <= time.monotonic_ns()
+    table.release(slot)
+    slot, _ = submitted(table)
+    assert table.outcome(slot).seen_ns == 0
 
 
 def set_parts_done(table, slot, mask):

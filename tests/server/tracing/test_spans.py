@@ -78,7 +78,8 @@ def test_three_spans_say_what_became_of_a_request(traced: Traced) -> None:
         *("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
     ]
     assert [name for name, _ in model.events] == [
-        *("REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END")
+        *("REQUEST_START", "QUEUE_START", "SCHEDULE_START", "SCHEDULE_END", "RESPONSE_START"),
+        *("INFER_RESPONSE_COMPLETE", "REQUEST_END"),
     ]
     assert [name for name, _ in compute.events] == [
         *("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
