@@ -96,6 +96,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.frontend
+	$(BIN)/python -m benchmarks.way
 	$(BIN)/python -m benchmarks.http_frontend
 	$(BIN)/python -m benchmarks.metrics_cost
 	$(BIN)/python -m benchmarks.trace_cost

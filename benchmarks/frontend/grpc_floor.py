@@ -1,12 +1,14 @@
 """A gRPC server of the same library and with the same settings as ours that does nothing but answer.
 
 `python -m benchmarks.frontend.grpc_floor PORT ANSWERS CORE`: ANSWERS/MODEL has what ModelInfer answers for a model.
+Its ModelStatistics answers when messages have come since the last time: CLOCK_MONOTONIC, ns, 8 bytes each.
 """
 
 import os
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,15 +61,27 @@ def _answer(name: str, example: Example) -> bytes:
 
 def serve(port: int, answers: Mapping[bytes, bytes]) -> None:
     """Serve until the process is ended."""
+    came_ns = array("q")
 
     def infer(message: bytes, _context: grpc.ServicerContext) -> bytes:
+        came_ns.append(time.monotonic_ns())
         return answers[message[2 : 2 + message[1]]]  # the model's name is the first field
 
     def ok(_message: bytes, _context: grpc.ServicerContext) -> bytes:
         return b""
 
+    def statistics(_message: bytes, _context: grpc.ServicerContext) -> bytes:
+        taken = came_ns.tobytes()
+        del came_ns[:]
+        return taken
+
     server = grpc.server(ThreadPoolExecutor(THREADS), options=channel_options(GrpcOptions()))
-    methods = {"ModelInfer": infer, "SystemSharedMemoryRegister": ok, "SystemSharedMemoryUnregister": ok}
+    methods = {
+        "ModelInfer": infer,
+        "ModelStatistics": statistics,
+        "SystemSharedMemoryRegister": ok,
+        "SystemSharedMemoryUnregister": ok,
+    }
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.strip("/"), handlers),))
     server.add_insecure_port(f"127.0.0.1:{port}")

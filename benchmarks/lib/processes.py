@@ -42,6 +42,25 @@ def cpu_ns(pid: int) -> int:
     return total
 
 
+class CoreUse(NamedTuple):
+    """What threads have used so far: nanoseconds on a core and waiting for one, and how often they were given one."""
+
+    run_ns: int = 0
+    wait_ns: int = 0
+    turns: int = 0
+
+
+def core_use(pid: int) -> CoreUse:
+    """Return the sum over a process's living threads; zeros when it has ended."""
+    used = [(0, 0, 0)]
+    with suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            with suppress(OSError):
+                run_ns, wait_ns, turns = map(int, (task / "schedstat").read_text().split())
+                used.append((run_ns, wait_ns, turns))
+    return CoreUse(*map(sum, zip(*used, strict=True)))
+
+
 def process_cpu_ns(pid: int) -> int:
     """Return nanoseconds that the process has run, to a tick, threads that have ended included. Raises OSError."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -90,7 +90,8 @@ class Report:
 def start_report(title: str) -> Report:
     """Print what is measured, where, and by which command. From now on SIGTERM ends the servers that run, too."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    module = Path(sys.argv[0]).stem
+    program = Path(sys.argv[0])
+    module = program.parent.name if program.stem == "__main__" else program.stem
     report = Report(title, describe_machine(), f"python -m benchmarks.{module} {shlex.join(sys.argv[1:])}".strip())
     print(f"{title}\nmachine: {', '.join(f'{key} {value}' for key, value in report.machine.items())}")
     print(f"command: {report.command}\n", flush=True)

@@ -1,0 +1,1 @@
+"""Where the time of a single request goes: `python -m benchmarks.way`."""
