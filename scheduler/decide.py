@@ -187,6 +187,7 @@ class Dispatcher:
             self._way_back_us,
             errors,
             times.errors.gang_slowdown,
+            queued.oldest_us,
         )
         return snapshot, units, wake_us
 

@@ -79,6 +79,7 @@ class Snapshot:
     way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
     prediction_errors: Mapping[int, float] = field(default_factory=dict)  # by model: time over prediction, lately
     gang_slowdown: float = 1.0  # the same of gangs of several cores, over that of gangs of one
+    oldest_us: float | None = None  # arrival of the oldest that waits, shown or not; None: all are shown
 
 
 @value(frozen=True, slots=True)

@@ -165,6 +165,11 @@ class WaitingQueries(_ByArrival):
                 self._add_to_group(self._groups, query)
         return self._groups.values()
 
+    @property
+    def oldest_us(self) -> float | None:
+        """Arrival of the oldest; None if there is none."""
+        return self.in_order[0].arrival_us if self.in_order else None
+
     def add(self, query: Query) -> None:
         """Put a new or a stopped query in its place."""
         super().add(query)

@@ -44,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _simulate(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options)
-    if options.rate is None and not any(scenario.targets_us):
+    if options.rate is None and options.clients is None and not any(scenario.targets_us):
         raise WorkloadError(f"mix '{scenario.mix.name}' has no targets to search for: give --qos or --rate")
     importlib.import_module("matplotlib")  # missing, it is better missed now than after the work
     title = f"{scenario.mix.name}, {options.cores} cores, {options.queries} queries, seed {options.seed}"
     runs = [_run(policy, scenario, options) for policy in options.policy]
     for run in runs:
         write_csv(options.output / f"{file_stem(run.policy)}.csv", run)
-    if options.rate is None:
+    if options.rate is None and options.clients is None:
         write_probes(options.output / "search.csv", runs)
     draw(options.output / "policies.png", runs, title)
     console.print(table(runs, title))
@@ -63,7 +63,7 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
 def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
     with ProgressBars(Console(stderr=True), SpinnerColumn()) as progress:
         progress.add_task(policy)
-        rate: float | None = options.rate
+        rate: float | None = options.rate if options.clients is None else math.nan
         probes: tuple[Probe, ...] = ()
         if rate is None:
             goal = Goal(options.satisfied / 100, options.each)
@@ -88,7 +88,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         mix = mix.with_qos(parse_qos(options.qos))
     measured = read_models(options.profile)
     batching = Batching(max(options.batch, options.rows)) if options.batch > 1 else None
-    requests = Requests(options.rows, options.burst, batching)
+    requests = Requests(options.rows, options.burst, batching, options.clients)
     return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share, requests)
 
 
@@ -107,8 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--qos", metavar="MS|Nx", help="the same target for all models: milliseconds, or times isolated (the mix's own)"
     )
-    add("--rate", type=_rate, default=None, metavar="R|search",
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--rate", type=_rate, default=None, metavar="R|search",
         help="queries per second, or the highest rate that reaches the goal (search)")  # fmt: skip
+    load.add_argument("--clients", type=_count, default=None, metavar="N",
+        help="a closed loop: N clients that each ask again when they have an answer")  # fmt: skip
     add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
     add("--each", action="store_true", help="the goal holds for each model, not for all queries together")
     add("--queries", type=_count, default=20_000, metavar="N", help="in one run (20000)")

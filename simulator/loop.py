@@ -83,6 +83,9 @@ class Simulation:
         self._waiting = WaitingQueries()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
+        self._sent: list[tuple[float, int, int, int]] = []  # heap: arrivals of a closed loop, as of the stream
+        self._first = len(arrivals) if arrivals.clients is None else min(arrivals.clients, len(arrivals))
+        self._next = self._first  # number of the next request of a closed loop
         self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
         self._wake_us = NEVER
         self._form_us = NEVER  # the former of batches wants to look again
@@ -93,9 +96,12 @@ class Simulation:
     def run(self) -> Result:
         """Return what became of each request."""
         stream, cores, waiting, results = self._stream(), self._cores, self._waiting, self._results
+        sent = self._sent
         arrival = next(stream, None)
-        while (arrival is not None or self._received or cores.running or waiting) and not results.gave_up:
+        while (arrival is not None or sent or self._received or cores.running or waiting) and not results.gave_up:
             arrival_us = arrival[0] if arrival is not None else NEVER
+            if sent:
+                arrival_us = min(arrival_us, sent[0][0])
             watch_us = self._watch_us()
             received_us = self._received[0][0] if self._received else NEVER
             now_us = min(arrival_us, received_us, cores.next_us, self._wake_us, self._form_us, watch_us)
@@ -114,6 +120,8 @@ class Simulation:
             while arrival is not None and arrival[0] <= now_us:
                 self._receive(*arrival)
                 arrival = next(stream, None)
+            while sent and sent[0][0] <= now_us:
+                self._receive(*heapq.heappop(sent))
             while self._received and self._received[0][0] <= now_us:
                 self._arrive(*heapq.heappop(self._received))
                 happened = True
@@ -129,12 +137,20 @@ class Simulation:
     def _stream(self) -> Iterator[tuple[float, int, int, int]]:
         """Yield (arrival, number, model, rows) as Python numbers, a few thousand at a time."""
         arrivals = self._arrivals
-        for first in range(0, len(arrivals), ARRIVALS_AT_ONCE):
-            some = slice(first, first + ARRIVALS_AT_ONCE)
+        for first in range(0, self._first, ARRIVALS_AT_ONCE):
+            some = slice(first, min(self._first, first + ARRIVALS_AT_ONCE))
             rows = repeat(1) if arrivals.rows is None else arrivals.rows[some].tolist()
             times_us, models = arrivals.times_us[some].tolist(), arrivals.models[some].tolist()
             for number, (time_us, model, count) in enumerate(zip(times_us, models, rows, strict=False), first):
                 yield time_us, number, model, count
+
+    def _follow(self, at_us: float) -> None:
+        """In a closed loop a client sends its next request when it has an answer."""
+        arrivals, number = self._arrivals, self._next
+        if number < len(arrivals):
+            self._next += 1
+            rows = 1 if arrivals.rows is None else int(arrivals.rows[number])
+            heapq.heappush(self._sent, (at_us, number, int(arrivals.models[number]), rows))
 
     def _receive(self, arrival_us: float, number: int, model_id: int, rows: int) -> None:
         """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
@@ -188,7 +204,9 @@ class Simulation:
                 self._results.answered(request, answered_us)
                 self._policy.finished(request, answered_us)
             else:
-                self._results.refused(request, self._now_us + overheads.answer_us)
+                answered_us = self._now_us + overheads.answer_us
+                self._results.refused(request, answered_us)
+            self._follow(max(answered_us, self._now_us))
 
     # -- those that are refused when they are late
 
@@ -261,6 +279,7 @@ class Simulation:
             cores.level,
             self._leases,
             self._machine.overheads.answer_us,
+            oldest_us=self._waiting.oldest_us,
         )
         self._counters.decisions += 1
         for decision in self._policy.decide(snapshot):

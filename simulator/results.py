@@ -65,7 +65,8 @@ class ResultRecorder:
     def __init__(self, models: Mapping[int, ModelProfile], arrivals: Arrivals, limits: Limits | None) -> None:
         count = len(arrivals)
         self._names = tuple(models[number].name for number in range(len(models)))
-        self._arrivals = arrivals
+        self._models = arrivals.models
+        self._times_us = arrivals.times_us.copy()  # of a closed loop as they become known
         self._limits = limits
         self._late = [0] * len(models)
         self._latency_us = np.full(count, np.nan)
@@ -89,6 +90,7 @@ class ResultRecorder:
 
     def answered(self, request: Query, at_us: float) -> None:
         """The client has the answer."""
+        self._times_us[request.query_id] = request.arrival_us
         self._latency_us[request.query_id] = at_us - request.arrival_us
         if request.deadline_us is not None and at_us > request.deadline_us:
             self._late[request.model_id] += 1
@@ -99,6 +101,7 @@ class ResultRecorder:
 
     def refused(self, request: Query, at_us: float) -> None:
         """The client knows that there will be no answer."""
+        self._times_us[request.query_id] = request.arrival_us
         self._latency_us[request.query_id] = at_us - request.arrival_us
         self._status[request.query_id] = REFUSED
 
@@ -108,6 +111,5 @@ class ResultRecorder:
             unfinished = np.isnan(self._latency_us)
             self._latency_us[unfinished] = 0.0
             self._status[unfinished] = UNFINISHED
-        arrivals = self._arrivals
-        outcomes = Outcomes(self._names, arrivals.models, arrivals.times_us, self._latency_us, self._status, STATUSES)
+        outcomes = Outcomes(self._names, self._models, self._times_us, self._latency_us, self._status, STATUSES)
         return Result(outcomes, self._queue_us, counters, end_us, self.gave_up)

@@ -40,12 +40,16 @@ class PolicyRun:
 def run_policy(
     policy: str, scenario: Scenario, rate_per_s: float, queries: int, seed: int, observer: Observer | None = None
 ) -> PolicyRun:
-    """Simulate a policy, by its name, at a rate. Raises ValueError for a policy that is not known."""
+    """Simulate a policy, by its name, at a rate, or in the scenario's closed loop, which finds one.
+
+    Raises ValueError for a policy that is not known.
+    """
     arrivals = scenario.arrivals(rate_per_s, queries, seed)
     batching = scenario.requests.batching
     result = simulate(make_policy(policy), scenario.models, arrivals, scenario.machine, observer, batching=batching)
     summary = summarise(result.outcomes, {TARGET: scenario.targets_us}, scenario.isolated_us)
     core_use = result.counters.core_busy_us / (result.end_us * scenario.machine.cores)
+    rate_per_s = rate_per_s if scenario.requests.clients is None else summary.total.qps
     return PolicyRun(policy, rate_per_s, result, summary, core_use)
 
 

@@ -1,8 +1,10 @@
 """A mix of models on a machine of N cores, ready to be simulated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.profiles import ModelProfile
@@ -10,7 +12,7 @@ from gangway.simulator.batching import Batching
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
-from gangway.workload.arrivals import Arrivals, bursts, poisson
+from gangway.workload.arrivals import Arrivals, bursts, closed_loop, poisson
 from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
 
@@ -24,11 +26,15 @@ OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
 
 @dataclass(frozen=True)
 class Requests:
-    """What arrives: `burst` requests of `rows` rows each at a time. `batching`: what becomes of them; None: nothing."""
+    """What arrives: `burst` requests of `rows` rows each at a time. `batching`: what becomes of them; None: nothing.
+
+    `clients`: in a closed loop, so many requests under way at any time; None: an open loop.
+    """
 
     rows: int = 1
     burst: int = 1
     batching: Batching | None = None
+    clients: int | None = None
 
     @property
     def in_batches(self) -> bool:
@@ -56,7 +62,10 @@ class Scenario:
         return tuple(isolated_us(model, self.requests.rows) for model in self.models.values())
 
     def arrivals(self, rate_per_s: float, count: int, seed: int) -> Arrivals:
-        """Return Poisson arrivals of at least `count` requests, `rate_per_s` on average, in bursts if wanted."""
+        """Return at least `count` requests: of clients in a closed loop, or Poisson arrivals, in bursts if wanted."""
+        if self.requests.clients is not None:
+            rows = None if self.requests.rows == 1 else np.full(count, self.requests.rows, dtype=np.int64)
+            return replace(closed_loop(self.mix, self.requests.clients, count, seed), rows=rows)
         burst = self.requests.burst
         return bursts(poisson(self.mix, rate_per_s / burst, -(-count // burst), seed), burst, self.requests.rows)
 

@@ -18,12 +18,14 @@ Integers = npt.NDArray[np.int64]
 class Arrivals:
     """Queries in order of time. `times_us` [Q] from the beginning of the run; `models` [Q] index `mix.models`.
 
-    `rows` [Q]: of each; None: all have one.
+    `rows` [Q]: of each; None: all have one. `clients`: in a closed loop so many queries come at first, and one more
+    whenever one is answered. Their `times_us` are 0.
     """
 
     times_us: Floats
     models: Integers
     rows: Integers | None = None
+    clients: int | None = None
 
     def __len__(self) -> int:
         return len(self.times_us)
@@ -43,11 +45,23 @@ def poisson(mix: Mix, rate_per_s: float, count: int, seed: int) -> Arrivals:
     if not rate_per_s > 0:
         raise WorkloadError(f"the rate must be positive, not {rate_per_s}")
     gaps_seed, models_seed = np.random.SeedSequence(seed).spawn(2)
-    # -log(1 - u) of uniform numbers, and a search in cumulated shares: `random` is the stream numpy keeps stable.
+    # -log(1 - u) of uniform numbers: `random` is the stream numpy keeps stable.
     gaps = -np.log1p(-np.random.Generator(np.random.PCG64(gaps_seed)).random(count))
-    drawn = np.random.Generator(np.random.PCG64(models_seed)).random(count)
-    bounds = np.cumsum(mix.shares)[:-1]
-    return Arrivals(np.cumsum(gaps) * (1e6 / rate_per_s), np.searchsorted(bounds, drawn, side="right"))
+    return Arrivals(np.cumsum(gaps) * (1e6 / rate_per_s), _drawn(mix, count, models_seed))
+
+
+def closed_loop(mix: Mix, clients: int, count: int, seed: int) -> Arrivals:
+    """Return `count` queries of so many clients that each wait for an answer before they ask again.
+
+    Each query is of a model drawn by the mix's weights. Raises WorkloadError for weights that are not resolved.
+    """
+    models_seed = np.random.SeedSequence(seed).spawn(2)[1]
+    return Arrivals(np.zeros(count), _drawn(mix, count, models_seed), clients=clients)
+
+
+def _drawn(mix: Mix, count: int, seed: np.random.SeedSequence) -> Integers:
+    drawn = np.random.Generator(np.random.PCG64(seed)).random(count)
+    return np.searchsorted(np.cumsum(mix.shares)[:-1], drawn, side="right")
 
 
 def poisson_for(mix: Mix, rate_per_s: float, seconds: float, seed: int) -> Arrivals:

@@ -83,12 +83,20 @@ def test_what_cannot_be_done(tmp_path, capsys, arguments, message):
         (("--queries", 1.5), "whole"),
         (("--rate", "fast"), "positive number"),
         (("--satisfied", 101), "100 percent"),
+        (("--rate", 5, "--clients", 2), "not allowed with"),
     ],
 )
 def test_wrong_usage(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_info:
         simulate(*arguments, "-o", tmp_path)
     assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_closed_loop_has_the_rate_that_it_finds(tmp_path, capsys):
+    arguments = ("--cores", 2, "--mix", "resnet50=1", "--clients", 4, "--queries", 100, "-o", tmp_path)
+    assert simulate(*arguments) == 0
+    found = rows(tmp_path / f"{DEFAULT_POLICY}.csv")[-1]
+    assert int(found["queries"]) == 100 and float(found["rate_per_s"]) == pytest.approx(float(found["qps"]), rel=1e-3)
 
 
 def test_bursts_of_requests_in_batches(tmp_path, capsys):
