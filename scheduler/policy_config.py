@@ -118,6 +118,16 @@ class Fairness:
 
 
 @dataclass(frozen=True, slots=True)
+class LateBound:
+    """A late query goes first once it has waited so much longer than whom order of arrival would serve now."""
+
+    enabled: bool = True
+    factor: float = 3.0  # times that wait; a price that is set
+    shorter_share: float = 0.5  # of its rest: shorter queries still go first; bound
+    max_wait_us: float = 1_000_000.0  # if order of arrival made requests wait for longer, they are too many; bound
+
+
+@dataclass(frozen=True, slots=True)
 class Aging:
     """The oldest query behind its virtual deadline has the machine for a bounded share of the time: nothing starves."""
 
@@ -294,6 +304,7 @@ class PolicyConfig:
     latest_start: LatestStart = LatestStart()
     foresight: Foresight = Foresight()
     fairness: Fairness = Fairness()
+    late_bound: LateBound = LateBound()
     aging: Aging = Aging()
     brief: Brief = Brief()
     restarts: Restarts = Restarts()

@@ -251,7 +251,7 @@ def _sums(values: Iterable[float]) -> Sequence[float]:
 
 INFINITE = float("inf")
 # Tiers of the `gangway` policy, the first ones are served first (`policies/gangway.py`).
-BRIEF, AGED, BACKFILL, ON_TIME, AT_RISK, BEST_EFFORT = range(6)
+BRIEF, AHEAD, AGED, BACKFILL, ON_TIME, AT_RISK, BEST_EFFORT = range(7)
 
 
 class Outlook:

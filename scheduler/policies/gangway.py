@@ -12,7 +12,8 @@ How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goe
 time. Priority classes go strictly first. Within a class a query is of one of these tiers:
 
 - `BRIEF`: it computes no longer than a switch takes, late or not, within a bounded share of the machine;
-- `AGED`: one query that has been `BEST_EFFORT` for long, within a bounded share of the machine;
+- `AHEAD`: it is shorter by half than all late queries that have waited for too long;
+- `AGED`: it is late and has waited for too long, or it has been `BEST_EFFORT` for long, within a share of the machine;
 - `BACKFILL`: `AT_RISK` or just late, but shorter than all `ON_TIME` ones, none of which is late if it goes first;
 - `ON_TIME`: it is in time if all of this tier run in order of their deadlines;
 - `AT_RISK`: it is given up so that the others are in time;
@@ -23,7 +24,14 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from gangway.scheduler.policies.gangway_overload import Aging, Brief, FairnessWeights, Foresight, excess_stopped
+from gangway.scheduler.policies.gangway_overload import (
+    Aging,
+    ArrivalOrder,
+    Brief,
+    FairnessWeights,
+    Foresight,
+    excess_stopped,
+)
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.policy_config import (
     DEFAULT,
@@ -36,6 +44,7 @@ from gangway.scheduler.policy_config import (
 )
 from gangway.scheduler.prediction import (
     AGED,
+    AHEAD,
     AT_RISK,
     BACKFILL,
     BEST_EFFORT,
@@ -62,6 +71,7 @@ class Gangway(Policy):
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
         self.brief_first = config.brief.enabled
+        self._arrival_order = ArrivalOrder(config.late_bound)
         self._aging = Aging(config.aging)
         self._brief = Brief(config.brief)
         self._foresight = Foresight(config)
@@ -79,6 +89,7 @@ class Gangway(Policy):
         works += [Work(block.query, block, snapshot, config) for block in snapshot.running]
         classify(works, config.virtual_deadlines)
         self._foresight.give_up(works, snapshot)
+        self._arrival_order.promote(works, snapshot)
         self._aging.promote(works, snapshot)
         any_brief = self._brief.promote(works, snapshot)
         over = excess_stopped(works, snapshot.core_count, config.restarts)
@@ -104,10 +115,12 @@ class Gangway(Policy):
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""
+        self._arrival_order.arrived(query)
         self._foresight.arrived(query)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Note whether a deadline was met."""
+        self._arrival_order.finished(query, now_us)
         self._fairness.note(query, now_us)
 
 
@@ -191,6 +204,8 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     found = False
     for index, work in enumerate(ordered):
         if work.tier != ON_TIME:
+            if work.tier < ON_TIME:
+                planned_us += machine_us(work, core_count)
             continue
         area_us = machine_us(work, core_count)
         if area_us > work.slack_us:
@@ -265,7 +280,9 @@ def ask(work: Work, snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> None:
     gang = work.query.cores
     if not gang:
         gang = work.outlook.efficient_cores(busy_efficiency(snapshot.gang_slowdown, config))
-        may_grow = work.tier == ON_TIME and gang < work.most and config.deadline_gangs.enabled
+        may_grow = (
+            work.tier in (AHEAD, ON_TIME) and work.slack_us > 0 and gang < work.most and config.deadline_gangs.enabled
+        )
         if may_grow and work.remaining_us(gang) * work.margin > work.slack_us:
             gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
     work.gang = gang = gang if gang < work.most else work.most
@@ -396,7 +413,8 @@ def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) ->
     """Return whether taking cores from a running query now is better than waiting for its end.
 
     - A higher class always preempts a lower one. In a class, nobody is preempted with less than a switch to go.
-    - `BRIEF` and `AGED` preempt all but each other; `BEST_EFFORT` victims yield to `ON_TIME` and better.
+    - `BRIEF` preempts all; `BEST_EFFORT` victims yield to `ON_TIME` and better.
+    - An `AGED` query preempts no others, and yields only to a query that is less than half as long.
     - An `AT_RISK` or `BACKFILL` victim yields to a query that it would make late, if its cores x time / weight are more
       than twice that query's: it may still be in time, so it is one deadline for another.
     - An `ON_TIME` victim yields if it is in time all the same, and saves a deadline by it; or gives up only some of its
@@ -407,15 +425,13 @@ def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) ->
     wait_us = victim.remaining_us(victim.cores)
     if wait_us <= SWITCH_US or first.tier > ON_TIME:
         return False
-    if first.tier == BRIEF:
+    if first.tier == BRIEF or victim.tier == BEST_EFFORT:
         return True
-    if victim.tier == AGED:
-        return False
-    if first.tier == AGED or victim.tier == BEST_EFFORT:
-        return True
+    if AGED in (victim.tier, first.tier):
+        return victim.tier == AGED and first.least_us <= wait_us / 2
     first_us = first.remaining_us(first.grant)
     saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
-    if victim.tier != ON_TIME:
+    if victim.tier not in (AHEAD, ON_TIME):
         factor = config.trading.min_length_factor
         longer = wait_us * victim.cores / victim.weight > factor * first_us * first.grant / first.weight
         return saves and longer and config.trading.enabled

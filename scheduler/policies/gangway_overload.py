@@ -5,7 +5,8 @@ Of the `gangway` policy. A decision calls these in turn (`gangway.Gangway.decide
 passes, up to what may be spent at once.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -13,7 +14,19 @@ from gangway.scheduler import policy_config
 from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query, Snapshot
 from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
-from gangway.scheduler.prediction import AGED, AT_RISK, BEST_EFFORT, BRIEF, ON_TIME, Work, busy_efficiency, outlook
+from gangway.scheduler.prediction import (
+    AGED,
+    AHEAD,
+    AT_RISK,
+    BEST_EFFORT,
+    BRIEF,
+    INFINITE,
+    ON_TIME,
+    Work,
+    busy_efficiency,
+    outlook,
+)
+from gangway.scheduler.profiles import ModelProfile
 
 
 @dataclass(slots=True)
@@ -105,6 +118,80 @@ class Foresight:
 def _needed_us(work: Work, core_count: int) -> float:
     """Return how long the whole machine has to do with a query that has all cores that it can use."""
     return work.least_us * work.margin * work.most / core_count
+
+
+ROUNDING_US = 1.0  # of sums over all requests
+MAX_ANSWERED = 65_536  # requests that order of arrival would have answered, and that may still wait; a bound
+
+
+class ArrivalOrder:
+    """Bounds how long a late query waits: by `factor` times what order of arrival would have made it wait.
+
+    As much work gets done in any order. So order of arrival would have answered a request when as much has been done as
+    had arrived with it. Work is time on a single core, as predicted: what it takes in reality is the same in any order.
+    """
+
+    def __init__(self, config: policy_config.LateBound = policy_config.DEFAULT.late_bound) -> None:
+        self._config = config
+        self._models: Mapping[int, ModelProfile] = {}
+        self._queue: deque[tuple[float, float]] = deque()  # arrival, and all work that had arrived with it
+        self._arrived_us = 0.0
+        self._done_us = 0.0
+        self._since_us = INFINITE  # when the first request came that counts
+        self._due_us: dict[float, float] = {}  # by arrival, of those that order of arrival would have answered
+
+    def arrived(self, query: Query) -> None:
+        """A request has come."""
+        if (model := self._models.get(query.model_id)) is not None:
+            self._since_us = min(self._since_us, query.arrival_us)
+            self._arrived_us += model.rows_us(1, 1) * query.rows
+            self._queue.append((query.arrival_us, self._arrived_us))
+
+    def finished(self, query: Query, now_us: float) -> None:
+        """A query was answered."""
+        model = self._models.get(query.model_id)
+        if model is None or query.arrival_us < self._since_us:
+            return
+        self._done_us = min(self._arrived_us, self._done_us + model.rows_us(1, 1) * query.rows)
+        while self._queue and self._queue[0][1] <= self._done_us + ROUNDING_US:
+            arrival_us = self._queue.popleft()[0]
+            wait_us = now_us - arrival_us
+            if wait_us <= self._config.max_wait_us and arrival_us != query.arrival_us:
+                self._due_us[arrival_us] = arrival_us + self._config.factor * wait_us
+        if len(self._due_us) > MAX_ANSWERED:
+            self._due_us.clear()
+
+    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+        """Let late queries go first that would wait for longer, and before them those that are far shorter."""
+        self._models = snapshot.models
+        if not self._config.enabled:
+            return
+        self._forget(works, snapshot)
+        overdue = [work for work in works if self._is_due(work)]
+        if not overdue:
+            return
+        shorter_us = min(work.least_us for work in overdue) * self._config.shorter_share
+        for work in works:
+            if work.tier in (ON_TIME, BEST_EFFORT) and work.query.deadline_us is not None:
+                work.tier = AHEAD if work.least_us <= shorter_us else work.tier
+        for work in overdue:
+            work.tier, work.due_us = AGED, self._due_us[work.query.arrival_us]
+
+    def _is_due(self, work: Work) -> bool:
+        """Return whether a late query has to begin now to be answered when it is due."""
+        if work.tier != BEST_EFFORT or work.query.deadline_us is None:
+            return False
+        return self._due_us.get(work.query.arrival_us, INFINITE) <= work.now_us + work.remaining_us(1)
+
+    def _forget(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+        """Take out what came before all that waits and runs: it has left, with an answer or without."""
+        oldest_us = min([work.query.arrival_us for work in works], default=snapshot.now_us)
+        if snapshot.oldest_us is not None:
+            oldest_us = min(oldest_us, snapshot.oldest_us)
+        while self._queue and self._queue[0][0] < oldest_us:
+            self._done_us = max(self._done_us, self._queue.popleft()[1])
+        while self._due_us and (arrival_us := next(iter(self._due_us))) < oldest_us:
+            del self._due_us[arrival_us]
 
 
 class Aging:
