@@ -94,17 +94,21 @@ class Tls:
         return context
 
 
+def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
+    """Return a channel of grpcio, which connects with its first call; messages may have any size. Raises InputError."""
+    options = [*UNLIMITED_MESSAGES, *options]
+    if tls is None:
+        return grpc.insecure_channel(url, options=options)
+    return grpc.secure_channel(url, tls.credentials(), options=options)
+
+
 class Connection:
     """A channel. A call ends within `timeout_s`, or raises UnreachableError; an error status raises RefusedError."""
 
     def __init__(self, url: str, timeout_s: float, tls: Tls | None = None) -> None:
         self.url = url
         self.timeout_s = timeout_s
-        self._channel = (
-            grpc.secure_channel(url, tls.credentials(), options=UNLIMITED_MESSAGES)
-            if tls
-            else grpc.insecure_channel(url, options=UNLIMITED_MESSAGES)
-        )
+        self._channel = grpc_channel(url, tls)
 
     def __enter__(self) -> Self:
         return self

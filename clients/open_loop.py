@@ -7,19 +7,22 @@ import gc
 import os
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 from h2.exceptions import ProtocolError
 
-from gangway.clients.connection import SERVICE, Tls, UnreachableError
-from gangway.clients.raw_channel import CallResult, RawChannel, message_body
+from gangway.clients.channel import CallResult, Channel, Connect
+from gangway.clients.connection import Tls, UnreachableError
+from gangway.clients.grpcio_channel import GrpcioChannel
+from gangway.clients.raw_channel import RawChannel
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
 
-INFER_METHOD = SERVICE + "ModelInfer"
+RAW, GRPCIO = "raw", "grpcio"
+CLIENTS: Mapping[str, Connect] = {RAW: RawChannel, GRPCIO: GrpcioChannel}  # docs/reference/perf.md: which one when
 START_DELAY_S = 0.02  # from the connection to the first scheduled moment
 MAX_OUTSTANDING = 4096
 NOT_SENT = "NOT_SENT"  # the status of requests beyond the limit of outstanding ones
@@ -46,14 +49,19 @@ class OpenLoopRun:
 
 
 def run_open_loop(
-    url: str, requests: Mapping[str, bytes], arrivals: Arrivals, timeout_s: float = 30, tls: Tls | None = None
+    url: str,
+    requests: Mapping[str, bytes],
+    arrivals: Arrivals,
+    timeout_s: float = 30,
+    tls: Tls | None = None,
+    client: str = RAW,
 ) -> Outcomes:
     """Send serialised ModelInfer requests, by model in the order that `arrivals` indexes; return how each ended.
 
     A request without an answer after `timeout_s` counts as DEADLINE_EXCEEDED. Raises UnreachableError if no server
-    speaks HTTP/2 at `url`, or if ten requests time out without any answer between them.
+    speaks HTTP/2 at `url`, or if ten requests time out without any answer between them. `client`: one of CLIENTS.
     """
-    return drive(url, requests, arrivals, timeout_s, tls=tls).outcomes
+    return drive(url, requests, arrivals, timeout_s, tls=tls, client=client).outcomes
 
 
 def drive(
@@ -63,11 +71,14 @@ def drive(
     timeout_s: float = 30,
     max_outstanding: int = MAX_OUTSTANDING,
     tls: Tls | None = None,
+    client: str = RAW,
 ) -> OpenLoopRun:
     """Do the same as `run_open_loop`, and report the sender, too. At most `max_outstanding` wait at once (NOT_SENT)."""
-    bodies = [message_body(request) for request in requests.values()]
-    wanted = [bodies[model] for model in arrivals.models.tolist()]
-    loop = _Loop(url, wanted, arrivals, timeout_s, max_outstanding, tls)
+
+    def connect(connect_timeout_s: float) -> Channel:
+        return CLIENTS[client](url, list(requests.values()), timeout_s, connect_timeout_s, tls)
+
+    loop = _Loop(url, connect, arrivals, timeout_s, max_outstanding)
     with _garbage_collection_off(), real_time_priority():
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
         loop.run()
@@ -122,33 +133,32 @@ class _Loop:
     def __init__(
         self,
         url: str,
-        bodies: Sequence[bytes],
+        connect: Callable[[float], Channel],
         arrivals: Arrivals,
         timeout_s: float,
         max_outstanding: int,
-        tls: Tls | None,
     ) -> None:
         self._url = url
-        self._tls = tls
-        self._bodies = bodies
+        self._connect = connect
+        self._models: list[int] = arrivals.models.tolist()
         self._timeout_ns = int(timeout_s * 1e9)
         self._max_outstanding = max_outstanding
         self._offsets_ns = (arrivals.times_us * 1000).astype(np.int64).tolist()
         self.due_ns: list[int] = []
-        self.sent_ns = [0] * len(bodies)
-        self.ended_ns = [0] * len(bodies)
-        self.status = [-1] * len(bodies)
+        self.sent_ns = [0] * len(arrivals)
+        self.ended_ns = [0] * len(arrivals)
+        self.status = [-1] * len(arrivals)
         self.statuses = {OK: 0}
         self.messages: dict[str, str] = {}
-        self._channel: RawChannel | None = None
+        self._channel: Channel | None = None
         self._outstanding = 0
         self._oldest = 0  # no query before it is outstanding
         self._unanswered = 0  # requests that have timed out since the last answer
         self._retry_ns = 0
 
     def run(self) -> None:
-        count, sent = len(self._bodies), 0
-        self._connect(self._timeout_ns / 1e9)
+        count, sent = len(self._models), 0
+        self._channel = self._connect(self._timeout_ns / 1e9)
         begin_ns = time.monotonic_ns() + int(START_DELAY_S * 1e9)
         self.due_ns = [begin_ns + offset for offset in self._offsets_ns]
         due_ns = self.due_ns
@@ -165,9 +175,6 @@ class _Loop:
         finally:
             self._close()
 
-    def _connect(self, connect_timeout_s: float) -> None:
-        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, connect_timeout_s, self._tls)
-
     def _send(self, query: int) -> None:
         now_ns = self.sent_ns[query] = time.monotonic_ns()
         if self._outstanding >= self._max_outstanding:
@@ -179,18 +186,18 @@ class _Loop:
             return
         self._outstanding += 1
         try:
-            channel.start(query, self._bodies[query])
+            channel.start(query, self._models[query])
         except OSError as error:
             self._fail_outstanding(str(error))
 
-    def _usable_channel(self, now_ns: int) -> RawChannel | None:
+    def _usable_channel(self, now_ns: int) -> Channel | None:
         """Return the connection; connect again if it is lost, at most every RECONNECT_S. None: there is none."""
         if self._channel is not None and not self._channel.usable and not self._outstanding:
             self._close()
         if self._channel is None and now_ns >= self._retry_ns:
             self._retry_ns = now_ns + int(RECONNECT_S * 1e9)
             try:
-                self._connect(MAX_RECONNECT_S)
+                self._channel = self._connect(MAX_RECONNECT_S)
             except UnreachableError:
                 return None
         return self._channel if self._channel is not None and self._channel.usable else None
@@ -215,11 +222,13 @@ class _Loop:
             self._fail_outstanding(str(error))
 
     def _record_all(self, ended: Sequence[CallResult]) -> None:
-        if ended:
-            now_ns, self._unanswered = time.monotonic_ns(), 0
-            for call, status, message in ended:
-                self._outstanding -= 1
-                self._record(call, status, message, now_ns)
+        for query, status, message, ended_ns in ended:
+            if status == TIMED_OUT and ended_ns - self.sent_ns[query] >= self._timeout_ns:
+                self._count_unanswered()  # by a timer of the client, which has come before ours
+            else:
+                self._unanswered = 0
+            self._outstanding -= 1
+            self._record(query, status, message, ended_ns)
 
     def _expire(self, now_ns: int, sent: int) -> None:
         """Cancel requests that have timed out. Raises UnreachableError if the server answers none."""
@@ -233,17 +242,20 @@ class _Loop:
             self._oldest += 1
 
     def _time_out(self, query: int, now_ns: int) -> None:
-        seconds = self._timeout_ns / 1e9
-        self._unanswered += 1
-        if self._unanswered >= MAX_UNANSWERED:
-            raise UnreachableError(f"{self._url} answered nothing for {seconds:g} s; {self._outstanding} requests wait")
+        self._count_unanswered()
         self._outstanding -= 1
-        self._record(query, TIMED_OUT, f"no answer within {seconds:g} s", now_ns)
+        self._record(query, TIMED_OUT, f"no answer within {self._timeout_ns / 1e9:g} s", now_ns)
         assert self._channel is not None
         try:
             self._channel.cancel(query)
         except OSError as error:
             self._fail_outstanding(str(error))
+
+    def _count_unanswered(self) -> None:
+        self._unanswered += 1
+        if self._unanswered >= MAX_UNANSWERED:
+            seconds = self._timeout_ns / 1e9
+            raise UnreachableError(f"{self._url} answered nothing for {seconds:g} s; {self._outstanding} requests wait")
 
     def _fail_outstanding(self, why: str) -> None:
         """Record all outstanding requests as unavailable: their connection is lost."""
@@ -256,7 +268,7 @@ class _Loop:
 
     def _close(self) -> None:
         if self._channel is not None:
-            self._channel.__exit__(None, None, None)
+            self._channel.close()
             self._channel = None
 
     def _record(self, query: int, status: str, message: str, now_ns: int) -> None:

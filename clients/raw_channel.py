@@ -1,4 +1,4 @@
-"""Unary gRPC calls on serialised messages over one HTTP/2 connection, in the caller's thread.
+"""ModelInfer calls on serialised messages over one HTTP/2 connection, in the caller's thread.
 
 The library h2 speaks HTTP/2 (RFC 9113). This file has the socket, the queues of what waits for room, and gRPC's part of
 the protocol (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. It does what a load generator needs
@@ -10,11 +10,9 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple, Self
 from urllib.parse import unquote
 
 import grpc
@@ -34,7 +32,8 @@ from h2.events import (
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes
 
-from gangway.clients.connection import RefusedError, Tls, TlsSocket, UnreachableError
+from gangway.clients.channel import INFER_METHOD, CallResult
+from gangway.clients.connection import Tls, TlsSocket, UnreachableError
 
 RECEIVE_BYTES = 1 << 18
 FRAMED_BYTES = 1 << 17  # of bodies, made into frames ahead of the socket: at most so much of a cancelled call is sent
@@ -54,14 +53,6 @@ RESET_STATUS = {8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED
 Headers = list[tuple[bytes, bytes]]
 
 
-class CallResult(NamedTuple):
-    """A call that has ended. `status` is "OK" or a gRPC status, `message` what the server said about an error."""
-
-    call: int
-    status: str
-    message: str
-
-
 @dataclass(slots=True)
 class _Stream:
     call: int
@@ -78,16 +69,12 @@ class _Calls:
 
 
 class RawChannel:
-    """A connection that calls one method. Not for several threads.
-
-    The owner waits until `fileno()` is readable or, while `wants_write`, writable, then calls `receive` or `flush`.
-    Lost connections raise ConnectionError, whatever is not HTTP/2 h2's ProtocolError; all calls are lost then.
-    """
+    """A `Channel` of our own. Lost connections raise ConnectionError, whatever is not HTTP/2 h2's ProtocolError."""
 
     def __init__(
-        self, url: str, method: str, timeout_s: float, connect_timeout_s: float, tls: Tls | None = None
+        self, url: str, requests: Sequence[bytes], timeout_s: float, connect_timeout_s: float, tls: Tls | None = None
     ) -> None:
-        """Connect within `connect_timeout_s`; the server is told that calls have `timeout_s`.
+        """Connect within `connect_timeout_s`; the server is told that calls of these `requests` have `timeout_s`.
 
         Raises UnreachableError; InputError for unusable TLS files.
         """
@@ -100,7 +87,8 @@ class RawChannel:
         self._socket: socket.socket | TlsSocket = _secured(plain, tls, url) if tls else plain
         if tls is None:
             plain.setblocking(False)
-        self._headers = request_headers(url, method, timeout_s, "https" if tls else "http")
+        self._headers = request_headers(url, INFER_METHOD, timeout_s, "https" if tls else "http")
+        self._bodies = [memoryview(message_body(request)) for request in requests]
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._out: deque[memoryview] = deque()
         self._calls = _Calls()
@@ -112,14 +100,6 @@ class RawChannel:
         except (OSError, ProtocolError) as error:
             self._socket.close()
             raise UnreachableError(f"what answers at {url} does not speak HTTP/2 ({error})") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
 
     def fileno(self) -> int:
         """Return the socket's file descriptor."""
@@ -135,9 +115,9 @@ class RawChannel:
         """Whether new calls may begin: false after a GOAWAY frame, or when stream numbers have run out."""
         return not self._draining and self._http.highest_outbound_stream_id + 2 <= self._http.HIGHEST_ALLOWED_STREAM_ID
 
-    def start(self, call: int, body: bytes) -> None:
-        """Start a call with a number of the caller's choice; `body` comes from `message_body`."""
-        self._calls.queued.append((call, memoryview(body)))
+    def start(self, call: int, request: int) -> None:
+        """Start a call with a number of the caller's choice. `request` indexes the requests of the constructor."""
+        self._calls.queued.append((call, self._bodies[request]))
         self._open_calls()
         self.flush()
 
@@ -186,6 +166,10 @@ class RawChannel:
         self.flush()
         return ended
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
     def _await_settings(self, until_s: float) -> None:
         """Wait for the limits that calls must keep. Raises OSError, ProtocolError."""
         self.flush()
@@ -216,13 +200,13 @@ class RawChannel:
         if code == ErrorCodes.REFUSED_STREAM and not self._draining:  # not processed: gRPC clients retry transparently
             self._calls.queued.append((stream.call, stream.body))
         else:
-            ended.append(CallResult(stream.call, *status_of_reset(code)))
+            ended.append(CallResult(stream.call, *status_of_reset(code), time.monotonic_ns()))
 
     def _handle_goaway(self, last_stream: int, ended: list[CallResult]) -> None:
         self._draining = True
         for number in [number for number in self._calls.streams if number > last_stream]:
             self._end(number, *GOAWAY_STATUS, ended)
-        ended += [CallResult(call, *GOAWAY_STATUS) for call, _ in self._calls.queued]
+        ended += [CallResult(call, *GOAWAY_STATUS, time.monotonic_ns()) for call, _ in self._calls.queued]
         self._calls.queued.clear()
 
     def _end(self, number: int, status: str, message: str, ended: list[CallResult]) -> None:
@@ -232,7 +216,7 @@ class RawChannel:
         if stream.sent < len(stream.body):  # the server ended the call before it had the whole body
             with suppress(StreamClosedError):  # the server's own reset came with its answer
                 self._http.reset_stream(number, ErrorCodes.CANCEL)
-        ended.append(CallResult(stream.call, status, message))
+        ended.append(CallResult(stream.call, status, message, time.monotonic_ns()))
 
     def _remove_stream(self, number: int) -> None:
         del self._calls.numbers[self._calls.streams.pop(number).call]
@@ -282,29 +266,6 @@ class RawChannel:
     def _queue_frames(self) -> None:
         if frames := self._http.data_to_send():
             self._out.append(memoryview(frames))
-
-
-def call_blocking(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
-    """Make one call while no other runs, and wait for its answer. `what` names it in errors.
-
-    Raises RefusedError, UnreachableError.
-    """
-    until_s = time.monotonic() + timeout_s
-    try:
-        channel.start(number, body)
-        while True:
-            left_s = max(until_s - time.monotonic(), 0)
-            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
-            if writable:
-                channel.flush()
-            for ended in channel.receive() if readable else ():
-                if ended.status != "OK":
-                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
-                return
-            if time.monotonic() >= until_s:
-                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
-    except OSError as error:
-        raise UnreachableError(f"{what}: connection lost: {error}") from error
 
 
 def _secured(plain: socket.socket, tls: Tls, url: str) -> TlsSocket:

@@ -3,17 +3,18 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.lib.live_server import LiveServer
 from benchmarks.lib.processes import core_times, process_cpu_ns
+from gangway.clients.channel import Channel, call_blocking
 from gangway.clients.connection import Connection
-from gangway.clients.open_loop import INFER_METHOD, drive, real_time_priority
+from gangway.clients.open_loop import drive, real_time_priority
 from gangway.clients.perf.prepare import prepare_requests
-from gangway.clients.raw_channel import RawChannel, call_blocking, message_body
+from gangway.clients.raw_channel import RawChannel
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
@@ -60,7 +61,8 @@ class Replayed:
 
         Medians of single requests: on a virtual machine one in ten may take twice the time, with nobody else at work.
         """
-        with RawChannel(self._server.url, INFER_METHOD, TIMEOUT_S, TIMEOUT_S) as channel, real_time_priority():
+        request = self._requests[name]
+        with closing(RawChannel(self._server.url, [request], TIMEOUT_S, TIMEOUT_S)) as channel, real_time_priority():
             self._one(channel, name)  # of a new connection
             seen = []
             for _ in range(LONE_REQUESTS[name]):
@@ -71,11 +73,10 @@ class Replayed:
             float(np.median([one.way_us for one in seen])),
         )
 
-    def _one(self, channel: RawChannel, name: str) -> Lone:
-        body = message_body(self._requests[name])
+    def _one(self, channel: Channel, name: str) -> Lone:
         before_ns = self._compute_ns(name)
         begin_ns = time.monotonic_ns()
-        call_blocking(channel, 0, body, name, TIMEOUT_S)
+        call_blocking(channel, 0, 0, name, TIMEOUT_S)
         latency_ns = time.monotonic_ns() - begin_ns
         compute_ns = self._compute_ns(name) - before_ns
         return Lone(compute_ns / 1000, (latency_ns - compute_ns) / 1000)

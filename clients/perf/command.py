@@ -10,6 +10,7 @@ from typing import Any
 
 from gangway.artifact.console import Console
 from gangway.clients.connection import ClientError, Connection, InputError, Tls, add_tls_options
+from gangway.clients.open_loop import CLIENTS, RAW
 from gangway.clients.perf.measure import Goal, Run, RunLength, Session
 from gangway.clients.perf.prepare import (
     FROM_CONFIG,
@@ -63,7 +64,10 @@ def _run(options: argparse.Namespace) -> int:
         requests = prepare_requests(connection, mix.names, options.input_data, options.seed)
         workload = _workload(options, mix, connection, requests, tls)
     length = RunLength(options.seconds, options.queries, options.warmup)
-    session = Session(url, requests, workload, length, options.seed, options.timeout_ms / 1000, lambda run: None, tls)
+    timeout_s = options.timeout_ms / 1000
+    session = Session(
+        url, requests, workload, length, options.seed, timeout_s, lambda run: None, tls, client=options.client
+    )
     show_workload(console, session)
     goal = Goal(options.goal, options.each) if options.search else None
     run, found, scenario = _measure(console, options, session, goal)
@@ -116,7 +120,10 @@ def _mlperf(
         raise InputError(f"--scenario mlperf-server needs {error.name}: pip install 'gangway-serve[perf]'") from error
     run, verdict = run_server_scenario(session, options.rate, options.goal)
     show_run(console, run, session)
-    console.print(f"MLPerf loadgen, server scenario: {'VALID' if verdict['valid'] else 'INVALID'}", style="bold")
+    console.print(
+        f"MLPerf loadgen, server scenario, client {session.client}: {'VALID' if verdict['valid'] else 'INVALID'}",
+        style="bold",
+    )
     for line in verdict["summary"]:
         console.print(f"  {line}", highlight=False)
     return run, {}, {"name": "mlperf-server", **verdict}
@@ -129,7 +136,7 @@ def _workload(
     if options.isolated:
         isolated_us = parse_isolated(options.isolated, mix.names)
     else:
-        isolated_us = measure_isolated(connection.url, requests, options.timeout_ms / 1000, tls)
+        isolated_us = measure_isolated(connection.url, requests, options.timeout_ms / 1000, tls, options.client)
         least_us = least_targets_us(connection, mix.names)
     levels = parse_levels(options.qos) if options.qos and options.qos != FROM_CONFIG else ()
     configured = {} if levels else configured_targets(connection, requests, not options.isolated)
@@ -166,6 +173,12 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
     result.add_argument(
         "-u", "--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="server (default: %(default)s)"
+    )
+    result.add_argument(
+        "--client",
+        choices=tuple(CLIENTS),
+        default=RAW,
+        help="what sends: raw costs little CPU, grpcio what a Python program costs (default: %(default)s)",
     )
     result.add_argument(
         "--mix", required=True, help="light, medium, heavy or mix; a .toml or .json file; or MODEL=WEIGHT,..."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gangway.clients.connection import ClientError, Connection, RefusedError, Tls
-from gangway.clients.open_loop import OpenLoopRun, drive
+from gangway.clients.open_loop import RAW, OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
@@ -106,6 +106,7 @@ class Session:
     timeout_s: float
     progress: Callable[[Run], None]
     tls: Tls | None = None
+    client: str = RAW
     runs: list[Run] = field(default_factory=list)
     _measured: dict[tuple[float, int], Run] = field(default_factory=dict)
 
@@ -128,7 +129,7 @@ class Session:
             raise ClientError("there are no queries: a longer run, or a higher rate")
         with Connection(self.url, self.timeout_s, self.tls) as connection:
             before = server_counters(connection, list(self.requests))
-            load = drive(self.url, self.requests, arrivals, self.timeout_s, tls=self.tls)
+            load = drive(self.url, self.requests, arrivals, self.timeout_s, tls=self.tls, client=self.client)
             after = server_counters(connection, list(self.requests))
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
         run = Run(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))

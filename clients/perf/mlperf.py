@@ -21,9 +21,8 @@ import numpy as np
 from h2.exceptions import ProtocolError
 
 from gangway.clients.connection import ClientError, UnreachableError
-from gangway.clients.open_loop import INFER_METHOD, OpenLoopRun
+from gangway.clients.open_loop import CLIENTS, OpenLoopRun
 from gangway.clients.perf.measure import Run, Session
-from gangway.clients.raw_channel import RawChannel, message_body
 from gangway.workload.outcomes import OK, Outcomes
 from gangway.workload.qos import WorkloadError
 
@@ -98,10 +97,12 @@ class _Sender:
 
     def __init__(self, session: Session, samples: Sequence[int]) -> None:
         self._names = tuple(session.requests)
-        self._bodies = [message_body(request) for request in session.requests.values()]
         self._samples = samples
         self._timeout_s = session.timeout_s
-        self._channel = RawChannel(session.url, INFER_METHOD, session.timeout_s, session.timeout_s, session.tls)
+        requests = list(session.requests.values())
+        self._channel = CLIENTS[session.client](
+            session.url, requests, session.timeout_s, session.timeout_s, session.tls
+        )
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._issued: deque[tuple[int, int, float]] = deque()  # loadgen's id, model, time
         self._waiting: dict[int, tuple[int, int, float]] = {}  # by call
@@ -119,7 +120,7 @@ class _Sender:
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
         self._thread.join()
-        self._channel.__exit__(None, None, None)
+        self._channel.close()
         os.close(self._wakeup)
 
     def issue(self, samples: Sequence[Any]) -> None:
@@ -173,23 +174,23 @@ class _Sender:
             query = self._issued.popleft()
             call = len(self._done) + len(self._waiting)
             self._waiting[call] = query
-            channel.start(call, self._bodies[query[1]])
+            channel.start(call, query[1])
         if socket in ready:
             for ended in channel.receive():
                 if ended.status != OK:
                     self._messages.setdefault(ended.status, ended.message)
-                self._complete(self._waiting.pop(ended.call), ended.status)
+                self._complete(self._waiting.pop(ended.call), ended.status, ended.ended_ns)
 
-    def _complete(self, query: tuple[int, int, float], status: str) -> None:
+    def _complete(self, query: tuple[int, int, float], status: str, ended_ns: int) -> None:
         identifier, model, issued_s = query
-        self._done.append((model, issued_s, time.monotonic(), status))
+        self._done.append((model, issued_s, ended_ns / 1e9, status))
         loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(identifier, 0, 0)])
 
     def _answer_all(self, status: str) -> None:
         while self._waiting:
-            self._complete(self._waiting.popitem()[1], status)
+            self._complete(self._waiting.popitem()[1], status, time.monotonic_ns())
         while self._issued:
-            self._complete(self._issued.popleft(), status)
+            self._complete(self._issued.popleft(), status, time.monotonic_ns())
 
     def _clear_wakeup(self) -> None:
         with suppress(BlockingIOError):

@@ -4,11 +4,13 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from gangway.clients.channel import Connect, call_blocking
 from gangway.clients.connection import Connection, RefusedError, Tls
 from gangway.clients.inputs import (
     Array,
@@ -19,8 +21,7 @@ from gangway.clients.inputs import (
     npy_tensors,
     random_tensors,
 )
-from gangway.clients.open_loop import INFER_METHOD, real_time_priority
-from gangway.clients.raw_channel import RawChannel, call_blocking, message_body
+from gangway.clients.open_loop import CLIENTS, RAW, real_time_priority
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Targets
@@ -60,16 +61,15 @@ def prepare_requests(connection: Connection, names: Sequence[str], source: str, 
 
 
 def measure_isolated(
-    url: str, requests: Mapping[str, bytes], timeout_s: float, tls: Tls | None = None
+    url: str, requests: Mapping[str, bytes], timeout_s: float, tls: Tls | None = None, client: str = RAW
 ) -> dict[str, float]:
     """Return each model's median latency in microseconds, as this client sees it, one request at a time.
 
-    A Gangway server on this machine measures a target of "3x" in the same way. Raises ClientError.
+    A Gangway server on this machine measures a target of "3x" as the raw client does. Raises ClientError.
     """
+    connect = CLIENTS[client]
     with real_time_priority():
-        return {
-            name: _isolated_us(url, name, message_body(request), timeout_s, tls) for name, request in requests.items()
-        }
+        return {name: _isolated_us(connect, url, name, request, timeout_s, tls) for name, request in requests.items()}
 
 
 def configured_targets(
@@ -193,14 +193,14 @@ def _targets_us(mix: Mix) -> Targets:
     return tuple(None if model.qos is None else model.qos.resolve_us(None) for model in mix.models)
 
 
-def _isolated_us(url: str, name: str, body: bytes, timeout_s: float, tls: Tls | None) -> float:
+def _isolated_us(connect: Connect, url: str, name: str, request: bytes, timeout_s: float, tls: Tls | None) -> float:
     latencies: list[float] = []
-    with RawChannel(url, INFER_METHOD, timeout_s, timeout_s, tls) as channel:
+    with closing(connect(url, [request], timeout_s, timeout_s, tls)) as channel:
         begin_s = time.monotonic()
         while len(latencies) < MIN_REQUESTS or (
             len(latencies) < MAX_REQUESTS and time.monotonic() - begin_s < ISOLATED_S
         ):
             sent_s = time.monotonic()
-            call_blocking(channel, len(latencies), body, f"{url}: {name}", timeout_s)
+            call_blocking(channel, len(latencies), 0, f"{url}: {name}", timeout_s)
             latencies.append((time.monotonic() - sent_s) * 1e6)
     return statistics.median(latencies)

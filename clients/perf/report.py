@@ -28,9 +28,11 @@ COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8
 
 
 def show_workload(console: Console, session: Session) -> None:
-    """Print the mix, isolated latencies and targets."""
+    """Print the mix, the client, isolated latencies and targets."""
     workload = session.workload
-    table = _table(f"{session.url}, mix {workload.mix.name}", "model", "share %", "isolated ms")
+    table = _table(
+        f"{session.url}, mix {workload.mix.name}, client {session.client}", "model", "share %", "isolated ms"
+    )
     for label in workload.targets_us:
         table.add_column(f"target ({label}) ms", justify="right")
     for index, (name, share) in enumerate(zip(workload.mix.names, workload.mix.shares, strict=True)):
@@ -85,7 +87,7 @@ def show_found(console: Console, session: Session, goal: Goal, found: Mapping[st
 
 
 def _show_sender(console: Console, run: Run, session: Session) -> None:
-    console.print(f"{_sender(run)}; {run.cpu_us:.0f} us of CPU a query")
+    console.print(f"{_sender(run)}; client {session.client}: {run.cpu_us:.0f} us of CPU a query")
     targets = [target for each in session.workload.targets_us.values() for target in each if target is not None]
     if targets and run.lag_us is not None and run.lag_us[1] > LATE_SHARE * min(targets):
         console.print("The sender was late by more than 5 % of a target: latencies include that.", style="yellow")
@@ -151,6 +153,7 @@ def result_of(
     return {
         "format_version": FORMAT_VERSION,
         "url": session.url,
+        "client": session.client,
         "mix": workload.mix.name,
         "models": models,
         "capacity_per_s": session.capacity_per_s,
@@ -235,7 +238,7 @@ def _draw_latencies(axes: "Axes", run: Run, session: Session) -> None:
                 axes.axvline(target / 1000, color=colour, linestyle=":", linewidth=1)
     rate = "" if run.rate_per_s is None else f" at {run.rate_per_s:.3g} queries/s"
     axes.set(xscale="log", xlabel="latency from the scheduled arrival, ms", ylabel="share of answers", ylim=(0, 1.01))
-    axes.set_title(f"mix {session.workload.mix.name}{rate}; dotted: targets")
+    axes.set_title(f"mix {session.workload.mix.name}{rate}, client {session.client}; dotted: targets")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

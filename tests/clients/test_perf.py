@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.live_server import LiveServer, free_port
+from gangway.clients.open_loop import CLIENTS
 from gangway.clients.perf.command import main, parse_options
 from gangway.clients.perf.mlperf import samples_of
 from gangway.clients.perf.prepare import parse_isolated, parse_levels, resolve
@@ -43,17 +44,22 @@ def perf(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
-def test_one_run_says_everything_of_each_model(gangway_server: LiveServer, tmp_path: Path, perf: Perf):
+@pytest.mark.parametrize("client", CLIENTS)
+def test_one_run_says_everything_of_each_model(gangway_server: LiveServer, tmp_path: Path, perf: Perf, client: str):
     result, picture = tmp_path / "result.json", tmp_path / "latency.png"
     load = ("--mix", "mlp=3,simple=1", "--rate", "200", "--queries", "60", "--warmup", "0.1", "--seed", "5")
-    done = perf(gangway_server.url, *load, "--qos", "1000x,20000", f"--json={result}", f"--png={picture}")
+    wanted = ("--qos", "1000x,20000", f"--json={result}", f"--png={picture}", f"--client={client}")
+    done = perf(gangway_server.url, *load, *wanted)
     assert done.returncode == 0, done.stderr
     for said in ("in 1000x %", "in 20000ms %", "p99", "x isolated", "errors", "queue ms", "blocks", "sender late"):
         assert said in done.stdout
     written = json.loads(result.read_text())
     (run,) = written["runs"]
+    assert written["client"] == client
+    assert f"client {client}: {run['sender']['cpu_us_per_query']:.0f} us of CPU a query" in done.stdout
     assert written.keys() == {
-        "format_version", "url", "mix", "models", "capacity_per_s", "warm_up_s", "scenario", "runs", "goal", "found",
+        "format_version", "url", "client", "mix", "models", "capacity_per_s", "warm_up_s", "scenario", "runs", "goal",
+        "found",
     }  # fmt: skip
     assert [(model["name"], model["share"]) for model in written["models"]] == [("mlp", 0.75), ("simple", 0.25)]
     assert written["models"][0]["targets_us"]["20000ms"] == 20e6
@@ -80,13 +86,15 @@ def test_a_search_ends_at_the_rate_that_the_target_allows(gangway_server: LiveSe
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_mlperf_s_load_generator_gives_its_verdict(gangway_server: LiveServer, tmp_path: Path, perf: Perf):
+@pytest.mark.parametrize("client", CLIENTS)
+def test_mlperf_s_load_generator_gives_its_verdict(gangway_server: LiveServer, tmp_path: Path, perf: Perf, client: str):
     result = tmp_path / "result.json"
     load = ("--mix", "mlp=3,simple=1", "--rate", "400", "--queries", "100", "--scenario", "mlperf-server")
-    done = perf(gangway_server.url, *load, "--qos", "10000", "--isolated", "mlp=1,simple=1", f"--json={result}")
+    given = ("--qos", "10000", "--isolated", "mlp=1,simple=1", f"--client={client}")
+    done = perf(gangway_server.url, *load, *given, f"--json={result}")
     assert done.returncode == 0, done.stderr
     written = json.loads(result.read_text())
-    assert "MLPerf loadgen, server scenario: " in done.stdout
+    assert f"MLPerf loadgen, server scenario, client {client}: " in done.stdout
     assert f"Result is: {'VALID' if written['scenario']['valid'] else 'INVALID'}" in written["scenario"]["summary"]
     (run,) = written["runs"]
     assert (run["total"]["queries"], run["total"]["errors"]) == (100, {})
@@ -144,6 +152,7 @@ def test_mistakes_have_exit_codes_of_their_own(arguments, status, said, perf: Pe
         "--mix light --search --step 1",
         "--mix light --rate 5 --seconds soon",
         "--mix light --rate 5 --queries 0",
+        "--mix light --rate 5 --client curl",
     ],
 )
 def test_arguments_without_meaning_are_refused(arguments: str, capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,84 @@
+"""What load needs of a client: one connection with many outstanding ModelInfer calls, driven by one thread."""
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from gangway.clients.connection import SERVICE, RefusedError, Tls, UnreachableError
+
+INFER_METHOD = SERVICE + "ModelInfer"
+
+
+class CallResult(NamedTuple):
+    """A call that has ended, and when: CLOCK_MONOTONIC nanoseconds.
+
+    `status` is "OK" or a gRPC status, `message` what the server said about an error.
+    """
+
+    call: int
+    status: str
+    message: str
+    ended_ns: int
+
+
+class Channel(Protocol):
+    """A connection that calls ModelInfer. Not for several threads.
+
+    The owner waits until `fileno()` is readable or, while `wants_write`, writable, then calls `receive` or `flush`.
+    A lost connection raises OSError, or h2's ProtocolError, and all calls are lost; or it ends each as UNAVAILABLE.
+    """
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits for room in the socket."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether new calls may begin."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor to wait for."""
+
+    def start(self, call: int, request: int) -> None:
+        """Start a call with a number of the caller's choice. `request` indexes the requests of the constructor."""
+
+    def cancel(self, call: int) -> None:
+        """Drop a call and tell the server."""
+
+    def flush(self) -> None:
+        """Send what waits for room."""
+
+    def receive(self) -> list[CallResult]:
+        """Return the calls that ended, except cancelled ones."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+# Connects to a URL, with serialised requests, their timeout in seconds, that of connecting, and TLS.
+# Raises UnreachableError if nobody answers there as expected; InputError for unusable TLS files.
+Connect = Callable[[str, Sequence[bytes], float, float, Tls | None], Channel]
+
+
+def call_blocking(channel: Channel, call: int, request: int, what: str, timeout_s: float) -> None:
+    """Make one call while no other runs, and wait for its answer. `what` names it in errors.
+
+    Raises RefusedError, UnreachableError.
+    """
+    until_s = time.monotonic() + timeout_s
+    try:
+        channel.start(call, request)
+        while True:
+            left_s = max(until_s - time.monotonic(), 0)
+            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
+            if writable:
+                channel.flush()
+            for ended in channel.receive() if readable else ():
+                if ended.status != "OK":
+                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
+                return
+            if time.monotonic() >= until_s:
+                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
+    except OSError as error:
+        raise UnreachableError(f"{what}: connection lost: {error}") from error
