@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import numpy as np
@@ -21,7 +22,7 @@ from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
-from gangway.clients.open_loop import drive
+from gangway.clients.open_loop import GRPCIO, RAW, drive
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import summarise
@@ -44,10 +45,10 @@ class Cost:
 Way = Callable[[str, bytes, float, int], Cost]
 
 
-def ours(url: str, request: bytes, rate_per_s: float, count: int) -> Cost:
-    """`gangway perf`: the library h2 on one connection, in one thread."""
+def ours(url: str, request: bytes, rate_per_s: float, count: int, client: str = RAW) -> Cost:
+    """`gangway perf`: by default the library h2 on one connection, in one thread."""
     arrivals = Arrivals(np.arange(count) / rate_per_s * 1e6, np.zeros(count, dtype=np.int64))
-    run = drive(url, {"model": request}, arrivals, TIMEOUT_S)
+    run = drive(url, {"model": request}, arrivals, TIMEOUT_S, client=client)
     p50_us = summarise(run.outcomes, {}).total.p50_us
     assert p50_us is not None
     return Cost(run.cpu_s / count * 1e6, p50_us / 1000, float(np.percentile(run.lag_us, 99)) / 1000)
@@ -140,6 +141,7 @@ class _Schedule:
 
 WAYS: dict[str, Way] = {
     "gangway perf": ours,
+    "gangway perf --client grpcio": partial(ours, client=GRPCIO),
     "grpcio, threads": threads,
     "grpcio, asyncio": aio,
     "grpcio, futures": futures,

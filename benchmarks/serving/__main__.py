@@ -25,10 +25,10 @@ from benchmarks.lib.reference import Example, example_of
 from benchmarks.lib.report import add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS
-from benchmarks.serving.points import Point, counts_of, decode_file, encode, encode_file, models_of
+from benchmarks.serving.points import Key, Point, counts_of, decode_file, encode, encode_file, models_of
 from benchmarks.serving.servers import Served, known_servers, serving, warm_up
 from benchmarks.serving.table import GOALS, MULTIPLES, add_tables, anything_holds, describe
-from gangway.clients.open_loop import drive
+from gangway.clients.open_loop import CLIENTS, RAW, drive
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, capacity_per_s, read_mix
 from gangway.workload.outcomes import summarise
@@ -59,6 +59,7 @@ class Plan:
     climb_on: bool
     attempts: int = 3  # then the run counts that was disturbed least
     quiet_s: float = LONGEST_WAIT_S  # at most, that a run waits for a quiet machine
+    client: str = RAW  # of CLIENTS
 
     def ladder(self, server: str, mix: str) -> Sequence[float]:
         """Return the shares of capacity to measure, from below."""
@@ -99,7 +100,7 @@ class Bench:
         """Return the steps of a ladder from the first one on that a former run left out."""
         ladder = self.plan.ladder(server, mix)
         for step, share in enumerate(ladder):
-            keys = {(server, mix, share, seed, self.plan.target) for seed in self.plan.seeds}
+            keys = {self._key(server, mix, share, seed) for seed in self.plan.seeds}
             here = [point for point in self.points if point.key in keys]
             if len(here) < len(keys):
                 return list(ladder[step:])
@@ -107,8 +108,11 @@ class Bench:
                 return []
         return []
 
+    def _key(self, server: str, mix: str, share: float, seed: int) -> Key:
+        return server, mix, share, seed, self.plan.target, self.plan.client
+
     def _point(self, server: str, mix: str, share: float, seed: int) -> Point:
-        key = server, read_mix(mix).name, share, seed, self.plan.target
+        key = self._key(server, read_mix(mix).name, share, seed)
         if known := [point for point in self.points if point.key == key]:
             return known[0]
         runs: list[Point] = []
@@ -144,7 +148,9 @@ class Bench:
         requests = {name: self.examples[name].request for name in mix.names}
         before_s = served.cpu_s()
         before = core_times()
-        run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
+        run = self.client.submit(
+            drive, served.url, requests, arrivals, CALL_TIMEOUT_S, client=self.plan.client
+        ).result()
         after = core_times()
         isolated = [isolated_us[name] for name in mix.names]
         targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
@@ -164,6 +170,7 @@ class Bench:
             latest_us=float(run.lag_us.max(initial=0.0)),
             slowness=geometric_mean(isolated_us[name] / self.isolated_us[name] for name in mix.names),
             stolen=(after.stolen_s - before.stolen_s) / (after.all_s - before.all_s),
+            client=self.plan.client,
         )
 
     def _keep(self, point: Point) -> None:
@@ -223,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=40, help="of each point")
     add("--least-queries", type=int, default=100, help="a point lasts until so many are to be expected")
     add("--target", type=float, default=3, help="times isolated: what Gangway is told to aim at")
+    add("--client", choices=tuple(CLIENTS), default=RAW, help="what sends, as of `gangway perf`")
     add("--climb-on", action="store_true", help="measure all shares, even where no criterion holds any more")
     add("--attempts", type=int, default=3, help="of a point that something else on the host disturbs")
     add(
@@ -258,8 +266,11 @@ def main() -> int:
         climb_on=options.climb_on,
         attempts=options.attempts,
         quiet_s=options.quiet,
+        client=options.client,
     )
-    report = start_report("Several models on shared cores: what share of capacity is served in time")
+    report = start_report(
+        f"Several models on shared cores: what share of capacity is served in time, client {plan.client}"
+    )
     try:
         with open_bench(plan, options.points, options.resume) as bench:
             report.table(
@@ -271,7 +282,7 @@ def main() -> int:
     except FetchError as error:
         print(f"serving: {error}", file=sys.stderr)
         return 2
-    points = [point for point in bench.points if point.target == plan.target]
+    points = [point for point in bench.points if (point.target, point.client) == (plan.target, plan.client)]
     add_tables(report, points, [read_mix(mix).name for mix in plan.mixes], plan.servers, OURS)
     return report.finish(options.json)
 

@@ -13,7 +13,7 @@ SATISFIED = 0.95
 Z = 1.96  # of a two-sided interval of 95 %
 
 
-Key = tuple[str, str, float, int, float]  # server, mix, share of capacity, seed, target
+Key = tuple[str, str, float, int, float, str]  # server, mix, share of capacity, seed, target, client
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ class Point:
     slowness: float  # of the machine: isolated latencies before this run over those when the benchmark began
     stolen: float = 0.0  # share of the machine's time that the hypervisor gave to others
     drift: float = 1.0  # of the machine: a reference query after this run over the same before it
+    client: str = "raw"  # of `gangway perf --client`
 
     @property
     def key(self) -> Key:
         """What a run that goes on does not measure again."""
-        return self.server, self.mix, self.share, self.seed, self.target
+        return self.server, self.mix, self.share, self.seed, self.target, self.client
 
 
 @dataclass(frozen=True, order=True)

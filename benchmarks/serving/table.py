@@ -34,7 +34,8 @@ def anything_holds(points: Sequence[Point]) -> bool:
 
 def describe(point: Point) -> str:
     """Return one line: shares in time of each model (with Wilson's lower and upper bound at 3x) and of all."""
-    parts = [f"{point.mix} at {point.share:g} ({point.rate_per_s:.3g}/s), {point.server}, seed {point.seed}:"]
+    who = f"{point.server}, client {point.client}, seed {point.seed}"
+    parts = [f"{point.mix} at {point.share:g} ({point.rate_per_s:.3g}/s), {who}:"]
     for name, counts in point.models.items():
         in_time = counts.in_time.get("3x", 0)  # nothing, of a model that was not asked
         low, high = wilson(in_time, counts.queries)

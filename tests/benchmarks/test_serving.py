@@ -1,5 +1,6 @@
 """What the verdicts of `benchmarks.serving` and `benchmarks.overload` rest on."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_points_survive_the_file() -> None:
     assert decode_file(text) == ({"a": 1.5}, [one, point(0.6, (1, 2))])
     assert decode_file(text[:-7]) == ({"a": 1.5}, [one])  # killed while it wrote
     assert decode_file("") == ({}, [])
+
+
+def test_points_of_two_clients_are_two_points() -> None:
+    one = point(0.5, (1, 2))
+    assert replace(one, client="grpcio").key != one.key
+    fields = json.loads(encode(one))
+    assert fields.pop("client") == "raw"
+    assert decode(json.dumps(fields)) == one  # of a file from before the choice
 
 
 def test_counts_are_those_of_the_run() -> None:
