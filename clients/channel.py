@@ -32,28 +32,36 @@ class Channel(Protocol):
     @property
     def wants_write(self) -> bool:
         """Whether something waits for room in the socket."""
+        ...
 
     @property
     def usable(self) -> bool:
         """Whether new calls may begin."""
+        ...
 
     def fileno(self) -> int:
         """Return the file descriptor to wait for."""
+        ...
 
     def start(self, call: int, request: int) -> None:
         """Start a call with a number of the caller's choice. `request` indexes the requests of the constructor."""
+        ...
 
     def cancel(self, call: int) -> None:
         """Drop a call and tell the server."""
+        ...
 
     def flush(self) -> None:
         """Send what waits for room."""
+        ...
 
     def receive(self) -> list[CallResult]:
         """Return the calls that ended, except cancelled ones."""
+        ...
 
     def close(self) -> None:
         """Close the connection."""
+        ...
 
 
 # Connects to a URL, with serialised requests, their timeout in seconds, that of connecting, and TLS.
