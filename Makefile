@@ -109,6 +109,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.batching
 
 clean:

@@ -27,12 +27,13 @@ WORST_RATE = 1 / 3  # how far the rate may be from the one that was asked for, a
 
 @dataclass(frozen=True)
 class Result:
-    """How one run ended: throughput and median latency of each level of load. `problem` is empty if all is well."""
+    """How one run ended: throughput and latency of each level of load. `problem` is empty if all is well."""
 
     model: str
     mode: str
     requests_per_s: tuple[float, ...]
     p50_ms: tuple[float, ...]
+    p99_ms: tuple[float, ...]
     problem: str
 
     def row(self) -> Row:
@@ -72,7 +73,8 @@ def run_one(
         levels = _read_levels(exported)
     problem = _problem(done, levels, mode)
     rates = tuple(float(level["Inferences/Second"]) for level in levels)
-    return Result(model, name, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
+    p50_ms, p99_ms = (tuple(float(level[f"p{p} latency"]) / 1000 for level in levels) for p in (50, 99))
+    return Result(model, name, rates, p50_ms, p99_ms, problem)
 
 
 def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str) -> list[Result]:

@@ -51,17 +51,18 @@ def serving(name: str, source: Path, targets_ms: Mapping[str, float | None]) -> 
 
 
 def write_repository(
-    folder: Path, source: Path, targets_ms: Mapping[str, float | None], max_batch_size: int | None = None
+    folder: Path, source: Path, targets_ms: Mapping[str, float | str | None], max_batch_size: int | None = None
 ) -> None:
     """Write a repository of Gangway's that links to models of another one and has these targets.
 
-    `max_batch_size`: of each model; None: as it is.
+    A target may be text, such as "3x". `max_batch_size`: of each model; None: as it is.
     """
     for name, target_ms in targets_ms.items():
         config = text_format.Parse((source / name / "config.pbtxt").read_text(), mc.ModelConfig())
         config.parameters.pop(QOS_PARAMETER, None)
         if target_ms is not None:
-            config.parameters[QOS_PARAMETER].string_value = f"{target_ms:.3f}"
+            text = target_ms if isinstance(target_ms, str) else f"{target_ms:.3f}"
+            config.parameters[QOS_PARAMETER].string_value = text
         if max_batch_size is not None:
             config.max_batch_size = max_batch_size
         (folder / name).mkdir()

@@ -38,11 +38,14 @@ def request_of(model: str, *contents: bytes) -> bytes:
 REQUEST = request_of("m")
 
 # A process that answers ModelInfer after 100 ms and prints its port.
-SLOW_SERVER = """
-import threading, time
+MORTAL_SERVER = """
+import itertools, os, signal, threading, time
 from tests.clients.test_open_loop import serving
+answers = itertools.count(1)
 def slow(request, context):
     time.sleep(0.1)
+    if next(answers) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
     return b""
 with serving(slow, threads=40) as url:
     print(url.rpartition(":")[2], flush=True)
@@ -289,13 +292,10 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found(clien
 
 
 def test_a_server_that_is_killed_ends_the_run_on_schedule(client: str):
-    with subprocess.Popen([sys.executable, "-c", SLOW_SERVER], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, "-c", MORTAL_SERVER], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = f"127.0.0.1:{int(server.stdout.readline())}"
-        killer = threading.Timer(0.4, server.kill)
-        killer.start()
         run = drive(url, {"m": REQUEST}, evenly(80, 10), timeout_s=20, client=client)
-        killer.join()
     answered = run.outcomes.answered
     assert answered[:10].all()
     assert not answered[-20:].any()
