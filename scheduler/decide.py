@@ -188,6 +188,7 @@ class Dispatcher:
             errors,
             times.errors.gang_slowdown,
             queued.oldest_us,
+            len(queued),
         )
         return snapshot, units, wake_us
 

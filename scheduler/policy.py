@@ -80,6 +80,7 @@ class Snapshot:
     prediction_errors: Mapping[int, float] = field(default_factory=dict)  # by model: time over prediction, lately
     gang_slowdown: float = 1.0  # the same of gangs of several cores, over that of gangs of one
     oldest_us: float | None = None  # arrival of the oldest that waits, shown or not; None: all are shown
+    waiting_count: int = 0  # how many wait, shown or not; 0: all are shown
 
 
 @value(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class LateBound:
     enabled: bool = True
     factor: float = 3.0  # times that wait; a price that is set
     shorter_share: float = 0.5  # of its rest: shorter queries still go first; bound
+    max_waiting: int = 32  # requests: with more, the machine is overloaded, and who is late is refused; as of shedding
     max_wait_us: float = 1_000_000.0  # if order of arrival made requests wait for longer, they are too many; bound
 
 

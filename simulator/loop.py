@@ -280,6 +280,7 @@ class Simulation:
             self._leases,
             self._machine.overheads.answer_us,
             oldest_us=self._waiting.oldest_us,
+            waiting_count=len(self._waiting),
         )
         self._counters.decisions += 1
         for decision in self._policy.decide(snapshot):

@@ -167,6 +167,9 @@ class ArrivalOrder:
         if not self._config.enabled:
             return
         self._forget(works, snapshot)
+        if max(len(snapshot.waiting), snapshot.waiting_count) > self._config.max_waiting:
+            self._due_us.clear()
+            return
         overdue = [work for work in works if self._is_due(work)]
         if not overdue:
             return
