@@ -166,11 +166,11 @@ class ArrivalOrder:
         self._models = snapshot.models
         if not self._config.enabled:
             return
-        self._forget(works, snapshot)
+        self._forget(snapshot)
         if max(len(snapshot.waiting), snapshot.waiting_count) > self._config.max_waiting:
             self._due_us.clear()
-            return
-        overdue = [work for work in works if self._is_due(work)]
+        due_us = self._due_us
+        overdue = [work for work in works if work.query.arrival_us in due_us and self._is_due(work)] if due_us else ()
         if not overdue:
             return
         shorter_us = min(work.least_us for work in overdue) * self._config.shorter_share
@@ -178,19 +178,21 @@ class ArrivalOrder:
             if work.tier in (ON_TIME, BEST_EFFORT) and work.query.deadline_us is not None:
                 work.tier = AHEAD if work.least_us <= shorter_us else work.tier
         for work in overdue:
-            work.tier, work.due_us = AGED, self._due_us[work.query.arrival_us]
+            work.tier, work.due_us = AGED, due_us[work.query.arrival_us]
 
     def _is_due(self, work: Work) -> bool:
         """Return whether a late query has to begin now to be answered when it is due."""
         if work.tier != BEST_EFFORT or work.query.deadline_us is None:
             return False
-        return self._due_us.get(work.query.arrival_us, INFINITE) <= work.now_us + work.remaining_us(1)
+        return self._due_us[work.query.arrival_us] <= work.now_us + work.remaining_us(1)
 
-    def _forget(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+    def _forget(self, snapshot: Snapshot) -> None:
         """Take out what came before all that waits and runs: it has left, with an answer or without."""
-        oldest_us = min([work.query.arrival_us for work in works], default=snapshot.now_us)
-        if snapshot.oldest_us is not None:
-            oldest_us = min(oldest_us, snapshot.oldest_us)
+        oldest_us = snapshot.oldest_us
+        if oldest_us is None:
+            oldest_us = min([query.arrival_us for query in snapshot.waiting], default=snapshot.now_us)
+        for block in snapshot.running:
+            oldest_us = min(oldest_us, block.query.arrival_us)
         while self._queue and self._queue[0][0] < oldest_us:
             self._done_us = max(self._done_us, self._queue.popleft()[1])
         while self._due_us and (arrival_us := next(iter(self._due_us))) < oldest_us:
