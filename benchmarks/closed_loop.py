@@ -141,7 +141,7 @@ def main() -> int:
     add("--clients", default="1,4,8", help="at a time")
     add("--triton", default="1x2,2x1", help="instances x threads; empty: without Triton")
     add("--rounds", type=int, default=3, help="of all servers, by turns")
-    add("--seconds", type=float, default=2.0, help="of a window of perf_analyzer; it takes three")
+    add("--seconds", type=float, default=2.0, help="of a window of perf_analyzer, which takes three")
     options = parser.parse_args()
     report = start_report("Closed loops of perf_analyzer")
     fetch()

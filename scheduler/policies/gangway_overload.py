@@ -178,7 +178,9 @@ class ArrivalOrder:
             if work.tier in (ON_TIME, BEST_EFFORT) and work.query.deadline_us is not None:
                 work.tier = AHEAD if work.least_us <= shorter_us else work.tier
         for work in overdue:
-            work.tier, work.due_us = AGED, due_us[work.query.arrival_us]
+            work.due_us = due_us[work.query.arrival_us]
+            waited_on_us = snapshot.now_us - work.due_us  # shorter ones go ahead for as long again, no longer
+            work.tier = AGED if waited_on_us < work.due_us - work.query.arrival_us else AHEAD
 
     def _is_due(self, work: Work) -> bool:
         """Return whether a late query has to begin now to be answered when it is due."""
@@ -190,7 +192,7 @@ class ArrivalOrder:
         """Take out what came before all that waits and runs: it has left, with an answer or without."""
         oldest_us = snapshot.oldest_us
         if oldest_us is None:
-            oldest_us = min([query.arrival_us for query in snapshot.waiting], default=snapshot.now_us)
+            oldest_us = snapshot.waiting[0].arrival_us if snapshot.waiting else snapshot.now_us
         for block in snapshot.running:
             oldest_us = min(oldest_us, block.query.arrival_us)
         while self._queue and self._queue[0][0] < oldest_us:

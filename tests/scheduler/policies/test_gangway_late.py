@@ -1,5 +1,7 @@
 """Late queries wait for a bounded time, and a target costs no throughput. Times are microseconds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,23 @@ def test_who_is_in_time_stays_so(load: float) -> None:
         return float((result.outcomes.latency_us <= targets_us).mean())
 
     assert share(DEFAULT) >= share(WITHOUT) - 0.015
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_stream_of_shorter_ones_does_not_put_off_a_long_one(rows: int) -> None:
+    """They go ahead for as long again as it has waited when it is due: six times the wait in order of arrival."""
+    policy, long = Gangway(), replace(query(0, LONG if rows == 1 else SHORT, 2.0), rows=rows)
+    first_start(policy, 0.0, [query(999_999, SHORT, 0.0)])
+    policy.arrived(long)
+    now_us, begun = 130_000.0, -1  # it is late
+    while begun != 0 and now_us < 2e6:
+        newcomer = query(1 + int(now_us), SHORT, now_us)
+        policy.arrived(newcomer)
+        begun = first_start(policy, now_us, [long, newcomer])
+        now_us += 4000.0
+        if begun:
+            policy.finished(newcomer, now_us)
+    assert begun == 0 and now_us <= 130_000.0 + 6.5 * 170_000.0
 
 
 def first_start(policy: Gangway, now_us: float, waiting: list[Query]) -> int:
