@@ -123,3 +123,18 @@ def test_a_late_one_goes_first_once_it_has_waited_for_long(cancelled: int) -> No
         if begun:
             policy.finished(newcomer, now_us)
     assert begun == 0 and 12_000.0 < now_us <= 8 * 4000.0
+
+
+def test_in_a_long_queue_late_ones_do_not_go_first() -> None:
+    """Otherwise an overload serves in order of arrival, and nobody is in time."""
+    policy = Gangway()
+    first_start(policy, 0.0, [query(999, SHORT, 0.0)])
+    late, now_us = query(0, SHORT, 2.0), 2.0
+    policy.arrived(late)
+    for number in range(1, 30):
+        newcomers = [query(1000 * number + index, SHORT, now_us) for index in range(DEFAULT.late_bound.max_waiting)]
+        policy.arrived(newcomers[0])
+        if now_us > 12_000.0:
+            assert first_start(policy, now_us, [late, *newcomers]) != 0
+        now_us += 4000.0
+        policy.finished(newcomers[0], now_us)
