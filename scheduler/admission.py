@@ -70,11 +70,6 @@ def crowded_out(
     return [query.query_id for query in (*late, *best_effort)[:count]]
 
 
-def work_us(model: ModelProfile, rows: int, core_count: int) -> float:
-    """Return the machine's time for rows of a model: that of single cores, the most efficient use of them."""
-    return model.rows_us(1, 1) * rows / core_count
-
-
 def excess(
     groups: Iterable[WaitingGroup],
     models: Mapping[int, ModelProfile],
@@ -90,7 +85,7 @@ def excess(
     """
     fresh = [group for group in groups if not group.started]
     late = [(group, model) for group in fresh if group.late(now_us) and (model := _known(group, models))]
-    waiting_us = sum(group.late(now_us) * work_us(model, group.rows, core_count) / len(group) for group, model in late)
+    waiting_us = sum(group.late(now_us) * model.work_us(group.rows) / core_count / len(group) for group, model in late)
     if waiting_us <= config.max_late_us or not config.enabled:
         return []
     first = min(group.priority for group, _ in late)
@@ -108,7 +103,7 @@ def _oldest(
     for query, model in late:
         if least_us <= 0:
             break
-        least_us -= work_us(model, query.rows, core_count)
+        least_us -= model.work_us(query.rows) / core_count
         chosen.append(query.query_id)
     return chosen
 

@@ -93,6 +93,10 @@ class ModelProfile:
             return self.remaining_us(0, cores, rows)
         return self.remaining_us(0, cores) * self._between(self._factors(cores), rows)
 
+    def work_us(self, rows: int) -> float:
+        """Return the work of so many rows: their time one by one on single cores, the most efficient use of them."""
+        return self.rows_us(1, 1) * rows
+
     def together_us(self, cores: int, rows: int) -> float:
         """Return that time if gangs like this one, with as many rows, have all other cores (Packrat's instances)."""
         if not self.together_factor:

@@ -428,7 +428,7 @@ def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) ->
     if first.tier == BRIEF or victim.tier == BEST_EFFORT:
         return True
     if AGED in (victim.tier, first.tier):
-        return victim.tier == AGED and first.least_us <= wait_us / 2
+        return victim.tier == AGED and first.least_us <= config.late_bound.shorter_share * wait_us
     first_us = first.remaining_us(first.grant)
     saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
     if victim.tier not in (AHEAD, ON_TIME):

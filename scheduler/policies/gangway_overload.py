@@ -144,7 +144,7 @@ class ArrivalOrder:
         """A request has come."""
         if (model := self._models.get(query.model_id)) is not None:
             self._since_us = min(self._since_us, query.arrival_us)
-            self._arrived_us += model.rows_us(1, 1) * query.rows
+            self._arrived_us += model.work_us(query.rows)
             self._queue.append((query.arrival_us, self._arrived_us))
 
     def finished(self, query: Query, now_us: float) -> None:
@@ -152,7 +152,7 @@ class ArrivalOrder:
         model = self._models.get(query.model_id)
         if model is None or query.arrival_us < self._since_us:
             return
-        self._done_us = min(self._arrived_us, self._done_us + model.rows_us(1, 1) * query.rows)
+        self._done_us = min(self._arrived_us, self._done_us + model.work_us(query.rows))
         while self._queue and self._queue[0][1] <= self._done_us + ROUNDING_US:
             arrival_us = self._queue.popleft()[0]
             wait_us = now_us - arrival_us
