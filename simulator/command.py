@@ -44,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _simulate(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options)
-    if options.rate is None and options.clients is None and not any(scenario.targets_us):
+    if _searches(options) and not any(scenario.targets_us):
         raise WorkloadError(f"mix '{scenario.mix.name}' has no targets to search for: give --qos or --rate")
     importlib.import_module("matplotlib")  # missing, it is better missed now than after the work
     title = f"{scenario.mix.name}, {options.cores} cores, {options.queries} queries, seed {options.seed}"
     runs = [_run(policy, scenario, options) for policy in options.policy]
     for run in runs:
         write_csv(options.output / f"{file_stem(run.policy)}.csv", run)
-    if options.rate is None and options.clients is None:
+    if _searches(options):
         write_probes(options.output / "search.csv", runs)
     draw(options.output / "policies.png", runs, title)
     console.print(table(runs, title))
@@ -63,9 +63,9 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
 def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
     with ProgressBars(Console(stderr=True), SpinnerColumn()) as progress:
         progress.add_task(policy)
-        rate: float | None = options.rate if options.clients is None else math.nan
+        rate = options.rate or math.nan  # a closed loop has none until it is over
         probes: tuple[Probe, ...] = ()
-        if rate is None:
+        if _searches(options):
             goal = Goal(options.satisfied / 100, options.each)
             rate, probes = search_rate(policy, scenario, goal, options.queries, options.seed)
             if rate == 0:  # it fails everywhere: show by how much at the lowest rate that was tried
@@ -80,6 +80,11 @@ def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> Policy
             observer = recorder if timeline or decisions else None
             run = run_policy(policy, scenario, rate, options.queries, options.seed, observer)
     return replace(run, probes=probes)
+
+
+def _searches(options: argparse.Namespace) -> bool:
+    """Whether the rate is to be found."""
+    return options.rate is None and options.clients is None
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:

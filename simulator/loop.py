@@ -84,8 +84,7 @@ class Simulation:
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
         self._sent: list[tuple[float, int, int, int]] = []  # heap: arrivals of a closed loop, as of the stream
-        self._first = len(arrivals) if arrivals.clients is None else min(arrivals.clients, len(arrivals))
-        self._next = self._first  # number of the next request of a closed loop
+        self._next = min(arrivals.clients or len(arrivals), len(arrivals))  # number that follows the stream's last one
         self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
         self._wake_us = NEVER
         self._form_us = NEVER  # the former of batches wants to look again
@@ -136,9 +135,9 @@ class Simulation:
 
     def _stream(self) -> Iterator[tuple[float, int, int, int]]:
         """Yield (arrival, number, model, rows) as Python numbers, a few thousand at a time."""
-        arrivals = self._arrivals
-        for first in range(0, self._first, ARRIVALS_AT_ONCE):
-            some = slice(first, min(self._first, first + ARRIVALS_AT_ONCE))
+        arrivals, count = self._arrivals, self._next
+        for first in range(0, count, ARRIVALS_AT_ONCE):
+            some = slice(first, min(count, first + ARRIVALS_AT_ONCE))
             rows = repeat(1) if arrivals.rows is None else arrivals.rows[some].tolist()
             times_us, models = arrivals.times_us[some].tolist(), arrivals.models[some].tolist()
             for number, (time_us, model, count) in enumerate(zip(times_us, models, rows, strict=False), first):

@@ -90,8 +90,7 @@ class ResultRecorder:
 
     def answered(self, request: Query, at_us: float) -> None:
         """The client has the answer."""
-        self._times_us[request.query_id] = request.arrival_us
-        self._latency_us[request.query_id] = at_us - request.arrival_us
+        self._ended(request, at_us)
         if request.deadline_us is not None and at_us > request.deadline_us:
             self._late[request.model_id] += 1
             limits = self._limits
@@ -101,9 +100,12 @@ class ResultRecorder:
 
     def refused(self, request: Query, at_us: float) -> None:
         """The client knows that there will be no answer."""
+        self._ended(request, at_us)
+        self._status[request.query_id] = REFUSED
+
+    def _ended(self, request: Query, at_us: float) -> None:
         self._times_us[request.query_id] = request.arrival_us
         self._latency_us[request.query_id] = at_us - request.arrival_us
-        self._status[request.query_id] = REFUSED
 
     def result(self, counters: Counters, end_us: float) -> Result:
         """Return everything."""
