@@ -6,21 +6,19 @@ So many clients each ask again when they have an answer. Triton runs onnxruntime
 import argparse
 import statistics
 import sys
-import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fetch_perf_analyzer import fetch
-from benchmarks.lib.live_server import live_server
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_profiles, ensure_zoo
-from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
+from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.perf_analyzer.__main__ import run_one
 from benchmarks.perf_analyzer.modes import closed_loop
-from benchmarks.serving.servers import write_repository
+from benchmarks.serving.servers import Served, serving
 
 TARGET, NO_TARGET = "gangway, 3x", "gangway"
 LEAST_RATE, MOST_P99, MOST_P99_WITH_TARGET = 1.10, 1.2, 3.0  # times Triton's
@@ -36,43 +34,24 @@ class Load:
     in_time: float = float("nan")
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server answers; Triton's metrics are not asked."""
-
-    url: str
-    metrics_url: str = ""
-
-
 def median(loads: Sequence[Load]) -> Load:
     """Return the median of each figure."""
     return Load(*(statistics.median(getattr(one, name) for one in loads) for name in Load.__dataclass_fields__))
 
 
-@contextmanager
-def servers(repository: Path, model: str, names: Sequence[str]) -> Iterator[Mapping[str, Address]]:
-    """Start all of them; idle servers take no time."""
-    with ExitStack() as stack:
-        found = {}
-        for name in names:
-            if name in CONFIGURATIONS:
-                triton = stack.enter_context(triton_server(repository, [model], CONFIGURATIONS[name]))
-                found[name] = Address(triton.url)
-                continue
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            write_repository(folder, repository, {model: "3x" if name == TARGET else None})
-            gangway = stack.enter_context(live_server(folder))
-            found[name] = Address(gangway.url, gangway.metrics_url)
-        yield found
+def start(name: str, repository: Path, model: str) -> AbstractContextManager[Served]:
+    """Start one of the servers that are compared."""
+    policy = name if name in CONFIGURATIONS else "gangway"
+    return serving(policy, repository, {model: "3x" if name == TARGET else None})
 
 
-def measure(address: Address, model: str, clients: int, seconds: float) -> Load:
+def measure(server: Served, model: str, clients: int, seconds: float) -> Load:
     """Let perf_analyzer load a server. Raises RuntimeError when it has a problem."""
-    before = qos_counts(address.metrics_url)
-    found = run_one(address.url, model, "", closed_loop(clients), int(seconds * 1000))
+    before = qos_counts(server.metrics_url)
+    found = run_one(server.url, model, "", closed_loop(clients), int(seconds * 1000))
     if found.problem:
         raise RuntimeError(f"{model}, {clients} clients: {found.problem}")
-    met, missed = (after - b for after, b in zip(qos_counts(address.metrics_url), before, strict=True))
+    met, missed = (after - b for after, b in zip(qos_counts(server.metrics_url), before, strict=True))
     in_time = met / (met + missed) if met + missed else float("nan")
     return Load(found.requests_per_s[0], found.p50_ms[0], found.p99_ms[0], in_time)
 
@@ -96,12 +75,13 @@ def run(report: Report, options: argparse.Namespace) -> None:
     names = [TARGET, NO_TARGET, *(f"triton {one}" for one in options.triton.split(",") if one)]
     rows: list[Row] = []
     for model in options.models.split(","):
-        with servers(options.repository, model, names) as addresses:
+        with ExitStack() as stack:  # idle servers take no time
+            servers = {name: stack.enter_context(start(name, options.repository, model)) for name in names}
             for clients in map(int, options.clients.split(",")):
                 loads: dict[str, list[Load]] = {name: [] for name in names}
                 for _ in range(options.rounds):
                     for name in names:
-                        loads[name].append(measure(addresses[name], model, clients, options.seconds))
+                        loads[name].append(measure(servers[name], model, clients, options.seconds))
                 medians = {name: median(some) for name, some in loads.items()}
                 rows += [row(model, clients, name, load) for name, load in medians.items()]
                 compare(report, f"{model}, {clients} clients", medians)

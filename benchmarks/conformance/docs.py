@@ -103,7 +103,8 @@ def short_reason(text: str) -> str:
 
 def _excluded(excluded: Mapping[str, int]) -> str:
     rows = sorted(excluded.items(), key=lambda item: (-item[1], item[0]))
-    return f"Tests by reason: {', '.join(f'{why} ({count})' for why, count in rows)}.\n"
+    lines = ["| reason | tests |", "|---|---|", *(f"| {why} | {count} |" for why, count in rows)]
+    return "\n".join(lines) + "\n"
 
 
 def _untested(results: Iterable[Result]) -> str:

@@ -23,10 +23,14 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Served:
-    """A server that answers at `url`; `root_pid` is the process that all of its others descend from."""
+    """A server that answers at `url`; `root_pid` is the process that all of its others descend from.
+
+    `metrics_url`: Gangway's; empty for Triton.
+    """
 
     url: str
     root_pid: int
+    metrics_url: str = ""
 
     def cpu_s(self) -> float:
         """Return the processor time that its processes have taken so far."""
@@ -34,11 +38,11 @@ class Served:
 
 
 @contextmanager
-def serving(name: str, source: Path, targets_ms: Mapping[str, float | None]) -> Iterator[Served]:
+def serving(name: str, source: Path, targets_ms: Mapping[str, float | str | None]) -> Iterator[Served]:
     """Serve models of a repository by one of CONFIGURATIONS, or by Gangway under the policy of this name.
 
-    `targets_ms`: the latency target of each model; None: best effort. Triton has no such thing. Raises RuntimeError
-    when the server does not start, FetchError when there is no Triton.
+    `targets_ms`: the latency target of each model, or text such as "3x"; None: best effort. Triton has no such thing.
+    Raises RuntimeError when the server does not start, FetchError when there is no Triton.
     """
     if name in CONFIGURATIONS:
         with triton_server(source, list(targets_ms), CONFIGURATIONS[name]) as triton:
@@ -47,7 +51,7 @@ def serving(name: str, source: Path, targets_ms: Mapping[str, float | None]) -> 
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), source, targets_ms)
         with live_server(Path(folder), [f"--scheduler={name}"]) as gangway:
-            yield Served(gangway.url, gangway.process.pid)
+            yield Served(gangway.url, gangway.process.pid, gangway.metrics_url)
 
 
 def write_repository(
