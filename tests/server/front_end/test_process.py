@@ -98,11 +98,7 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
             pass
         answers: list[Any] = []
         client.async_infer("simple", announced.inputs(), callback=lambda result, error: answers.append((result, error)))
-        bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
-        seen = bell.seen()
-        raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
-        submitted = unpack(raw)
-        assert supervised.slots.start(submitted.slot, submitted.generation)
+        submitted = submitted_to(supervised)
         supervised.send(Drain())
         while client.is_server_ready():
             pass
@@ -125,11 +121,7 @@ def test_draining_finishes_the_requests_of_streams(supervised: Supervised, annou
         answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("simple", announced.inputs(), request_id="first")
-        bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
-        seen = bell.seen()
-        raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
-        submitted = unpack(raw)
-        assert supervised.slots.start(submitted.slot, submitted.generation)
+        submitted = submitted_to(supervised)
         supervised.send(Drain())
         while client.is_server_ready():
             pass
