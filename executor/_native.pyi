@@ -1,7 +1,7 @@
 """The C extension (executor/native). Offsets are bytes into a writable view; what lies outside it is a ValueError."""
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 LAYOUT: dict[str, tuple[int, dict[str, tuple[int, int, str]]]]
 """Of native/layout.h: struct -> size in bytes, {field -> offset, size in bytes, letter of module `struct`}."""
@@ -178,12 +178,22 @@ class FastPath:
     ) -> None:
         """`front_ends`: io segment, slots, submit ring; `workers`: bell, command ring, completion ring of each."""
     def open(
-        self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: tuple[int, ...], /
+        self,
+        model_id: int,
+        layers: int,
+        expected_us: int,
+        ranks: int,
+        min_slack_us: int,
+        may_grow: bool,
+        arena_stride: int,
+        arenas: tuple[int, ...],
+        versions: bytes,
+        /,
     ) -> None: ...
     def close(self, model_id: int, /) -> None: ...
     def poll(
         self, leases: tuple[int, ...] | None, control_seq: int, spin_us: int, timeout_us: int, watch_us: int, /
-    ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    ) -> tuple[list[tuple[int, ...]], list[tuple[Any, ...]]]:
         """Wait and begin requests. `leases`: of each worker slot, -1: unused; None: as before. Releases the GIL.
 
         Returns the fields of Completed for those that have ended, and those of InFlight for those under way.

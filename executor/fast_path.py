@@ -24,15 +24,17 @@ class Completed(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A request that is under way in a worker slot: alone in a lease, all layers, as rank 0.
+    """A request that is under way on the gang of a worker slot: all layers, alone in a lease.
 
     Its slot is not to be asked about it: it may have been answered, and be in use again.
     """
 
-    worker: int
-    worker_slot: int
+    cores: tuple[int, ...]  # workers, by rank
+    inside: tuple[int, ...]  # ranks that have not left
+    ended: bool  # a rank has left since all is done: the others leave at once
     lease: int
     lease_generation: int
+    arena: int  # its number, of those that were given to `open`
     model_id: int
     front_end: int
     slot: int
@@ -43,12 +45,33 @@ class InFlight(NamedTuple):
     limit_ns: int
     join_key: int
     begun_ns: int
+    joined_ns: int  # the first of the ranks that have left; 0: none has
+
+
+class OpenModel(NamedTuple):
+    """A model whose requests of one row begin without a decision, each on the first free workers, if there are enough.
+
+    `expected_us`: what a request takes, roughly. A worker that has little to do is given more before it is done, if a
+    request needs no other. `min_slack_us`: a request with less time until its deadline is left to the caller; 0: none
+    is. `may_grow`: while a request computes, all others are left to the caller: it may want the cores that are free.
+    `versions`: of each layer; empty: the default ones.
+    """
+
+    model_id: int
+    layers: int
+    expected_us: int
+    ranks: int
+    min_slack_us: int
+    may_grow: bool
+    arena_stride: int
+    arenas: tuple[int, ...]  # offsets: as many requests may be under way
+    versions: bytes = b""
 
 
 class FastPath:
-    """Begins requests of one row for models that are open, each on one worker. For the scheduler's process.
+    """Begins requests for models that are open. For the scheduler's process.
 
-    `lease_timeout_us`: as in LeaseSpec. A worker slot is a lease, given for each call, and an arena for each model.
+    `lease_timeout_us`: as in LeaseSpec. A worker slot is a lease, given for each call.
     """
 
     def __init__(self, control: ControlSegment, tables: Sequence[SlotTable], lease_timeout_us: int) -> None:
@@ -68,12 +91,12 @@ class FastPath:
             WORKER_SLOTS,
         )
 
-    def open(self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: Sequence[int]) -> None:
-        """Let this model's requests begin. `arenas`: offset for each worker slot.
+    def open(self, model: OpenModel) -> None:
+        """Let this model's requests begin. What was under way of it keeps its arena, which is not one of the new ones.
 
-        `expected_us`: what a request takes, roughly. A worker that has little to do is given more before it is done.
+        Raises ValueError for what leads outside of the layout.
         """
-        self._native.open(model_id, layers, expected_us, arena_stride, tuple(arenas))
+        self._native.open(*model)
 
     def close(self, model_id: int) -> None:
         """Leave the model's requests to the caller."""
@@ -85,9 +108,10 @@ class FastPath:
         """Begin what comes until there is something else to do; return what has ended, and what is under way.
 
         `leases`: of each worker slot, worker after worker; NO_LEASE: not to be used. None: go on with what is under
-        way. Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
-        returns, too, when MAX_COMPLETED have ended, when the bell's `control_seq` is another, after `timeout_us`, and
-        `watch_us` after the first request has come.
+        way. Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings; its
+        models have been opened again, or closed. It returns, too, when MAX_COMPLETED have ended, when the bell's
+        `control_seq` is another, after `timeout_us`, and `watch_us` to twice that after the first request has come, if
+        possible when nothing is under way.
         """
         given = None if leases is None else tuple(leases)
         completed, in_flight = self._native.poll(given, control_seq, spin_us, timeout_us, watch_us)

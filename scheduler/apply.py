@@ -13,7 +13,7 @@ from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts
-from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
+from gangway.scheduler.policy import LoneStart, Policy, Query, Reject, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Unit
@@ -131,21 +131,24 @@ class Execution:
 
     # -- without a decision
 
-    def take_over(self, unit: Unit, in_flight: InFlight, arena_offset: int) -> None:
+    def take_over(self, unit: Unit, start: LoneStart, in_flight: InFlight, arena_offset: int, now_us: float) -> None:
         """Give a unit that is under way without a decision to a gang."""
         self._policy.arrived(unit.query)
         spec = self._spec(unit)
-        gang = self.gangs.take_over(unit, in_flight, arena_offset, spec.layers, spec.indivisible, spec.name)
-        self._workers.occupy(in_flight.worker, in_flight.lease)
-        self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores), self._requests.of(unit))
+        block = Start(unit.query.query_id, spec.layers, in_flight.cores, start.versions)
+        gang = self.gangs.take_over(unit, block, in_flight, arena_offset, spec, now_us)
+        for rank in in_flight.inside:
+            self._workers.occupy(gang.cores[rank], gang.lease)
+            if in_flight.ended:
+                self._workers.leaves(gang.cores[rank], gang.lease)
+        self._accounts.begins(gang, block, self._requests.of(unit))
 
-    def completed_without_gang(self, query: Query, spec: LoadModel, completed: Completed) -> None:
+    def completed_without_gang(self, query: Query, spec: LoadModel, start: LoneStart, completed: Completed) -> None:
         """Note a query that was begun without a decision, and is answered."""
         self._policy.arrived(query)
-        self._accounts.completed_without_gang(spec.name, spec.layers)
-        self.times.completed_without_gang(
-            self._models.profiles.get(spec.model_id), completed.joined_ns, completed.end_ns
-        )
+        self._accounts.completed_without_gang(spec.name, spec.layers, start.versions)
+        profile = self._models.profiles.get(spec.model_id)
+        self.times.completed_without_gang(profile, start, completed.joined_ns, completed.end_ns)
         self._policy.finished(query, completed.end_ns / 1e3)
 
     # -- ends

@@ -1,9 +1,11 @@
-"""Requests that need no decision: while nobody waits, those that can use one core only begin on the first free one.
+"""Requests that need no decision: while nobody waits, each begins on as many free cores as its policy always gives it.
 
-Every decision costs a turn of Python, several times what such a request computes. So while nothing is to be decided the
-scheduler waits in native code, which begins these requests itself (`executor/fast_path.py`). Afterwards they are
-counted, and those that are still under way become gangs like all others. A policy says that it would decide so
-(`Policy.fast_path`); what is traced is decided one by one.
+Every decision costs a turn of Python, several times what a small request computes. So while nothing is to be decided
+the scheduler waits in native code, which begins these requests itself (`executor/fast_path.py`). Afterwards they are
+counted, and those that are still under way become gangs like all others. A policy says how it would begin them
+(`Policy.lone_start`); what is traced is decided one by one.
+
+A model is open from its first request on, until none has come for a while.
 """
 
 import logging
@@ -13,17 +15,26 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.fast_path import MAX_COMPLETED, NO_LEASE, WORKER_SLOTS, Completed, FastPath, InFlight
+from gangway.executor.fast_path import (
+    MAX_COMPLETED,
+    NO_LEASE,
+    WORKER_SLOTS,
+    Completed,
+    FastPath,
+    InFlight,
+    OpenModel,
+)
 from gangway.executor.slots import SlotTable
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.gangs import RANKS_WAIT_US
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import Query
+from gangway.scheduler.policy import LoneStart, Policy, Query
+from gangway.scheduler.prediction import query_level
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import RequestTable
-from gangway.scheduler.resources import ArenaPool, WorkerTable
+from gangway.scheduler.resources import REST_US, ArenaPool, WorkerTable
 
 LEASES_LEFT = 4  # at least, for queries that are decided about
 _log = logging.getLogger(__name__)
@@ -31,15 +42,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Open:
-    """A model whose requests may begin. `arenas`: of the worker slots, worker after worker; None: to be reserved."""
+    """A model whose requests may begin, and how. `arenas`: for those under way; None: to be reserved."""
 
     spec: LoadModel
-    expected_us: int
+    profile: ModelProfile
+    start: LoneStart
+    level: float
     arenas: list[int | None]
 
 
 class FastPathScheduler:
-    """Opens models for the fast path, waits while it does all there is to do, and takes over what is under way then."""
+    """Opens models for the fast path, waits while it does all there is to do, and takes over what is under way then.
+
+    `way_back_us`: as in Snapshot.
+    """
 
     def __init__(
         self,
@@ -50,7 +66,9 @@ class FastPathScheduler:
         models: ModelTable,
         arenas: ArenaPool,
         execution: Execution,
+        policy: Policy,
         former: BatchFormer | None,
+        way_back_us: float,
     ) -> None:
         self._path = FastPath(control, tables, RANKS_WAIT_US)
         self._requests = requests
@@ -58,26 +76,34 @@ class FastPathScheduler:
         self._models = models
         self._arenas = arenas
         self._execution = execution
+        self._policy = policy
         self._former = former
+        self._way_back_us = way_back_us
         self._open: dict[int, _Open] = {}
-        self._reviewed = (0, 0)  # when the models were looked at: their changes, and workers in service
+        self._asked_us: dict[int, float] = {}  # when a model was asked last
+        self._to_review: set[int] = set()  # models that may have to be opened or closed
+        self._reviewed = (0, 0)  # when all were looked at: changes of models, and workers in service
 
     @property
     def models(self) -> Collection[int]:
         """Numbers of the models that are open."""
         return self._open.keys()
 
+    def arrived(self, query: Query) -> None:
+        """A request was decided about."""
+        self._asked_us[query.model_id] = query.arrival_us
+        self._to_review.add(query.model_id)
+
     def may_begin(self) -> bool:
         """Whether requests may begin without a decision now; nobody waits."""
         execution = self._execution
         if not self._workers.free or execution.could_grow or execution.gangs.any_ending:
             return False
-        if self._reviewed != (self._models.changes, self._workers.in_service):
-            self._review()
+        self._review()
         return bool(self._open) and execution.gangs.free >= self._path.worker_slots + LEASES_LEFT
 
     def poll(self, control_seq: int, spin_us: int, timeout_us: int, watch_us: int) -> None:
-        """Poll the rings and start eligible requests. Return at the latest `watch_us` after the first one."""
+        """Poll the rings and start eligible requests. Return at the latest 3 `watch_us` after the first one."""
         leases: Sequence[int] | None = self._leases()
         end_ns = None
         while True:
@@ -91,7 +117,7 @@ class FastPathScheduler:
                 break
             leases = None  # all others stay where they are
         for present in sorted(in_flight, key=attrgetter("begun_ns")):  # so a worker has last what it will do last
-            self._take_over(present)
+            self._take_over(present, now_ns / 1e3)
         for model_id in {present.model_id for present in in_flight}:
             self._reserve_arenas(self._open[model_id])
 
@@ -104,33 +130,75 @@ class FastPathScheduler:
                 if offset is not None:
                     self._arenas.release(model_id, offset)
 
+    def forget(self, model_id: int) -> None:
+        """Close a model that is not served any more."""
+        self.close(model_id)
+        self._asked_us.pop(model_id, None)
+
+    def tend(self, now_us: float) -> None:
+        """Close what has not been asked for long: its arenas may give their memory back."""
+        for model_id in [number for number in self._open if self._asked_us[number] + REST_US < now_us]:
+            self.close(model_id)
+
     # -- models
 
     def _review(self) -> None:
-        self._reviewed = (self._models.changes, self._workers.in_service)
-        for spec in self._models.specs():
-            self.close(spec.model_id)
-            profile = self._models.profiles.get(spec.model_id)
-            if profile is not None and self._suits(spec, profile):
-                known = _Open(spec, int(profile.rows_us(1, 1)), [None] * self._path.worker_slots)
-                self._open[spec.model_id] = known
-                self._reserve_arenas(known)
+        """Open and close models: those that were asked, or all after a change."""
+        level = query_level(self._execution.times.interference.level(time.monotonic_ns() / 1e3))
+        changes = (self._models.changes, self._workers.in_service)
+        if self._reviewed != changes:
+            self._reviewed = changes
+            self._to_review.update(self._asked_us)
+        self._to_review.update([number for number, known in self._open.items() if known.level != level])
+        for model_id in self._to_review:
+            self._review_model(model_id, level)
+        self._to_review.clear()
 
-    def _suits(self, spec: LoadModel, profile: ModelProfile) -> bool:
-        """Whether there is nothing to decide about a lone request but where it begins: one core, one version."""
-        one_way = min(profile.max_ranks, profile.cores) == 1 and all(len(times) == 1 for times in profile.latency_us)
-        held = self._former is not None and self._former.may_delay(spec.model_id, self._workers.in_service)
-        return one_way and not spec.limits and not held
+    def _review_model(self, model_id: int, level: float) -> None:
+        model, profile = self._models.get(model_id), self._models.profiles.get(model_id)
+        known, cores = self._open.get(model_id), self._workers.in_service
+        held = profile is None or (self._former is not None and self._former.may_delay(profile, cores))
+        if model is None or profile is None or held or model.spec.limits:
+            self.close(model_id)
+            return
+        if known is not None and known.profile is profile and known.level == level:
+            return
+        start = self._policy.lone_start(profile, cores, level)
+        if start is None or start.cores > cores:
+            self.close(model_id)
+        elif known is not None and known.profile is profile and known.start == start:
+            known.level = level
+        else:
+            self.close(model_id)
+            self._open[model_id] = opened = _Open(model.spec, profile, start, level, [None] * self._arena_count(start))
+            self._reserve_arenas(opened)
+
+    def _arena_count(self, start: LoneStart) -> int:
+        """Return how many requests may be under way: those that compute, and one that ranks are about to leave."""
+        return self._path.worker_slots if start.cores == 1 else self._workers.in_service // start.cores + 1
 
     def _reserve_arenas(self, known: _Open) -> None:
-        """Let each worker slot have an arena for a model. Without one the model is closed until something changes."""
-        spec = known.spec
+        """Let each request that may be under way have an arena. Without one the model is closed until it is asked."""
+        spec, start = known.spec, known.start
         known.arenas = [self._arena(spec) if offset is None else offset for offset in known.arenas]
-        arenas = [offset for offset in known.arenas if offset is not None]
-        if len(arenas) < self._path.worker_slots:
+        arenas = tuple([offset for offset in known.arenas if offset is not None])
+        if len(arenas) < len(known.arenas):
             self.close(spec.model_id)
-        else:
-            self._path.open(spec.model_id, spec.layers, known.expected_us, spec.arena_bytes, arenas)
+            return
+        min_slack_us = start.min_slack_us + self._way_back_us if start.may_grow else 0.0
+        self._path.open(
+            OpenModel(
+                spec.model_id,
+                spec.layers,
+                int(known.profile.rows_us(start.cores, 1)),
+                start.cores,
+                int(min_slack_us),
+                start.may_grow,
+                spec.arena_bytes,
+                arenas,
+                bytes(start.versions),
+            )
+        )
 
     def _arena(self, spec: LoadModel) -> int | None:
         try:
@@ -155,17 +223,21 @@ class FastPathScheduler:
         deadline_us = completed.deadline_ns / 1e3 if completed.deadline_ns else None
         number = self._requests.next_id()
         query = Query(number, completed.model_id, 1, completed.arrival_ns / 1e3, deadline_us, completed.priority)
+        self._note_arrival(query)
+        known = self._open[completed.model_id]
+        self._execution.completed_without_gang(query, known.spec, known.start, completed)
+
+    def _take_over(self, present: InFlight, now_us: float) -> None:
+        """Let a gang have what is under way, with its arena."""
+        known = self._open[present.model_id]
+        request = self._requests.take_over(present)
+        self._note_arrival(request.query)
+        offset, known.arenas[present.arena] = known.arenas[present.arena], None
+        assert offset is not None, "a request under way has an arena"
+        self._arenas.use_reserved(present.model_id, offset)
+        self._execution.take_over(request.units[0], known.start, present, offset, now_us)
+
+    def _note_arrival(self, query: Query) -> None:
+        self.arrived(query)
         if self._former is not None:
             self._former.arrived(query)
-        self._execution.completed_without_gang(query, self._open[completed.model_id].spec, completed)
-
-    def _take_over(self, present: InFlight) -> None:
-        """Let a gang have what is under way, with its arena; the worker slot gets another one."""
-        known, place = self._open[present.model_id], present.worker * WORKER_SLOTS + present.worker_slot
-        request = self._requests.take_over(present)
-        if self._former is not None:
-            self._former.arrived(request.query)
-        offset, known.arenas[place] = known.arenas[place], None
-        assert offset is not None, "a worker slot without an arena is not used"
-        self._arenas.use_reserved(present.model_id, offset)
-        self._execution.take_over(request.units[0], present, offset)

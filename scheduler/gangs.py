@@ -126,18 +126,24 @@ class GangTable:
         return gang
 
     def take_over(
-        self, unit: Unit, in_flight: InFlight, arena_offset: int, layers: int, indivisible: bool, model: str
+        self, unit: Unit, start: Start, in_flight: InFlight, arena_offset: int, model: LoadModel, now_us: float
     ) -> Gang:
         """Make a gang of what was begun without a decision, with a lease of `spare`."""
         self._free.remove(in_flight.lease)
         self._free.append(in_flight.lease)
-        gang = self.open(unit, arena_offset, indivisible, model)
+        gang = self.open(unit, arena_offset, model.indivisible, model.name)
         gang.generation = in_flight.lease_generation
-        gang.end_layer = layers
-        gang.cores = (in_flight.worker,)
-        gang.wanted = 1
-        gang.outstanding = {0}
+        gang.end_layer = start.end_layer
+        gang.versions = start.versions
+        gang.cores = start.cores
+        gang.wanted = len(start.cores)
+        gang.outstanding = set(in_flight.inside)
         gang.started_us = in_flight.begun_ns / 1e3
+        gang.joined_ns = in_flight.joined_ns
+        if in_flight.ended:
+            gang.reasons.add(LeftReason.DONE)
+            gang.ended_us = now_us
+            self._ending.add(gang)
         return gang
 
     def spare(self, count: int) -> Sequence[int]:

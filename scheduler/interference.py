@@ -8,7 +8,7 @@ from collections import deque
 from statistics import median
 
 from gangway.scheduler.gangs import Gang
-from gangway.scheduler.policy import value
+from gangway.scheduler.policy import LoneStart, value
 from gangway.scheduler.policy_config import ERROR, INTERFERENCE, SLOWDOWN
 from gangway.scheduler.profiles import ModelProfile
 
@@ -141,10 +141,13 @@ class BlockTimes:
         block = FinishedBlock(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
         self._learn(query.model_id, block, turned_ns / 1e3)
 
-    def completed_without_gang(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
-        """The same for a query of one row that one core has computed."""
+    def completed_without_gang(
+        self, profile: ModelProfile | None, start: LoneStart, joined_ns: int, ended_ns: int
+    ) -> None:
+        """The same for a query of one row that was begun without a decision."""
         if profile is not None and profile.measured:
-            block = FinishedBlock(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)
+            time_us = (ended_ns - joined_ns) / 1e3
+            block = FinishedBlock(profile, 0, profile.layers, start.cores, 1, start.versions, time_us)
             self._learn(profile.model_id, block, ended_ns / 1e3)
 
     def _learn(self, model_id: int, block: FinishedBlock, ended_us: float) -> None:

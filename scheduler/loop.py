@@ -124,10 +124,10 @@ class LiveScheduler:
             control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed
         )
         self.fast_path: FastPathScheduler | None = None
-        if policy.fast_path and trace is None and timeline is None:
-            parts = (self.requests, self.workers, self._models, pool, self._execution, self._former)
-            self.fast_path = FastPathScheduler(control, tables, *parts)
-        close = (lambda model_id: None) if self.fast_path is None else self.fast_path.close
+        if trace is None and timeline is None:
+            parts = (self.requests, self.workers, self._models, pool, self._execution, policy, self._former)
+            self.fast_path = FastPathScheduler(control, tables, *parts, way_back_us)
+        close = (lambda model_id: None) if self.fast_path is None else self.fast_path.forget
         self.model_jobs = ModelJobs(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
@@ -208,6 +208,8 @@ class LiveScheduler:
         self._report_stuck(now_us)
         self._admission.shed(now_us)
         self.model_jobs.tend(now_us)
+        if self.fast_path is not None:
+            self.fast_path.tend(now_us)
         self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
@@ -282,6 +284,8 @@ class LiveScheduler:
             self.accept(request)
             if not request.dropped:
                 self._policy.arrived(request.query)
+                if self.fast_path is not None:
+                    self.fast_path.arrived(request.query)
                 if self._former is not None:
                     self._former.arrived(request.query)
 

@@ -221,11 +221,12 @@ class Accounts:
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
-    def completed_without_gang(self, model: str, layers: int) -> None:
-        """A query was begun without a decision, and answered."""
+    def completed_without_gang(self, model: str, layers: int, versions: Sequence[int]) -> None:
+        """A query was begun without a decision, and answered. `versions`: as in Start."""
         counters = self.counters.of(model)
         counters.blocks += 1
         counters.layers += layers
+        counters.versions += len(versions) - versions.count(0)
 
     def grows(self, gang: Gang, ranks: int) -> None:
         """Ranks up to this number are about to join."""

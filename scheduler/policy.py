@@ -149,6 +149,19 @@ class Wake:
     at_us: float
 
 
+@value(frozen=True, slots=True)
+class LoneStart:
+    """How a query of one row begins that waits alone: all layers on the first free cores, if so many are free.
+
+    Nobody that runs may want the cores that are free.
+    """
+
+    cores: int
+    versions: tuple[int, ...] = ()  # as in Start
+    may_grow: bool = False  # it may want more cores later; otherwise it can use no more
+    min_slack_us: float = 0.0  # from now to its deadline, less the way back: with less it may begin on other cores
+
+
 Decision = Start | Stop | Resize | Reject | StartOver | Wake
 
 
@@ -165,11 +178,17 @@ class Policy(ABC):
     config: PolicyConfig = DEFAULT  # what the driver goes by, too
     batches = False  # whether it is shown batches (queries joined and split) instead of single requests
     brief_first: bool = False  # whether others make room at once for a brief query (`ModelProfile.is_brief`)
-    fast_path = False  # whether a query that waits alone and can use one core only always begins on the first free one
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Return what to do now."""
+
+    def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
+        """Return how a lone query of a model begins, so that a driver need not ask; None: it has to.
+
+        `core_count`, `level`: as in Snapshot.
+        """
+        return None
 
     def yields_from_us(self) -> float | None:
         """Return from when on somebody who runs might make room for a newcomer that has a deadline, of no higher class.

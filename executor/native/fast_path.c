@@ -1,5 +1,7 @@
 #include "fast_path.h"
 
+#include <string.h>
+
 #include "lease.h"
 #include "ring.h"
 #include "slot.h"
@@ -7,31 +9,43 @@
 
 /* -- completions */
 
-static struct worker_slot *worker_slot_of(struct fast_worker *worker, uint32_t count, const struct message *left) {
-    for (uint32_t i = 0; i < count; i++) {
-        struct worker_slot *place = &worker->worker_slots[i];
-        if (place->taken && place->lease == left->gang.lease && place->request.lease_generation == left->gang.generation) return place;
+/* What a worker was told to run and has not left. */
+static struct worker_slot *run_of(const struct fast_worker *worker, const struct message *left, uint32_t *at) {
+    for (uint32_t i = 0; i < worker->run_count; i++) {
+        struct worker_slot *place = worker->runs[i];
+        *at = i;
+        if (place->lease == left->gang.lease && place->request.lease_generation == left->gang.generation) return place;
     }
     return NULL;
 }
 
-static void complete(struct fast_path *path, struct worker_slot *place, const struct message *left) {
+/* The last rank has left. */
+static void complete(struct fast_path *path, struct worker_slot *place) {
     const struct lease *lease = &path->leases[place->lease];
     struct fast_request *completed = &path->completed[path->completed_count++];
     *completed = place->request;
-    completed->joined_ns = left->gang.joined_ns;
     completed->end_ns = atomic_load_explicit(&lease->layer_end_ns[path->models[completed->model_id].layers - 1], memory_order_relaxed);
+    path->models[completed->model_id].arenas[place->arena].taken = false;
     place->taken = false;
+}
+
+static void leave(struct fast_path *path, struct fast_worker *worker, uint32_t run, const struct message *left) {
+    struct worker_slot *place = worker->runs[run];
+    uint64_t *joined_ns = &place->request.joined_ns;
+    worker->runs[run] = worker->runs[--worker->run_count];
+    if (!*joined_ns || left->gang.joined_ns < *joined_ns) *joined_ns = left->gang.joined_ns;
+    place->ended = true;
+    place->inside &= ~(UINT64_C(1) << left->gang.rank);
+    if (!place->inside) complete(path, place);
 }
 
 /* False: there is a message for the caller. */
 static bool read_completions(struct fast_path *path, struct fast_worker *worker) {
     const struct message *message;
+    uint32_t run;
     while ((message = ring_peek(worker->completions))) {
-        if (message->kind != MESSAGE_LEFT || message->gang.reason != LEFT_DONE) return false;
-        struct worker_slot *place = worker_slot_of(worker, path->worker_slot_count, message);
-        if (!place) return false;
-        complete(path, place, message);
+        if (message->kind != MESSAGE_LEFT || message->gang.reason != LEFT_DONE || !run_of(worker, message, &run)) return false;
+        leave(path, worker, run, message);
         ring_drop(worker->completions);
     }
     return true;
@@ -39,60 +53,104 @@ static bool read_completions(struct fast_path *path, struct fast_worker *worker)
 
 /* -- requests */
 
-/* A free slot of the worker, unless its queries already take `limit_us`. */
-static struct worker_slot *free_worker_slot(struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
-    struct worker_slot *found = NULL;
-    uint32_t busy_us = 0;
+/* A free slot of the worker, unless its queries take `limit_us` or more. One that it leaves at once takes no time, but it is given only
+ * one run beside it: it may hang. */
+static struct worker_slot *free_worker_slot(const struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
+    uint32_t busy_us = 0, ended = 0;
+    for (uint32_t i = 0; i < worker->run_count; i++) {
+        const struct worker_slot *place = worker->runs[i];
+        if (place->ended) ended++;
+        else busy_us += path->models[place->request.model_id].expected_us + 1;
+    }
+    if (busy_us >= limit_us || (ended && worker->run_count > 1) || worker->run_count == path->worker_slot_count) return NULL;
+    if (ring_pending(worker->commands) >= worker->commands->capacity) return NULL;
     for (uint32_t i = 0; i < path->worker_slot_count; i++) {
         struct worker_slot *place = &worker->worker_slots[i];
-        if (place->lease == NO_LEASE) return NULL;
-        if (place->taken) busy_us += path->models[place->request.model_id].expected_us + 1;
-        else if (!found) found = place;
-    }
-    return busy_us < limit_us && ring_pending(worker->commands) < worker->commands->capacity ? found : NULL;
-}
-
-/* A slot of the first idle worker; else of the first one with less than QUEUED_US to do. */
-static struct worker_slot *find_worker_slot(struct fast_path *path, struct fast_worker **at) {
-    static const uint32_t limits_us[] = {1, QUEUED_US};
-    for (uint32_t round = 0; round < 2; round++) {
-        for (uint32_t i = 0; i < path->worker_count; i++) {
-            *at = &path->workers[i];
-            struct worker_slot *place = free_worker_slot(path, *at, limits_us[round]);
-            if (place) return place;
-        }
+        if (!place->taken && place->lease != NO_LEASE) return place;
     }
     return NULL;
 }
 
-static bool is_plain(const struct fast_path *path, const struct slot *slot) {
-    return slot->model_id < MAX_MODELS && path->models[slot->model_id].arenas && slot->rows == 1 && !slot->rejects_late &&
-           !atomic_load(&slot->cancel);
+enum { IDLE_US = 1 }; /* a limit that only an idle worker is below */
+
+/* Finds so many workers, the first ones of those that are idle, and a slot of the first. A single one may also have less than QUEUED_US to
+ * do. NULL: there are not so many. */
+static struct worker_slot *find_workers(const struct fast_path *path, uint32_t ranks, uint32_t *found) {
+    struct worker_slot *home = NULL;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < path->worker_count && count < ranks; i++) {
+        struct worker_slot *place = free_worker_slot(path, &path->workers[i], IDLE_US);
+        if (!place) continue;
+        if (!count) home = place;
+        found[count++] = i;
+    }
+    if (count == ranks) return home;
+    for (uint32_t i = 0; ranks == 1 && i < path->worker_count; i++) {
+        found[0] = i;
+        home = free_worker_slot(path, &path->workers[i], QUEUED_US);
+        if (home) return home;
+    }
+    return NULL;
 }
 
-/* The slot has been started. */
-static void begin(struct fast_path *path, struct fast_worker *worker, struct worker_slot *place, const struct fast_request *request) {
-    const struct open_model *model = &path->models[request->model_id];
-    size_t number = (size_t)(worker - path->workers) * path->worker_slot_count + (size_t)(place - worker->worker_slots);
+/* Whether a gang computes that may want the cores that are free. */
+static bool may_any_grow(const struct fast_path *path) {
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        for (uint32_t k = 0; k < path->workers[i].run_count; k++) {
+            const struct worker_slot *place = path->workers[i].runs[k];
+            if (!place->ended && path->models[place->request.model_id].may_grow) return true;
+        }
+    }
+    return false;
+}
+
+static bool is_plain(const struct fast_path *path, const struct slot *slot) {
+    if (slot->model_id >= MAX_MODELS || slot->rows != 1 || slot->rejects_late || atomic_load(&slot->cancel)) return false;
+    const struct open_model *model = &path->models[slot->model_id];
+    if (!model->arenas || may_any_grow(path)) return false;
+    return !slot->deadline_ns || !model->min_slack_us || now_ns() + model->min_slack_us * UINT64_C(1000) <= slot->deadline_ns;
+}
+
+/* False: all have a query. */
+static bool find_arena(const struct open_model *model, uint32_t *found) {
+    for (*found = 0; *found < model->arena_count; (*found)++) {
+        if (!model->arenas[*found].taken) return true;
+    }
+    return false;
+}
+
+/* The slot has been started. The workers have room for a command: see free_worker_slot. */
+static void begin(struct fast_path *path, struct worker_slot *place) {
+    struct fast_request *request = &place->request;
+    struct open_model *model = &path->models[request->model_id];
     struct member member = {.front_end = request->front_end, .slot = request->slot, .generation = request->slot_generation, .rows = 1};
     struct lease_spec spec = {
         .model_id = request->model_id,
         .end_layer = model->layers,
-        .wanted = 1,
+        .wanted = model->ranks,
         .timeout_us = path->lease_timeout_us,
-        .arena_offset = model->arenas[number],
+        .arena_offset = model->arenas[place->arena].offset,
         .arena_stride = model->arena_stride,
         .members = &member,
         .member_count = 1,
+        .versions = model->versions,
+        .version_count = model->versions ? model->layers : 0,
         .passes = 1,
     };
+    model->arenas[place->arena].taken = true;
     place->taken = true;
-    place->request = *request;
-    place->request.lease_generation = lease_initialise(&path->leases[place->lease], &spec);
-    place->request.begun_ns = now_ns();
-    struct message run = {.gang = {.kind = MESSAGE_RUN, .lease = place->lease, .generation = place->request.lease_generation}};
-    ring_send(worker->commands, &run); /* it has room: see free_worker_slot */
-    bell_ring(worker->bell);
+    place->ended = false;
+    place->ranks = model->ranks;
+    place->inside = UINT64_MAX >> (MAX_RANKS - model->ranks);
+    request->lease_generation = lease_initialise(&path->leases[place->lease], &spec);
+    request->begun_ns = now_ns();
+    for (uint32_t rank = model->ranks; rank-- > 0;) { /* rank 0 comes last: its core is often this one */
+        struct fast_worker *worker = &path->workers[place->workers[rank]];
+        struct message run = {.gang = {MESSAGE_RUN, place->lease, rank, request->lease_generation}};
+        worker->runs[worker->run_count++] = place;
+        ring_send(worker->commands, &run);
+        bell_ring(worker->bell);
+    }
 }
 
 /* False: the message is for the caller. */
@@ -100,19 +158,21 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
     const struct slot_table *table = &path->tables[front_end];
     if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return false;
     struct slot *slot = &table->slots[message->request.slot];
-    uint32_t generation = message->request.generation;
+    uint32_t generation = message->request.generation, workers[MAX_RANKS];
     if (!slot_see(slot, generation)) return true; /* stale, or a duplicate */
-    struct fast_worker *worker;
-    struct worker_slot *place = is_plain(path, slot) ? find_worker_slot(path, &worker) : NULL;
-    if (!place) return false;
-    struct fast_request request = {.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot,
-                                   .slot_generation = generation, .priority = slot->priority, .arrival_ns = slot->arrival_ns,
-                                   .deadline_ns = slot->deadline_ns, .limit_ns = slot->limit_ns, .join_key = slot->join_key};
+    if (!is_plain(path, slot)) return false;
+    const struct open_model *model = &path->models[slot->model_id];
+    struct worker_slot *place = find_workers(path, model->ranks, workers);
+    if (!place || !find_arena(model, &place->arena)) return false;
     if (!slot_start(slot, generation, 1, 0, true)) return true;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
-    slot->versions = 1; /* a mask: version 0 of each layer */
-    begin(path, worker, place, &request);
+    slot->versions = model->version_mask;
+    memcpy(place->workers, workers, model->ranks * sizeof *workers);
+    place->request = (struct fast_request){.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot,
+                                           .slot_generation = generation, .priority = slot->priority, .arrival_ns = slot->arrival_ns,
+                                           .deadline_ns = slot->deadline_ns, .limit_ns = slot->limit_ns, .join_key = slot->join_key};
+    begin(path, place);
     return true;
 }
 
@@ -139,30 +199,41 @@ static bool read_rings(struct fast_path *path) {
     return true;
 }
 
-static bool any_request(const struct fast_path *path) {
-    if (path->completed_count) return true;
+static bool any_under_way(const struct fast_path *path) {
     for (uint32_t i = 0; i < path->worker_count; i++) {
-        for (uint32_t k = 0; k < path->worker_slot_count; k++) {
-            if (path->workers[i].worker_slots[k].taken) return true;
-        }
+        if (path->workers[i].run_count) return true;
     }
     return false;
 }
 
+void fast_path_set_leases(struct fast_path *path, const uint32_t *leases) {
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        path->workers[i].run_count = 0;
+        for (uint32_t k = 0; k < path->worker_slot_count; k++) {
+            struct worker_slot *place = &path->workers[i].worker_slots[k];
+            place->lease = leases[i * path->worker_slot_count + k];
+            place->taken = false;
+        }
+    }
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
 void fast_path_poll(struct fast_path *path, const struct poll_limits *limits) {
-    uint64_t now = now_ns(), end_ns = now + limits->timeout_us * 1000;
-    bool watching = false;
+    uint64_t end_ns = now_ns() + limits->timeout_us * 1000, watch_ns = limits->watch_us * 1000, watched_ns = UINT64_MAX;
     path->completed_count = 0;
     for (;;) {
         uint32_t seen = bell_seen(path->bell);
         if (!read_rings(path) || bell_control_seq(path->bell) != limits->control_seq) return;
         if (path->completed_count >= MAX_COMPLETED) return;
-        now = now_ns();
-        if (!watching && any_request(path)) {
-            watching = true;
-            if (now + limits->watch_us * 1000 < end_ns) end_ns = now + limits->watch_us * 1000;
+        uint64_t now = now_ns();
+        bool under_way = any_under_way(path);
+        if (watched_ns == UINT64_MAX && (under_way || path->completed_count)) watched_ns = now + watch_ns;
+        if (now >= end_ns || (now >= watched_ns && (!under_way || now >= watched_ns + watch_ns))) return;
+        if (now < watched_ns) {
+            bell_wait_skipping_completions(path->bell, seen, limits->spin_us, (earlier(end_ns, watched_ns) - now) / 1000);
+        } else {
+            bell_wait(path->bell, seen, limits->spin_us, (earlier(end_ns, watched_ns + watch_ns) - now) / 1000);
         }
-        if (now >= end_ns) return;
-        bell_wait_skipping_completions(path->bell, seen, limits->spin_us, (end_ns - now) / 1000);
     }
 }

@@ -1,9 +1,10 @@
 /* The scheduler's fast path: requests that need no decision begin as soon as they come.
  *
- * If a query can use one core only, a core is free, and no request waits, every policy starts the query there. The fast path does so
- * without a decision. Everything else (another model, a rank that was stopped, no free worker, a control message) stays in the rings for
- * the caller. A worker slot holds one such query on a worker: a lease, and for each model an arena. A worker has several, so that it finds
- * the next query when it has executed one. They are used only while all its queries take less time than a decision of the scheduler. */
+ * A policy says beforehand on how many cores a request begins that waits alone: if so many are free, every request of the model begins on
+ * them. The fast path does so without a decision. Everything else (another model, a rank that was stopped, too few free workers, a control
+ * message) stays in the rings for the caller. A worker slot is a lease for one such query, whose rank 0 is on the slot's worker. A worker
+ * has several, so that it finds the next query for one core when it has executed one. They are used only while all its queries take less
+ * time than a decision of the scheduler. */
 #ifndef GANGWAY_FAST_PATH_H
 #define GANGWAY_FAST_PATH_H
 
@@ -20,11 +21,20 @@ struct slot_table {
     uint32_t count;
 };
 
+struct fast_arena {
+    uint64_t offset;
+    bool taken;
+};
+
 /* One model, if it is open: only then are its requests begun. */
 struct open_model {
     uint64_t arena_stride;
-    uint64_t *arenas; /* offset for each worker slot; NULL: not open */
-    uint32_t layers, expected_us;
+    struct fast_arena *arenas; /* NULL: not open */
+    uint8_t *versions;         /* of each layer; NULL: the default ones */
+    uint32_t arena_count, version_mask, layers, expected_us;
+    uint32_t ranks;        /* of each request's gang */
+    uint32_t min_slack_us; /* a request with less time until its deadline is for the caller; 0: none is */
+    bool may_grow;         /* while such a gang computes, all requests are for the caller: it may want the cores that are free */
 };
 
 /* A query that has been begun here. */
@@ -32,12 +42,17 @@ struct fast_request {
     uint32_t model_id, front_end, slot, slot_generation, lease_generation;
     int32_t priority;
     uint64_t arrival_ns, deadline_ns, limit_ns, join_key, begun_ns;
-    uint64_t joined_ns, end_ns; /* when it has ended: its rank joined, its last layer ended */
+    uint64_t joined_ns, end_ns; /* when it has ended: its first rank joined, its last layer ended */
 };
 
 struct worker_slot {
     uint32_t lease; /* NO_LEASE: not to be used now */
     bool taken;
+    bool ended;     /* a rank has left since all is done: the request is answered, and the other ranks leave at once */
+    uint32_t arena; /* its number, of the model's */
+    uint32_t ranks; /* of its gang */
+    uint64_t inside; /* bit r: rank r has not left */
+    uint32_t workers[MAX_RANKS]; /* by rank */
     struct fast_request request;
 };
 
@@ -45,6 +60,8 @@ struct fast_worker {
     struct bell *bell;
     struct ring *commands, *completions;
     struct worker_slot worker_slots[MAX_WORKER_SLOTS];
+    struct worker_slot *runs[MAX_WORKER_SLOTS]; /* of whichever worker: what it was told to run, and has not left */
+    uint32_t run_count;
 };
 
 struct fast_path {
@@ -60,16 +77,20 @@ struct fast_path {
     uint32_t completed_count;
 };
 
-/* When to return, if nothing else happens: after `timeout_us`, and `watch_us` after the first request. `control_seq`: the bell's last
- * value that the caller has seen. */
+/* When to return, if nothing else happens: after `timeout_us`, and when nothing is under way, but not before `watch_us` after the first
+ * request, and at the latest after twice that. `control_seq`: the bell's last value that the caller has seen. */
 struct poll_limits {
     uint32_t control_seq, spin_us;
     uint64_t timeout_us, watch_us;
 };
 
+/* Gives worker slots their leases, by worker and slot. What was under way is the caller's now, its arena too: its model is opened again
+ * before this, or closed. */
+void fast_path_set_leases(struct fast_path *path, const uint32_t *leases);
+
 /* Begins requests and collects those that have ended, until there is something else to do or MAX_COMPLETED have ended. Requests in
- * flight are in their worker slots then: the caller leaves them there until the next call, or clears all. Only for the process that reads
- * the rings. */
+ * flight are in their worker slots then: the caller leaves them there until the next call, or sets new leases. Only for the process that
+ * reads the rings. */
 void fast_path_poll(struct fast_path *path, const struct poll_limits *limits);
 
 #endif

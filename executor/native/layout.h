@@ -135,7 +135,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(_Atomic uint32_t, cancel, )                                                                                         \
     FIELD(_Atomic uint32_t, attempts, )                                                                                       \
     FIELD(uint32_t, model_id, )                                                                                               \
-    FIELD(uint32_t, rows, )                                                                                                   \
+    FIELD(_Atomic uint32_t, rows, ) /* a late rank reads this, `parts` and the offsets while the next request is filled in */ \
     FIELD(int32_t, priority, )                                                                                                \
     FIELD(_Atomic uint32_t, ranks, ) /* of the largest gang that worked on it */                                              \
     FIELD(uint64_t, arrival_ns, )                                                                                             \
@@ -153,15 +153,15 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint32_t, rejects_late, )                                                                                           \
     FIELD(uint32_t, max_queue, )                                                                                              \
     FIELD(_Atomic uint32_t, by_bell, ) /* the answer rings the table's bell; no thread waits for it alone */                  \
-    FIELD(uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
+    FIELD(_Atomic uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
     FIELD(uint32_t, batch_rows, )      /* of the batch that it was executed in */                                             \
     FIELD(_Atomic uint32_t, leads, )   /* statistics count its batch by it: one request of each batch leads */                \
     FIELD(uint64_t, seen_ns, )         /* for traces: the scheduler has read the request, 0: it has not */                    \
     FIELD(uint64_t, started_ns, )      /* the scheduler has decided; the workers are told next */                             \
     FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; used only if there are several */                                 \
     FIELD(_Atomic uint32_t, failure, ) /* the status of its computation so far; STATUS_OK at its start */                     \
-    FIELD(_Alignas(CACHE_LINE) uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \
-    FIELD(uint64_t, output_offset, [MAX_TENSORS])                                                                             \
+    FIELD(_Alignas(CACHE_LINE) _Atomic uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \
+    FIELD(_Atomic uint64_t, output_offset, [MAX_TENSORS])                                                                             \
     FIELD(struct bell, bell, ) /* used in the first slot of a table: for a thread that waits for the answers of many */       \
     FIELD(char, reason, [REASON_BYTES]) /* of `failure`: text, UTF-8 */
 

@@ -13,7 +13,7 @@ static char *tensor_at(struct worker *worker, const struct memory *io, uint64_t 
 }
 
 /* The address of a member's first row in each tensor. All rows up to its last one must lie in memory. */
-static bool place_tensors(struct worker *worker, const struct memory *io, const uint64_t *places, const struct tensor *tensors,
+static bool place_tensors(struct worker *worker, const struct memory *io, const _Atomic uint64_t *places, const struct tensor *tensors,
                           uint32_t count, const struct member *member, char **rows) {
     uint64_t end = (uint64_t)member->first_row + member->rows;
     for (uint32_t i = 0; i < count; i++) {

@@ -1,6 +1,8 @@
 /* The Python type FastPath. */
 #include "python.h"
 
+#include <string.h>
+
 #include "fast_path.h"
 
 struct fast_path_object {
@@ -79,57 +81,90 @@ static struct open_model *find_model(PyObject *object, unsigned int model_id) {
     return PyErr_Format(PyExc_ValueError, "model %u; at most %d models", model_id, MAX_MODELS), NULL;
 }
 
+static void close_model(struct open_model *model) {
+    PyMem_Free(model->arenas);
+    PyMem_Free(model->versions);
+    *model = (struct open_model){0};
+}
+
+static bool copy_arenas(struct open_model *model, PyObject *offsets) {
+    model->arena_count = (uint32_t)PyTuple_GET_SIZE(offsets);
+    model->arenas = PyMem_Calloc(model->arena_count + 1, sizeof *model->arenas);
+    if (!model->arenas) return PyErr_NoMemory(), false;
+    for (uint32_t i = 0; i < model->arena_count && !PyErr_Occurred(); i++) {
+        model->arenas[i].offset = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(offsets, i));
+    }
+    return !PyErr_Occurred();
+}
+
+/* None: the default ones. */
+static bool copy_versions(struct open_model *model, const Py_buffer *versions) {
+    model->version_mask = 1;
+    if (!versions->len) return true;
+    model->version_mask = 0;
+    model->versions = PyMem_Malloc((size_t)versions->len);
+    if (!model->versions) return PyErr_NoMemory(), false;
+    memcpy(model->versions, versions->buf, (size_t)versions->len);
+    for (Py_ssize_t i = 0; i < versions->len; i++) {
+        if (model->versions[i] >= MAX_VERSIONS) return PyErr_Format(PyExc_ValueError, "version %d", model->versions[i]), false;
+        model->version_mask |= 1u << model->versions[i];
+    }
+    return true;
+}
+
 static PyObject *fast_path_open(PyObject *object, PyObject *arguments) {
     struct fast_path *path = &((struct fast_path_object *)object)->path;
-    unsigned int model_id, layers, expected_us;
+    struct open_model opened = {0};
+    unsigned int model_id;
     unsigned long long stride;
+    int may_grow;
     PyObject *offsets;
-    if (!PyArg_ParseTuple(arguments, "IIIKO!", &model_id, &layers, &expected_us, &stride, &PyTuple_Type, &offsets)) return NULL;
+    Py_buffer versions;
+    if (!PyArg_ParseTuple(arguments, "IIIIIpKO!y*", &model_id, &opened.layers, &opened.expected_us, &opened.ranks, &opened.min_slack_us,
+                          &may_grow, &stride, &PyTuple_Type, &offsets, &versions)) {
+        return NULL;
+    }
+    opened.may_grow = may_grow;
+    opened.arena_stride = stride;
     struct open_model *model = find_model(object, model_id);
-    size_t count = (size_t)PyTuple_GET_SIZE(offsets);
-    if (!model) return NULL;
-    if (layers < 1 || layers > MAX_LAYERS || count != (size_t)path->worker_count * path->worker_slot_count) {
-        return PyErr_Format(PyExc_ValueError, "no such model: %u layers, %zu arenas", layers, count);
-    }
-    uint64_t *arenas = PyMem_Calloc(count + 1, sizeof *arenas);
-    if (!arenas) return PyErr_NoMemory();
-    for (size_t i = 0; i < count && !PyErr_Occurred(); i++) {
-        arenas[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(offsets, (Py_ssize_t)i));
-    }
-    PyMem_Free(model->arenas);
-    *model = (struct open_model){.arena_stride = stride, .arenas = arenas, .layers = layers, .expected_us = expected_us};
-    if (!PyErr_Occurred()) Py_RETURN_NONE;
-    PyMem_Free(arenas);
-    model->arenas = NULL;
-    return NULL;
+    bool sound = opened.layers >= 1 && opened.layers <= MAX_LAYERS && (!versions.len || versions.len == (Py_ssize_t)opened.layers) &&
+                 opened.ranks >= 1 && opened.ranks <= path->worker_count && opened.ranks <= MAX_RANKS;
+    if (model && !sound) PyErr_Format(PyExc_ValueError, "no such model: %u layers on %u cores", opened.layers, opened.ranks);
+    bool copied = model && sound && copy_arenas(&opened, offsets) && copy_versions(&opened, &versions);
+    PyBuffer_Release(&versions);
+    if (!copied) return close_model(&opened), NULL;
+    close_model(model);
+    *model = opened;
+    Py_RETURN_NONE;
 }
 
 static PyObject *fast_path_close(PyObject *object, PyObject *argument) {
     unsigned long model_id = PyLong_AsUnsignedLong(argument);
     struct open_model *model = PyErr_Occurred() ? NULL : find_model(object, (unsigned int)model_id);
     if (!model) return NULL;
-    PyMem_Free(model->arenas);
-    model->arenas = NULL;
+    close_model(model);
     Py_RETURN_NONE;
 }
 
 /* -- polling */
 
 /* A lease for each worker slot, -1: it is not used. None: all stay as they are. */
-static bool set_worker_slots(struct fast_path *path, PyObject *leases) {
+static bool set_leases(struct fast_path *path, PyObject *leases) {
     if (leases == Py_None) return true;
     if (!PyTuple_Check(leases)) return PyErr_SetString(PyExc_TypeError, "leases are a tuple"), false;
-    if ((size_t)PyTuple_GET_SIZE(leases) != (size_t)path->worker_count * path->worker_slot_count) {
-        return PyErr_Format(PyExc_ValueError, "%zd leases", PyTuple_GET_SIZE(leases)), false;
+    size_t count = (size_t)path->worker_count * path->worker_slot_count;
+    if ((size_t)PyTuple_GET_SIZE(leases) != count) return PyErr_Format(PyExc_ValueError, "%zd leases", PyTuple_GET_SIZE(leases)), false;
+    uint32_t *given = PyMem_Calloc(count + 1, sizeof *given);
+    if (!given) return PyErr_NoMemory(), false;
+    for (size_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        long lease = PyLong_AsLong(PyTuple_GET_ITEM(leases, (Py_ssize_t)i));
+        if (lease >= (long)path->lease_count) PyErr_Format(PyExc_ValueError, "there is no lease %ld", lease);
+        given[i] = lease < 0 ? NO_LEASE : (uint32_t)lease;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leases); i++) {
-        long lease = PyLong_AsLong(PyTuple_GET_ITEM(leases, i));
-        if (lease == -1 && PyErr_Occurred()) return false;
-        if (lease >= (long)path->lease_count) return PyErr_Format(PyExc_ValueError, "there is no lease %ld", lease), false;
-        struct worker_slot *place = &path->workers[i / path->worker_slot_count].worker_slots[i % path->worker_slot_count];
-        *place = (struct worker_slot){.lease = lease < 0 ? NO_LEASE : (uint32_t)lease};
-    }
-    return true;
+    bool set = !PyErr_Occurred();
+    if (set) fast_path_set_leases(path, given);
+    PyMem_Free(given);
+    return set;
 }
 
 /* See _native.pyi. */
@@ -138,11 +173,28 @@ static PyObject *completed_item(const struct fast_request *completed) {
                          completed->joined_ns, completed->end_ns);
 }
 
-static PyObject *in_flight_item(const struct worker_slot *place, uint32_t worker, uint32_t number) {
+/* By rank; only those in `ranks`, a bit each. */
+static PyObject *numbers(const uint32_t *values, uint64_t ranks) {
+    PyObject *list = PyList_New(0);
+    for (uint32_t rank = 0; list && rank < MAX_RANKS; rank++) {
+        PyObject *number = ranks >> rank & 1 ? PyLong_FromUnsignedLong(values ? values[rank] : rank) : NULL;
+        if (number && PyList_Append(list, number)) Py_CLEAR(list);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) Py_CLEAR(list);
+    }
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
+
+static PyObject *in_flight_item(const struct worker_slot *place) {
     const struct fast_request *request = &place->request;
-    return Py_BuildValue("IIIIIIIIiKKKKK", worker, number, place->lease, request->lease_generation, request->model_id, request->front_end,
-                         request->slot, request->slot_generation, request->priority, request->arrival_ns, request->deadline_ns,
-                         request->limit_ns, request->join_key, request->begun_ns);
+    PyObject *cores = numbers(place->workers, UINT64_MAX >> (MAX_RANKS - place->ranks)), *inside = numbers(NULL, place->inside);
+    if (!cores || !inside) return Py_XDECREF(cores), Py_XDECREF(inside), NULL;
+    return Py_BuildValue("NNOIIIIIIIiKKKKKK", cores, inside, place->ended ? Py_True : Py_False, place->lease, request->lease_generation,
+                         place->arena, request->model_id, request->front_end, request->slot, request->slot_generation, request->priority,
+                         request->arrival_ns, request->deadline_ns, request->limit_ns, request->join_key, request->begun_ns,
+                         request->joined_ns);
 }
 
 static bool append(PyObject *list, PyObject *item) {
@@ -157,7 +209,7 @@ static bool add_all(const struct fast_path *path, PyObject *completed, PyObject 
     for (uint32_t i = 0; i < path->worker_count; i++) {
         for (uint32_t k = 0; added && k < path->worker_slot_count; k++) {
             const struct worker_slot *place = &path->workers[i].worker_slots[k];
-            if (place->taken) added = append(in_flight, in_flight_item(place, i, k));
+            if (place->taken) added = append(in_flight, in_flight_item(place));
         }
     }
     return added;
@@ -173,7 +225,7 @@ static PyObject *py_fast_path_poll(PyObject *object, PyObject *arguments) {
     }
     limits.timeout_us = timeout_us;
     limits.watch_us = watch_us;
-    if (!set_worker_slots(path, leases)) return NULL;
+    if (!set_leases(path, leases)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     fast_path_poll(path, &limits);
     Py_END_ALLOW_THREADS
@@ -188,7 +240,7 @@ static void fast_path_free(PyObject *object) {
     struct fast_path_object *self = (struct fast_path_object *)object;
     struct fast_path *path = &self->path;
     PyTypeObject *type = Py_TYPE(object);
-    for (int i = 0; i < MAX_MODELS; i++) PyMem_Free(path->models[i].arenas);
+    for (int i = 0; i < MAX_MODELS; i++) close_model(&path->models[i]);
     for (uint32_t i = 0; i < path->front_end_count; i++) PyBuffer_Release(&self->io[i]);
     PyBuffer_Release(&self->control);
     PyMem_Free(path->tables);

@@ -91,10 +91,10 @@ class BatchFormer:
         if model is not None and model.joins(query):
             model.rate.arrived(query.arrival_us, query.rows)
 
-    def may_delay(self, model_id: int, cores: int) -> bool:
-        """Whether a lone request of one row may have to wait although one of so many cores is free."""
-        model = self._models.get(model_id)
-        return model is not None and model.may_delay(cores)
+    def may_delay(self, profile: ModelProfile, cores: int) -> bool:
+        """Whether a lone request of one row may have to wait although all of so many cores are free, as things are."""
+        model = self._models.get(profile.model_id)
+        return model is not None and model.may_delay(profile, cores)
 
     def form(
         self,

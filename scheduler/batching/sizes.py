@@ -171,10 +171,6 @@ class BatchModel:
         """Whether a request may be joined with others."""
         return self._joins and query.join_key < NEVER_JOINED
 
-    def may_delay(self, cores: int) -> bool:
-        """Whether a request of one row that waits alone may have to wait on although one of so many cores is free."""
-        return self.keeps_order or (self._joins and (self.max_delay_us is not None or cores == 1))
-
     def update(self, profile: ModelProfile, cores: int, prediction_error: float = 1.0, timed: bool = False) -> None:
         """Take this profile, on a machine of so many cores, for what follows.
 
@@ -192,6 +188,16 @@ class BatchModel:
             self.min_row_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
         if profile.measured and self.max_delay_us is None:
             self._load = self.rate.rows_per_us * self._sizes.row_us * prediction_error
+
+    def may_delay(self, profile: ModelProfile, cores: int) -> bool:
+        """Whether a request of one row that waits alone may have to wait on, with a target or without."""
+        if self.keeps_order or (self._joins and self.max_delay_us):
+            return True
+        for timed in (False, True):
+            self.update(profile, cores, timed=timed)
+            if self._joins and self.gap_worth_waiting_us(1) is not None:
+                return True
+        return False
 
     def parts(self, rows: int, requests: int = 1, prediction_error: float = 1.0) -> Sequence[Part]:
         """Return the parts of a batch of so many requests. A single part has no number of cores: the policy decides."""

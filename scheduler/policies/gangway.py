@@ -32,9 +32,10 @@ from gangway.scheduler.policies.gangway_overload import (
     Foresight,
     excess_stopped,
 )
-from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.policy_config import (
     DEFAULT,
+    ERROR,
     SWITCH_US,
     Growth,
     Planning,
@@ -66,7 +67,6 @@ class Gangway(Policy):
 
     name = "gangway"
     batches = True
-    fast_path = True
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
@@ -108,6 +108,10 @@ class Gangway(Policy):
         if any_brief:
             self._brief.charge(ordered, snapshot.core_count)
         return decisions
+
+    def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
+        """Return what `decide` would return. Without growth only a decision can say, which knows gangs' slowdown."""
+        return lone_start(model, core_count, level, self.config) if self.config.growth.enabled else None
 
     def yields_from_us(self) -> float | None:
         """Return from when on one of those that run might make room for a newcomer with a deadline."""
@@ -366,6 +370,19 @@ def _start(work: Work, gang: tuple[int, ...]) -> Start:
         versions = versions[query.next_layer :]
         versions = versions if any(versions) else ()
     return Start(query.query_id, work.model.layers, gang, versions, work.grant, REASONS.get(work.tier, OTHERWISE))
+
+
+def lone_start(model: ModelProfile, core_count: int, level: float, config: PolicyConfig = DEFAULT) -> LoneStart:
+    """Return how a query of one row begins that waits alone, whatever its class, and whether it has a deadline."""
+    query, free = Query(0, model.model_id, 1, 0.0, None), tuple(range(core_count))
+    snapshot = Snapshot(0.0, (query,), (), free, core_count, {model.model_id: model}, level)
+    work = Work(query, None, snapshot, config)
+    work.tier = BEST_EFFORT
+    ask(work, snapshot, config)
+    share_out([work], core_count, 1, config)
+    may_grow = work.grant < work.most
+    least_us = work.remaining_us(work.grant) * max(config.prediction.min_margin_factor, ERROR.max_factor)
+    return LoneStart(work.grant, _start(work, free).versions, may_grow, least_us if may_grow else 0.0)
 
 
 def _make_room(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.fast_path import FastPath
+from gangway.executor.fast_path import FastPath, OpenModel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from tests.executor.sanitized import SANITIZERS, build
@@ -39,14 +39,23 @@ def path():
 
 
 def test_what_leads_outside_is_refused(path):
-    with pytest.raises(ValueError, match="at most 1024 models"):
-        path.open(1024, 1, 10, 64, [0] * path.worker_slots)
+    fine = OpenModel(1, 3, 10, 2, 0, False, 64, (0, 64), bytes(3))
+    path.open(fine)
+    for wrong, said in [
+        (fine._replace(model_id=1024), "at most 1024 models"),
+        (fine._replace(layers=0, versions=b""), "no such model: 0 layers"),
+        (fine._replace(layers=5000, versions=b""), "no such model: 5000 layers"),
+        (fine._replace(ranks=0), "on 0 cores"),
+        (fine._replace(ranks=3), "on 3 cores"),
+        (fine._replace(versions=bytes(2)), "no such model"),
+        (fine._replace(versions=b"\0\5\0"), "version 5"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            path.open(wrong)
+    with pytest.raises(OverflowError):
+        path.open(fine._replace(arenas=(-1,)))
     with pytest.raises(ValueError, match="at most 1024 models"):
         path.close(1024)
-    with pytest.raises(ValueError, match="no such model: 0 layers"):
-        path.open(1, 0, 10, 64, [0] * path.worker_slots)
-    with pytest.raises(ValueError, match="3 arenas"):
-        path.open(1, 1, 10, 64, [0] * 3)
     with pytest.raises(ValueError, match="no lease 4"):
         path.poll([4] * path.worker_slots, 0, 0, 0, 0)
     with pytest.raises(ValueError, match="3 leases"):

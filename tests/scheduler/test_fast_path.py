@@ -1,41 +1,59 @@
 """Requests that begin without a decision: what becomes of them is what becomes of others."""
 
+import os
+import signal
 import time
 
 import pytest
 
 from gangway.executor.slots import SlotStatus
+from gangway.scheduler import fast_path, loop
 from gangway.scheduler import messages as slow
-from gangway.scheduler.policy import Start
+from gangway.scheduler.policy import LoneStart, Start
 from tests.scheduler.conftest import LAYERS, Script, ScriptedServer, Server
 
 
 class Host(Script):
-    """Lets requests take the fast path, and starts others on all free cores."""
+    """Lets requests take the fast path on so many cores, and starts others on all free ones."""
 
-    fast_path = True
+    lone = LoneStart(1)
 
     def decide(self, snapshot):
         super().decide(snapshot)
         free = snapshot.free_cores
         return [Start(snapshot.waiting[0].query_id, LAYERS, free)] if snapshot.waiting and free else []
 
+    def lone_start(self, model, core_count, level):
+        return self.lone
+
 
 class OpenServer(ScriptedServer):
     policy = Host
     traced = False
 
-    def await_open(self):
-        """Wait until the fast path is open: nothing else is under way then."""
+    def open_model(self, lone):
+        """Have the model begin like that without a decision, by a request that is decided about."""
+        self.script.lone = lone
+        assert self.outcome(self.request()).status is SlotStatus.OK
         self.until(lambda: self.live.fast_path.models and self.is_asleep(skips_completions=True))
-        self.script.seen.clear()
+        for seen in (self.script.seen, self.script.came, self.script.done):
+            seen.clear()
 
 
 @pytest.fixture
 def host(tiny_model, request):
     """A server whose model is for one core; its parameter says how long a layer is expected to take (us)."""
     server = OpenServer(*tiny_model, max_ranks=1, layer_us=(getattr(request, "param", 1.0),) * LAYERS)
-    server.await_open()
+    server.open_model(LoneStart(1))
+    yield server
+    server.kill_all()
+
+
+@pytest.fixture
+def wide(tiny_model):
+    """A server whose model is for both cores."""
+    server = OpenServer(*tiny_model)
+    server.open_model(LoneStart(2))
     yield server
     server.kill_all()
 
@@ -51,7 +69,7 @@ def test_nobody_is_asked_about_them_but_all_is_noted(host):
     assert not host.script.seen
     assert host.script.came == host.script.done
     counters = host.live.accounts.counters.of("tiny")
-    assert (counters.blocks, counters.layers) == (100, 100 * LAYERS)
+    assert (counters.blocks, counters.layers) == (101, 101 * LAYERS)  # the one that opened the model, too
 
 
 def test_each_begins_on_a_core_of_its_own_while_there_are_any(host):
@@ -86,10 +104,112 @@ def test_others_are_decided_about(host, fields):
     assert host.script.seen
 
 
-def test_a_model_for_several_cores_is_decided_about(tiny_model):
+def test_the_first_request_of_a_model_is_decided_about(tiny_model):
     server = OpenServer(*tiny_model)
     try:
         assert server.outcome(server.request()).status is SlotStatus.OK
+        assert server.script.seen
+    finally:
+        server.kill_all()
+
+
+def test_a_model_that_is_not_asked_for_long_is_closed(tiny_model, monkeypatch):
+    server = OpenServer(*tiny_model)
+    try:
+        server.open_model(LoneStart(2))
+        monkeypatch.setattr(fast_path, "REST_US", 0.0)
+        server.until(lambda: not server.live.fast_path.models)
+        assert server.outcome(server.request()).status is SlotStatus.OK
+        assert server.script.seen
+    finally:
+        server.kill_all()
+
+
+def test_a_gang_begins_on_all_its_cores(tiny_model, monkeypatch):
+    monkeypatch.setattr(loop, "WATCH_WAIT_US", 3_000_000)  # what is under way then becomes a gang like others
+    server = OpenServer(*tiny_model)
+    try:
+        server.open_model(LoneStart(2))
+        for _ in range(10):
+            request = server.request(hang=2)
+            server.await_gang(2)
+            server.hurry(request)
+            outcome = server.outcome(request)
+            assert (outcome.status, outcome.ranks) == (SlotStatus.OK, 2)
+            assert server.counters(request) == {1}
+        server.ask()
+        server.until(lambda: len(server.script.done) == 10)
+        assert not server.script.seen
+        assert server.script.came == server.script.done
+    finally:
+        server.kill_all()
+
+
+def test_a_gang_that_finds_too_few_cores_is_decided_about_and_the_other_one_is_seen(wide):
+    first = wide.request(hang=2)
+    wide.await_gang(2)
+    second = wide.request()
+    seen = wide.await_snapshot(lambda snapshot: snapshot.waiting)
+    assert [block.cores for block in seen.running] == [(0, 1)]
+    assert seen.free_cores == ()
+    for request in (first, second):
+        wide.hurry(request)
+        assert wide.outcome(request).status is SlotStatus.OK
+        assert wide.counters(request) == {1}
+    wide.await_ends(2)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_gang_one_of_whose_workers_dies_runs_again(wide, index):
+    request = wide.request(hang=2)
+    wide.await_gang(2)
+    wide.workers[index].kill()
+    wide.hurry(request)
+    wide.replace_worker(index)
+    assert wide.outcome(request).status is SlotStatus.OK
+    assert wide.outcome(wide.request()).status is SlotStatus.OK
+
+
+def test_a_worker_that_stands_still_keeps_nobody_waiting(wide):
+    """Its ranks come too late, when the others have done all; it is not given more than two at a time."""
+    os.kill(wide.workers[1].pid, signal.SIGSTOP)
+    try:
+        for _ in range(4):
+            request = wide.request()
+            assert wide.outcome(request).status is SlotStatus.OK
+            assert wide.counters(request) == {1}
+        wide.await_snapshot(lambda snapshot: snapshot.waiting and snapshot.free_cores == (0,))
+    finally:
+        os.kill(wide.workers[1].pid, signal.SIGCONT)
+    wide.await_ends(4)
+    wide.until(lambda: wide.live.gangs.count == 0)
+    assert wide.script.came == sorted(wide.script.done)
+
+
+def test_while_one_may_grow_others_are_decided_about(tiny_model):
+    server = OpenServer(*tiny_model)
+    try:
+        server.open_model(LoneStart(1, may_grow=True))
+        first = server.request(hang=2)
+        server.await_running(first)
+        second = server.request()
+        seen = server.await_snapshot(lambda snapshot: snapshot.waiting)
+        assert [block.cores for block in seen.running] == [(0,)]
+        server.hurry(first)
+        assert [server.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+    finally:
+        server.kill_all()
+
+
+def test_one_that_is_near_its_deadline_is_decided_about_if_it_could_have_more_cores(tiny_model):
+    server = OpenServer(*tiny_model)
+    try:
+        server.open_model(LoneStart(1, may_grow=True, min_slack_us=1e6))
+        for seconds in (0, 10):
+            deadline_ns = seconds and time.monotonic_ns() + seconds * 10**9
+            assert server.outcome(server.request(deadline_ns=deadline_ns)).status is SlotStatus.OK
+            assert not server.script.seen
+        assert server.outcome(server.request(deadline_ns=time.monotonic_ns() + 10**9)).status is SlotStatus.OK
         assert server.script.seen
     finally:
         server.kill_all()

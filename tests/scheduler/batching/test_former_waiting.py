@@ -95,23 +95,29 @@ def test_preferred_sizes() -> None:
 
 
 def test_who_may_hold_a_lone_request() -> None:
-    for held in (spec(FLAT, preserve_ordering=True), spec(FLAT, max_delay_us=0.0)):
-        assert Former(held).former.may_delay(FLAT, CORES)
-    assert Former(spec(FLAT)).former.may_delay(FLAT, 1)
-    for free in (spec(FLAT), spec(FLAT, max_rows=1, max_delay_us=0.0), spec(LINEAR)):
-        assert not Former(free).former.may_delay(FLAT, CORES)
+    for held in (spec(FLAT, preserve_ordering=True), spec(FLAT, max_delay_us=1.0)):
+        assert Former(held).former.may_delay(MODELS[FLAT], CORES)
+    for free in (spec(FLAT), spec(FLAT, max_delay_us=0.0), spec(FLAT, max_rows=1, max_delay_us=1.0), spec(LINEAR)):
+        assert not Former(free).former.may_delay(MODELS[free.model_id], CORES)
 
 
-def test_a_lone_request_for_one_core_goes_at_once_if_nothing_may_hold_it() -> None:
+def test_a_lone_request_goes_at_once_unless_it_may_be_held() -> None:
+    """Whatever the gaps between requests have been so far, and whether they have deadlines."""
     source = random.Random(1)
-    narrow = {FLAT: replace(MODELS[FLAT], max_ranks=1)}
-    former = Former(spec(FLAT)).former
-    assert not former.may_delay(FLAT, CORES)
-    now_us = 0.0
-    for number in range(500):
-        now_us += source.choice([10.0, 1000.0, 30_000.0])
-        deadline_us = source.choice([None, now_us + 5000.0, now_us + 50_000.0])
-        lone = Query(number, FLAT, 1, now_us, deadline_us)
-        former.arrived(lone)
-        formed = former.form(queue([lone]), now_us + 5.0, narrow, CORES, source.randint(1, CORES))
-        assert (list(formed.queries), formed.wake_us) == ([lone], None)
+    held = 0
+    for kind in (FLAT, LINEAR, WHOLE):
+        former, now_us = Former(spec(kind)).former, 0.0
+        gap_us = 1e4
+        for number in range(600):
+            if number % 50 == 0:
+                gap_us = source.choice([100.0, 3000.0, 30_000.0])
+            now_us += gap_us * source.uniform(0.5, 1.5)
+            deadline_us = source.choice([None, now_us + 5000.0, now_us + 50_000.0])
+            lone = Query(number, kind, 1, now_us, deadline_us)
+            if former.may_delay(MODELS[kind], CORES):
+                held += 1
+            else:
+                formed = former.form(queue([lone]), now_us + 5.0, MODELS, CORES, source.randint(1, CORES))
+                assert (list(formed.queries), formed.wake_us) == ([lone], None)
+            former.arrived(lone)
+    assert 0 < held < 900

@@ -345,41 +345,81 @@ def test_a_part_of_a_batch_does_not_ask_for_more_although_it_would_be_late() -> 
     assert [start.cores for start in decide(0.0, parts, [])] == [(0,), (1,)]
 
 
-def test_a_lone_query_for_one_core_begins_on_the_first_free_one_whatever_else() -> None:
-    """What `fast_path` says. Nobody else waits, and those at work cannot grow."""
+def scaling(source: random.Random, model_id: int, cores: int) -> ModelProfile:
+    """A model that has use for some of the cores, with versions that bear interference better or worse."""
+    most, versions, layers = source.randint(1, cores), source.randint(1, 3), source.randint(1, 20)
+    gain = source.uniform(0.2, 1.0)
+    times = [
+        tuple(
+            tuple(us / (1 + gain * (min(count, most) - 1)) for count in range(1, cores + 1))
+            for us in (source.choice([20.0, 1000.0]) * (1 + 0.1 * version) for version in range(versions))
+        )
+        for _ in range(layers)
+    ]
+    return ModelProfile(
+        model_id=model_id,
+        name=f"model {model_id}",
+        layers=layers,
+        max_ranks=most,
+        latency_us=tuple(times),
+        slope=tuple(tuple(source.uniform(0.0, 2.0) for _ in range(versions)) for _ in range(layers)),
+        isolated_us=sum(layer[0][-1] for layer in times),
+        qos_us=source.choice([None, 5000.0, 1e5]),
+        measured=source.random() < 0.8,
+        indivisible=source.random() < 0.1,
+    )
+
+
+def test_a_lone_query_begins_as_the_policy_says_beforehand() -> None:
+    """What `lone_start` says. Nobody else waits, and those at work cannot grow."""
     source = random.Random(1)
-    for _ in range(2000):
+    told = 0
+    for _ in range(4000):
         now_us, cores = source.uniform(0.0, 1e6), source.randint(1, 6)
-        kinds = [
-            replace(NARROW, model_id=number, qos_us=source.choice([None, 5000.0, 1e5]), measured=source.random() < 0.5)
-            for number in range(3)
-        ]
-        queries = [
-            Query(
-                number,
-                (kind := source.choice(kinds)).model_id,
-                1,
-                arrival_us := now_us - source.choice([0.0, 1e3, 1e5]),
-                kind.qos_us and arrival_us + kind.qos_us,
-                source.choice([0, 0, 1, 2]),
-            )
-            for number in range(cores)
-        ]
-        busy = sorted(source.sample(range(cores), source.randint(0, cores - 1)))
-        blocks = [
-            RunningBlock(of, 20, (core,), now_us - 9.0, source.randint(0, 19), now_us - 5.0, source.random() < 0.2)
-            for of, core in zip(queries, busy, strict=False)
-        ]
+        kinds = [scaling(source, number, cores) for number in range(3)]
+        level, way_back_us = source.choice([0.0, 0.5, 3.0]), source.choice([0.0, 150.0])
+        busy: list[int] = []
+        blocks = []
+        for number in range(source.randint(0, cores)):
+            kind = source.choice(kinds)
+            if len(busy) + kind.max_ranks <= cores:
+                gang = tuple(range(len(busy), len(busy) + kind.max_ranks))
+                busy += gang
+                blocks.append(block_of(source, arrived(source, number, kind, now_us), kind, gang, now_us))
         free = tuple(core for core in range(cores) if core not in busy)
-        models = {kind.model_id: kind for kind in kinds}
-        stretches = {0: source.uniform(1.0, 2.0)}
-        level, leases = source.choice([0.0, 0.5, 3.0]), source.randint(4, 16)
+        kind = source.choice(kinds)
+        lone = arrived(source, 10, kind, now_us)
         policy = Gangway()
-        for of in source.choices(queries, k=3):
+        start = policy.lone_start(kind, cores, level)
+        assert start is not None
+        slack_us = float("inf") if lone.deadline_us is None else lone.deadline_us - now_us - way_back_us
+        if start.cores > len(free) or (start.may_grow and slack_us < start.min_slack_us):
+            continue
+        told += 1
+        for of in [block.query for block in blocks] * 2:
             policy.finished(of, source.uniform(0.0, 2e6))
-        shown = Snapshot(now_us, queries[-1:], blocks, free, cores, models, level, leases, 150.0, stretches)
-        [start] = policy.decide(shown)
-        assert start == Start(queries[-1].query_id, 20, free[:1], (), 1, getattr(start, "reason", ""))
+        models = {kind.model_id: kind for kind in kinds}
+        errors = {0: source.uniform(1.0, 2.0)}
+        leases, slowdown = source.randint(4, 16), source.choice([1.0, 1.3])
+        decisions = policy.decide(
+            Snapshot(now_us, [lone], blocks, free, cores, models, level, leases, way_back_us, errors, slowdown)
+        )
+        expected = Start(10, kind.layers, free[: start.cores], start.versions, start.cores)
+        assert [replace(decision, reason="") for decision in decisions] == [expected]  # type: ignore[type-var]
+    assert told > 1500
+
+
+def arrived(source: random.Random, number: int, kind: ModelProfile, now_us: float) -> Query:
+    arrival_us = now_us - source.choice([0.0, 1e3, 1e5])
+    deadline_us = None if kind.qos_us is None else arrival_us + kind.qos_us
+    return Query(number, kind.model_id, 1, arrival_us, deadline_us, source.choice([0, 0, 1, 2]))
+
+
+def block_of(
+    source: random.Random, of: Query, kind: ModelProfile, gang: tuple[int, ...], now_us: float
+) -> RunningBlock:
+    layer = source.randrange(kind.layers)
+    return RunningBlock(of, kind.layers, gang, now_us - 9.0, layer, now_us - 5.0, source.random() < 0.2)
 
 
 def test_gangs_are_narrow_where_those_of_several_cores_lose_more() -> None:
