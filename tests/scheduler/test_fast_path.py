@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gangway.executor.leases import PhaseKind
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import fast_path, loop
 from gangway.scheduler import messages as slow
@@ -132,7 +133,7 @@ def test_a_gang_begins_on_all_its_cores(tiny_model, monkeypatch):
         server.open_model(LoneStart(2))
         for _ in range(10):
             request = server.request(hang=2)
-            server.await_gang(2)
+            server.await_lease(lambda lease: lease.kind is PhaseKind.OPEN and lease.present == 0b11)
             server.hurry(request)
             outcome = server.outcome(request)
             assert (outcome.status, outcome.ranks) == (SlotStatus.OK, 2)

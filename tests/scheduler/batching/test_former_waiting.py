@@ -1,7 +1,6 @@
 """How long waiting requests are held back from the policy: for company, or as configured. Times are microseconds."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
