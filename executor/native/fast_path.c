@@ -53,13 +53,18 @@ static bool read_completions(struct fast_path *path, struct fast_worker *worker)
 
 /* -- requests */
 
+/* Whether a request is answered: ranks that have not left do so at once. */
+static bool has_ended(const struct fast_path *path, const struct worker_slot *place) {
+    return place->ended || phase_unpack(atomic_load(&path->leases[place->lease].phase)).kind == PHASE_END;
+}
+
 /* A free slot of the worker, unless its queries take `limit_us` or more. One that it leaves at once takes no time, but it is given only
  * one run beside it: it may hang. */
 static struct worker_slot *free_worker_slot(const struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
     uint32_t busy_us = 0, ended = 0;
     for (uint32_t i = 0; i < worker->run_count; i++) {
         const struct worker_slot *place = worker->runs[i];
-        if (place->ended) ended++;
+        if (has_ended(path, place)) ended++;
         else busy_us += path->models[place->request.model_id].expected_us + 1;
     }
     if (busy_us >= limit_us || (ended && worker->run_count > 1) || worker->run_count == path->worker_slot_count) return NULL;
@@ -98,7 +103,7 @@ static bool may_any_grow(const struct fast_path *path) {
     for (uint32_t i = 0; i < path->worker_count; i++) {
         for (uint32_t k = 0; k < path->workers[i].run_count; k++) {
             const struct worker_slot *place = path->workers[i].runs[k];
-            if (!place->ended && path->models[place->request.model_id].may_grow) return true;
+            if (!has_ended(path, place) && path->models[place->request.model_id].may_grow) return true;
         }
     }
     return false;

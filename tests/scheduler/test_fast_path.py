@@ -127,7 +127,7 @@ def test_a_model_that_is_not_asked_for_long_is_closed(tiny_model, monkeypatch):
 
 
 def test_a_gang_begins_on_all_its_cores(tiny_model, monkeypatch):
-    monkeypatch.setattr(loop, "WATCH_WAIT_US", 3_000_000)  # what is under way then becomes a gang like others
+    monkeypatch.setattr(loop, "WATCH_WAIT_US", 1_500_000)  # what is under way then becomes a gang like others
     server = OpenServer(*tiny_model)
     try:
         server.open_model(LoneStart(2))
