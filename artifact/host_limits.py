@@ -7,7 +7,7 @@ group then. The limit of a group holds for all groups below it, so the tightest 
 import contextlib
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,19 @@ def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float |
         if limit != "max" and int(limit) > 0:
             quotas.append(int(limit) / int(period))
     return min(quotas, default=None)
+
+
+def idle_seconds(cores: Sequence[int], proc: Path = PROC) -> tuple[float, ...] | None:
+    """Return for how long each core has had nothing to do since the system began; None where /proc/stat lacks one.
+
+    Time that a virtual machine's host took is none of it.
+    """
+    try:
+        lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
+        ticks = {words[0]: int(words[4]) + int(words[5]) for words in lines if words[0].startswith("cpu")}
+        return tuple(ticks[f"cpu{core}"] / os.sysconf("SC_CLK_TCK") for core in cores)
+    except (OSError, KeyError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.writer import write_whole
 
-PROFILE_VERSION = 5
-_WITH_COUNTERS = 4  # the version that has one field more, `counters`
+PROFILE_VERSION = 6
+_OLDER = (4, 5)  # versions without `agreeing`; the first has one field more, `counters`
 PROFILES_FOLDER = "profiles"
 LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and the error is unknown
-LEAST_WHOLE = 0.8  # `Profile.cores_whole`: below it, what several cores gain is not known
+# `Profile.cores_whole`: the policy's `busy_efficiency`. Below it no model gets all cores, however well it scales.
+LEAST_WHOLE = 0.8
+ALIKE = 0.9  # two measurements agree if the smaller `cores_whole` is so much of the larger one
+LEAST_AGREEING = 3  # `Profile.agreeing`: then it is the machine that is so, and not what else ran
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -86,13 +89,32 @@ class Profile:
     runs: tuple[int, ...]  # by batch: the fewest behind any of its times
     scatter: float  # of one run about the median of its setting, as a share of it: a standard deviation
     seconds: float  # the measurement took
-    cores_whole: float = 1.0  # speed of the slowest core while all worked, of one alone: before or after, the worse
+    # Speed of the slowest core while all worked, of one alone: before or after, the worse. At most the share of the
+    # cores that other processes left meanwhile.
+    cores_whole: float = 1.0
+    agreeing: int = 0  # measurements alike in `cores_whole`, of those beside which other processes were idle
     format_version: int = PROFILE_VERSION
 
     @property
     def whole(self) -> bool:
         """Whether the cores were there all at once; if not, times on several cores are likely to be too long."""
         return self.cores_whole >= LEAST_WHOLE
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the cores were not whole, and too few measurements agree for that to be the machine's nature."""
+        return not self.whole and self.agreeing < LEAST_AGREEING
+
+
+def better_of(former: Profile, newer: Profile) -> Profile:
+    """Return which of two measurements of a model to keep: the one whose cores were more whole, or newer if whole.
+
+    If they agree, it counts those that agreed with either.
+    """
+    shares = former.cores_whole, newer.cores_whole
+    best = newer if newer.whole or newer.cores_whole >= former.cores_whole else former
+    alike = min(shares) >= ALIKE * max(shares)
+    return replace(best, agreeing=former.agreeing + newer.agreeing) if alike else best
 
 
 def profile_path(cache_dir: Path, key: str, machine: str) -> Path:
@@ -107,13 +129,25 @@ def write_profile(cache_dir: Path, profile: Profile) -> Path:
     return path
 
 
+def keep_better(cache_dir: Path, measured: Profile) -> Profile:
+    """Write the better of a measurement and the profile that is there, if any; return it. Raises OSError."""
+    try:
+        former = read_profile(profile_path(cache_dir, measured.key, measured.machine.machine_id))
+    except ProfileError:
+        kept = measured
+    else:
+        kept = better_of(former, measured)
+    write_profile(cache_dir, kept)
+    return kept
+
+
 def encode_profile(profile: Profile) -> bytes:
     """Return the profile as JSON text, UTF-8."""
     return encode(profile, indent=1)
 
 
 def read_profile(path: Path) -> Profile:
-    """Return the profile in a file of this format or of version 4, checked for consistency.
+    """Return the profile in a file of this format or of versions 4 and 5, checked for consistency.
 
     Raises ProfileError that names file and field.
     """
@@ -146,12 +180,13 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _present_format(text: bytes) -> bytes:
-    """Return the file's text without the field that only version 4 has."""
+    """Return the file's text as it would be in this version, if it is of an older one that can be read."""
     record = json.loads(text)
-    if not isinstance(record, dict) or record.get("format_version") != _WITH_COUNTERS or "counters" not in record:
+    if not isinstance(record, dict) or (version := record.get("format_version")) not in _OLDER:
         return text
-    del record["counters"]
-    return json.dumps({**record, "format_version": PROFILE_VERSION}).encode()
+    if version == _OLDER[0]:
+        record.pop("counters", None)
+    return json.dumps({"agreeing": 0, **record, "format_version": PROFILE_VERSION}).encode()
 
 
 def _check(profile: Profile) -> None:
@@ -166,6 +201,7 @@ def _check(profile: Profile) -> None:
     _require(len(profile.runs) == len(profile.batches) and min(profile.runs) >= 1, "runs are not one or more a batch")
     _require(profile.scatter >= 0, "scatter is negative")
     _require(0 < profile.cores_whole <= 1, "cores_whole is not a share")
+    _require(profile.agreeing >= 0, "agreeing is negative")
     _check_grid("isolated_us", profile.isolated_us, profile)
     _check_grid("together_us", profile.together_us, profile)
     for layer in profile.layers:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import TargetSpec
+from gangway.artifact.host_limits import idle_seconds
 from gangway.artifact.profile import Machine, cpu_name, machine_id
 from gangway.executor import _probes
 
@@ -56,6 +58,27 @@ def share_of_cores(cores: Sequence[int]) -> float:
     [alone] = speeds_at_once(cores[:1], _LANES, _WHOLE_ROUNDS)
     together = speeds_at_once(cores, _LANES, _WHOLE_ROUNDS)
     return min(together) / max(alone, *together)
+
+
+class OtherWork:
+    """Measures the share of some cores that other processes, or a virtual machine's host, take from now on."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._cores = cores
+        self._begin = self._spent()
+
+    def share(self) -> float:
+        """Return it, from 0 to 1; 0 where the system does not say. Children count as others until they have ended."""
+        begin, end = self._begin, self._spent()
+        if begin is None or end is None:
+            return 0.0
+        (wall_s, own_s), (begin_s, begin_own_s) = end, begin
+        return min(1.0, max(0.0, 1 - (own_s - begin_own_s) / (len(self._cores) * (wall_s - begin_s))))
+
+    def _spent(self) -> tuple[float, float] | None:
+        """Return the time, and how long the cores were idle or worked for this process, in seconds."""
+        idle = idle_seconds(self._cores)
+        return None if idle is None else (time.monotonic(), sum(idle) + sum(os.times()[:4]))
 
 
 def speeds_at_once(cores: Sequence[int], lanes: int, rounds: int) -> list[float]:

@@ -84,7 +84,7 @@ def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
         notes.append(
             f"more than {profile.batches[-1]} rows on a core or gang were not measured: the last slope goes on"
         )
-    return notes if profile.whole else [*notes, *wholeness(profile)]
+    return [*notes, *wholeness(profile)] if profile.doubtful else notes
 
 
 def _entry(table: PlanTable, rows: int) -> dict[str, object]:

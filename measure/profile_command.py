@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.table import Table
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Engine, Layer, Manifest
-from gangway.artifact.profile import LayerProfile, Profile, encode_profile, write_profile
+from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
 from gangway.measure.arguments import model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
@@ -29,15 +30,20 @@ def main(argv: Sequence[str]) -> int:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
         if manifest.engine is Engine.ONNXRUNTIME:
             raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
-        profile = _measure(name, manifest, options, cores)
-        written = write_profile(options.cache_dir, profile)
+        measured = _measure(name, manifest, options, cores)
+        kept = keep_better(options.cache_dir, measured)
         if options.json:
-            options.json.write_bytes(encode_profile(profile))
+            options.json.write_bytes(encode_profile(kept))
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
         print(f"gangway profile: {error}", file=sys.stderr)
         return 1
-    console.print(layer_table(manifest, profile))
-    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
+    console.print(layer_table(manifest, kept))
+    lines = [*summary(kept), f"kept in {profile_path(options.cache_dir, kept.key, kept.machine.machine_id)}"]
+    if kept != replace(measured, agreeing=kept.agreeing):
+        lines.append(
+            f"All this is from before: in the new measurement cores were only {measured.cores_whole:.0%} there"
+        )
+    console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -55,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway profile",
         description="Measure a model on this machine with the executor that serves it: every layer, version, number of "
-        "cores and batch size alone, then its slowdown beside generated interference on the other cores. The result is "
-        "kept in the cache, for schedulers, and printed. The machine should have nothing else to do.",
+        "cores and batch size alone, then its slowdown beside generated interference on the other cores. The better "
+        "of this and an earlier result is kept in the cache, for schedulers, and printed. The machine should have "
+        "nothing else to do.",
     )
     parser.add_argument(
         "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
@@ -151,13 +158,16 @@ def _interference(profile: Profile) -> str:
 
 
 def wholeness(profile: Profile) -> list[str]:
-    """Return a line about whether the cores were there all at once, a warning if not; nothing of one core."""
-    if len(profile.cores) == 1:
+    """Return a line about whether the cores were there all at once, a warning if not; nothing of one whole core."""
+    if len(profile.cores) == 1 and profile.whole:
         return []
     share = f"all cores at once: the slowest did {profile.cores_whole:.0%} of what one does alone"
     if profile.whole:
         return [share]
+    if not profile.doubtful:
+        return [f"{share}, on which {profile.agreeing} measurements agree"]
     return [
         f"WARNING: {share}. Something else ran, or the host gave the cores to others: times on several cores are too "
-        "long; measure again. If it is always so (cores that are threads of one, clocks that fall), they are right"
+        "long; measure again when the machine is quieter. They are believed once "
+        f"{LEAST_AGREEING} measurements agree (cores that are threads of one, clocks that fall)"
     ]

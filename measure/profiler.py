@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.profile import LEAST_RUNS, LEAST_WHOLE, LayerProfile, Machine, Profile, keep_better
 from gangway.artifact.reader import read_manifest
 from gangway.executor.process import die_with_parent
 from gangway.measure.interference import Disturbed, measure_interference
-from gangway.measure.machine import measure_machine, share_of_cores
+from gangway.measure.machine import OtherWork, measure_machine, share_of_cores
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count
 
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
@@ -35,6 +35,7 @@ LARGE_RUNS: Final = 1 + LEAST_RUNS  # of larger ones: what is not believed is no
 LARGE_PART: Final = 0.75  # of the time, into which those must fit: the rest is for many runs of small ones
 MAX_ROUNDS: Final = 24
 USUAL_SCATTER: Final = 0.05
+LEAST_SHARE: Final = 0.01  # of the cores: `Profile.cores_whole` is more than 0
 HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
@@ -123,9 +124,9 @@ def profile_model(
     Each setting is measured at least once, however long that takes; batches that do not fit are left out. Raises
     RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory is lacking.
     """
-    begin = time.monotonic()
+    begin, others = time.monotonic(), OtherWork(cores)
     progress("machine", 0.0)
-    whole = share_of_cores(cores)
+    before = share_of_cores(cores)
     machine = measure_machine(cores[0], len(cores), manifest.target)
     with ModelRunner(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
         clock = Clock(begin, seconds, progress)
@@ -134,6 +135,7 @@ def profile_model(
         batches, samples = _measure_latency(runner, plan, clock, latency_end)
         disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
     isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
+    after, left = share_of_cores(cores), max(LEAST_SHARE, 1 - others.share())
     return Profile(
         key=manifest.key,
         model_name=manifest.model_name,
@@ -150,12 +152,13 @@ def profile_model(
         runs=tuple(samples.fewest(rows) for rows in batches),
         scatter=samples.scatter(),
         seconds=time.monotonic() - begin,
-        cores_whole=min(whole, share_of_cores(cores)),
+        cores_whole=min(before, after, left),
+        agreeing=int(left >= LEAST_WHOLE),
     )
 
 
 def main() -> int:
-    """Write the profile into the cache; 0 if that went well."""
+    """Write the profile into the cache, unless a better one is there; 0 if that went well."""
     parser = argparse.ArgumentParser(prog="gangway.measure.profiler", description=__doc__)
     parser.add_argument("--cache-dir", type=Path, required=True)
     parser.add_argument("--key", required=True, help="of the artifact")
@@ -170,7 +173,7 @@ def main() -> int:
     with suppress(OSError):  # some containers forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     manifest = read_manifest(options.cache_dir / options.key)
-    write_profile(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
+    keep_better(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
     return 0
 
 

@@ -5,7 +5,14 @@ import resource
 
 import pytest
 
-from gangway.artifact.host_limits import FreeMemory, cpu_quota, memory_limit, memory_limit_bytes, process_limit
+from gangway.artifact.host_limits import (
+    FreeMemory,
+    cpu_quota,
+    idle_seconds,
+    memory_limit,
+    memory_limit_bytes,
+    process_limit,
+)
 
 MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -102,3 +109,12 @@ def test_address_space_bounds_memory(tmp_path):
 )
 def test_process_limit(tmp_path, files, membership, limit):
     assert process_limit(group(tmp_path, files), membership) == limit
+
+
+def test_cores_have_idled_for_the_time_that_they_did_not_work_or_be_taken(tmp_path):
+    ticks = os.sysconf("SC_CLK_TCK")
+    lines = ("cpu  9 9 9 9 9 9 9 9 0 0", f"cpu0 1 2 3 {4 * ticks} {ticks} 6 7 8 0 0", f"cpu2 0 0 0 {ticks} 0 0 0 9 0 0")
+    group(tmp_path, {"stat": "\n".join((*lines, "intr 0 0", "ctxt 1"))})
+    assert idle_seconds((2, 0), tmp_path) == (1.0, 5.0)
+    assert idle_seconds((0, 1), tmp_path) is None, "the container's system does not show this core"
+    assert idle_seconds((0,), tmp_path / "absent") is None

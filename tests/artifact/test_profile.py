@@ -12,6 +12,8 @@ from gangway.artifact.profile import (
     Machine,
     Profile,
     ProfileError,
+    better_of,
+    keep_better,
     machine_id,
     profile_path,
     read_profile,
@@ -63,12 +65,57 @@ def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
 
 def test_files_of_the_format_before_are_read(tmp_path: Path) -> None:
     path = write_profile(tmp_path, PROFILE)
-    older = {**json.loads(path.read_text()), "counters": {"events": ["a", "m"], "samples": []}, "format_version": 4}
-    path.write_text(json.dumps(older))
-    assert read_profile(path) == PROFILE
-    path.write_text(json.dumps({**older, "surprise": 1}))
-    with pytest.raises(ProfileError, match="unknown field 'surprise'"):
-        read_profile(path)
+    content = {**json.loads(path.read_text()), "format_version": 5}
+    del content["agreeing"]
+    for older in (content, {**content, "counters": {"events": ["a", "m"], "samples": []}, "format_version": 4}):
+        path.write_text(json.dumps(older))
+        assert read_profile(path) == PROFILE
+        path.write_text(json.dumps({**older, "surprise": 1}))
+        with pytest.raises(ProfileError, match="unknown field 'surprise'"):
+            read_profile(path)
+
+
+def measured(cores_whole: float, agreeing: int = 1) -> Profile:
+    """A measurement; 0 agree if other processes took part of the cores meanwhile."""
+    return replace(PROFILE, cores_whole=cores_whole, agreeing=agreeing, seconds=cores_whole)
+
+
+def test_a_profile_is_in_doubt_until_its_cores_are_whole_or_three_measurements_agree() -> None:
+    assert measured(0.79).doubtful
+    assert not measured(0.8).doubtful
+    assert measured(0.5, agreeing=2).doubtful
+    assert not measured(0.5, agreeing=3).doubtful
+
+
+@pytest.mark.parametrize(
+    ("former", "newer", "kept"),
+    [
+        (measured(0.13), measured(0.6), measured(0.6)),
+        (measured(0.6), measured(0.13), measured(0.6)),
+        (measured(0.9), measured(0.6), measured(0.9)),
+        (measured(0.6, agreeing=3), measured(0.3), measured(0.6, agreeing=3)),
+        (measured(0.6, agreeing=3), measured(0.95), measured(0.95)),
+        (measured(0.6, agreeing=2), measured(0.55), measured(0.6, agreeing=3)),
+        (measured(0.55, agreeing=2), measured(0.6), measured(0.6, agreeing=3)),
+        (measured(0.6, agreeing=2), measured(0.6, agreeing=0), measured(0.6, agreeing=2)),
+        (measured(0.6, agreeing=2), measured(0.53), measured(0.6, agreeing=2)),
+    ],
+)
+def test_the_better_of_two_measurements_is_kept(former: Profile, newer: Profile, kept: Profile, tmp_path: Path) -> None:
+    assert better_of(former, newer) == kept
+    path = write_profile(tmp_path, former)
+    assert keep_better(tmp_path, newer) == read_profile(path) == kept
+
+
+def test_of_whole_measurements_the_newer_one_is_kept() -> None:
+    assert better_of(measured(1.0), measured(0.8)).seconds == 0.8
+
+
+def test_a_measurement_is_kept_where_there_is_no_other(tmp_path: Path) -> None:
+    assert keep_better(tmp_path, measured(0.1)) == measured(0.1)
+    path = profile_path(tmp_path, PROFILE.key, MACHINE.machine_id)
+    path.write_text('{"format_version": 1}')
+    assert keep_better(tmp_path, measured(0.2)) == read_profile(path) == measured(0.2)
 
 
 def test_each_machine_has_its_own() -> None:
@@ -91,6 +138,7 @@ DAMAGES = [
     ({"interference": []}, "slope too many"),
     ({"cores_whole": 0}, "cores_whole is not a share"),
     ({"cores_whole": 1.5}, "cores_whole is not a share"),
+    ({"agreeing": -1}, "agreeing is negative"),
     ({"counters": {}}, "unknown field 'counters'"),
     ({"surprise": 1}, "unknown field 'surprise'"),
 ]

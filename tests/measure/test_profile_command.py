@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile, profile_path, read_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
+from gangway.measure import profile_command
 from gangway.measure.profile_command import summary, wholeness
 
 PROFILE = Profile(
@@ -83,3 +84,22 @@ def test_cores_that_were_not_whole_are_warned_of() -> None:
     assert warning in summary(replace(PROFILE, cores_whole=0.52))
     assert warning.startswith("WARNING: all cores at once: the slowest did 52% of what one does alone. ")
     assert wholeness(replace(PROFILE, cores=(1,))) == []
+    assert wholeness(replace(PROFILE, cores=(1,), cores_whole=0.52)) == [warning]
+    (line,) = wholeness(replace(PROFILE, cores_whole=0.52, agreeing=3))
+    assert line == "all cores at once: the slowest did 52% of what one does alone, on which 3 measurements agree"
+
+
+def test_a_better_profile_from_before_is_kept_and_shown(
+    compiled_zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former = replace(PROFILE, key=read_manifest(compiled_zoo.artifact("mlp")).key, cores_whole=0.9)
+    former = replace(former, layers=former.layers * len(read_manifest(compiled_zoo.artifact("mlp")).layers))
+    path = write_profile(compiled_zoo.cache_dir, former)
+    monkeypatch.setattr(profile_command, "profile_model", lambda *_: replace(former, cores_whole=0.13, seconds=2.0))
+    arguments = [str(compiled_zoo.repository / "mlp"), f"--cache-dir={compiled_zoo.cache_dir}"]
+    assert profile_command.main([*arguments, f"--json={tmp_path / 'kept.json'}"]) == 0
+    assert read_profile(path) == read_profile(tmp_path / "kept.json") == former
+    shown = capsys.readouterr().out
+    path.unlink()
+    assert "the slowest did 90% of what one does alone" in shown
+    assert "All this is from before: in the new measurement cores were only 13% there" in shown

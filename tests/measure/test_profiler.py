@@ -15,7 +15,7 @@ from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
 from gangway.executor.launch import available_cores
 from gangway.measure.interference import IDLE, Generators, slope_of
-from gangway.measure.machine import l3_bytes, measure_machine, touched
+from gangway.measure.machine import OtherWork, l3_bytes, measure_machine, touched
 from gangway.measure.model_runner import ModelRunner
 from gangway.measure.profiler import core_counts, profile_model
 
@@ -76,6 +76,7 @@ def test_shape(profile: Profile, tmp_path: Path) -> None:
     assert min(profile.runs) >= 1 and list(profile.runs) == sorted(profile.runs, reverse=True)
     assert 0 < profile.scatter < 0.5
     assert 0 < profile.cores_whole <= 1
+    assert profile.agreeing in {0, 1}
     assert read_profile(write_profile(tmp_path, profile)) == profile
 
 
@@ -140,8 +141,20 @@ def test_memory_and_compute_time(profile: Profile) -> None:
 def test_one_core_has_no_slope(artifact: tuple[Path, Manifest]) -> None:
     profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
     assert (profile.cores, profile.interference, profile.interference_cores) == ((1,), (), 0)
-    assert profile.cores_whole == 1.0
     assert all(one.slope == one.slowdown == () for one in profile.layers)
+
+
+def test_a_measurement_beside_other_processes_is_in_doubt(
+    artifact: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.3)
+    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
+    assert (profile.cores_whole, profile.agreeing, profile.doubtful) == (0.7, 0, True)
+    monkeypatch.setattr(OtherWork, "share", lambda self: 1.0)
+    assert profile_model(*artifact, available_cores()[:1], seconds=0.1).cores_whole > 0
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
+    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
+    assert (profile.cores_whole, profile.agreeing, profile.doubtful) == (0.9, 1, False)
 
 
 def test_progress_tells_what_and_how_far(artifact: tuple[Path, Manifest]) -> None:
