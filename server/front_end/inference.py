@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
 import grpc
@@ -372,8 +373,11 @@ class NonBlockingInference:
         return True
 
     def _ended(self, request: ClientRequest) -> None:
-        """Answer a request that has ended; in the thread for that."""
-        self._settle(request, self._finish)
+        """Answer a request that has ended; in the thread for that. Counting it and the like come after the answer."""
+        response = self._response(request, self._finish)
+        if response is not None:
+            answer, rest = partial(_call_of(request).answer, response), partial(self._conclude, request, response)
+            self._resources.afterwork.send(answer, rest)
 
     def _finish(self, request: ClientRequest) -> bytes | None:
         """Return as `ClientRequest.finish` does, and note how long the answer was waited for. Raises RequestError."""
@@ -383,8 +387,14 @@ class NonBlockingInference:
         self._resources.plane.last_wait_ns[request.model.model_id] = wait_ns
         return request.finish(outcome)
 
-    def _settle(self, request: ClientRequest, response_of: Callable[[ClientRequest], bytes | None]) -> None:
-        """Answer with the response, or with the error that is raised; without a response another attempt follows."""
+    def _conclude(self, request: ClientRequest, response: bytes) -> None:
+        try:
+            request.conclude(response)
+        finally:
+            request.close()
+
+    def _response(self, request: ClientRequest, response_of: Callable[[ClientRequest], bytes | None]) -> bytes | None:
+        """Return the response; None if that is done with: the client gets an error, or another attempt follows."""
         try:
             response = response_of(request)
         except RequestError as error:
@@ -395,17 +405,21 @@ class NonBlockingInference:
         else:
             if response is None:
                 self._start_again(request)
-            else:
-                request.close()
-                _call_of(request).answer(response)
+            return response
+        return None
 
     def _start_again(self, request: ClientRequest) -> None:
         """Go on in the blocking way, in a thread of its own: it finds out what is wrong with a region."""
-        again = (request, lambda request: request.answer(request.contents))
         try:
-            threading.Thread(target=self._settle, args=again, name="again", daemon=True).start()
+            threading.Thread(target=self._again, args=(request,), name="again", daemon=True).start()
         except RuntimeError:
             self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
+
+    def _again(self, request: ClientRequest) -> None:
+        response = self._response(request, lambda request: request.answer(request.contents))
+        if response is not None:
+            request.close()
+            _call_of(request).answer(response)
 
     def _expired(self, request: ClientRequest) -> None:
         """Answer a request that has not ended in its time; what it holds follows later."""

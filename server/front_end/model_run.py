@@ -201,9 +201,8 @@ class ModelRun:
         return failure(self.model.name, self.clock.status_at_end, self.max_queue)
 
     def succeeded(self, outcome: SlotOutcome) -> None:
-        """Count a run that has ended well, now."""
+        """Count a run that has ended well, at `end_ns`."""
         model, rows = self.model, self.shapes.rows
-        self.outcome, self.end_ns = outcome, time.monotonic_ns()
         times, in_time = self.times_of(outcome), self.is_in_time()
         model.statistics.succeeded(rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
         if model.symbols and model.sequence is None:

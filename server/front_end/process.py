@@ -30,7 +30,7 @@ from gangway.server.front_end.inference import Inference, NonBlockingInference, 
 from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, memory_bytes
 from gangway.server.front_end.model_run import ShapeWatch
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
-from gangway.server.front_end.request import Resources
+from gangway.server.front_end.request import Afterwork, Resources
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
@@ -103,13 +103,16 @@ class FrontEnd:
         make_statistics: MakeStatistics = own_statistics,
         thread_share: float = 1.0,
         control: ControlSegment | None = None,
+        is_alone: bool = True,
     ) -> None:
+        """Make it. `is_alone`: no other front end reads what this one has counted."""
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
         self.tracer = tracer or Tracer(options.traces)
         self.sequences = Sequences(plane)
-        resources = Resources(plane, regions, ShapeWatch(tell), self.tracer, mappings)
+        self._afterwork = Afterwork(at_once=not is_alone)
+        resources = Resources(plane, regions, ShapeWatch(tell), self.tracer, self._afterwork, mappings)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         limits = replace(limits, streams=scaled(limits.streams, thread_share))
@@ -128,6 +131,7 @@ class FrontEnd:
         self._logs = LogMethods(options.logs, log, self.changes.make)
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
+        methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
         self.server = GrpcFrontEnd(
             self.inference.infer,
             self.streams,
@@ -158,7 +162,8 @@ class FrontEnd:
 
     @property
     def models(self) -> Models:
-        """What is served."""
+        """What is served; each answer that has been sent is counted."""
+        self._afterwork.do()
         return self._answers.models
 
     @models.setter
@@ -467,6 +472,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             make_statistics=shared.make_statistics,
             thread_share=options.thread_share,
             control=control,
+            is_alone=not options.other_io_fds,
         )
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)

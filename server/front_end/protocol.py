@@ -231,6 +231,15 @@ class Method(Generic[RequestT]):
     request: type[RequestT]
     answer: Callable[[RequestT], Message]
 
+    def after(self, what: Callable[[], None]) -> "Method[RequestT]":
+        """Return the same method, which calls `what` before it answers."""
+
+        def answer(request: RequestT) -> Message:
+            what()
+            return self.answer(request)
+
+        return Method(self.request, answer)
+
 
 AnyMethod: TypeAlias = Method[Any]
 

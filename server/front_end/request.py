@@ -2,17 +2,21 @@
 
 A thread that may wait calls `answer`: it begins an attempt, waits for it and finishes it, until there is a response.
 The non-blocking way (`inference.py`) calls the parts: `open` and `submit` in the thread that has received the
-message, `finish` in the one that waits for all of them. Each step of an ensemble is a `ModelRun` of its own
-(`ensembles.py`).
+message, `finish` in the one that waits for all of them, and `conclude` when that has sent the response. Each step of an
+ensemble is a `ModelRun` of its own (`ensembles.py`).
 
 One copy of each input into shared memory, one copy of each output out of it; or none, where workers use the client's.
 """
 
+import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError
 from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
@@ -25,6 +29,8 @@ from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 
+_log = logging.getLogger(__name__)
+
 COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
 
 
@@ -35,6 +41,40 @@ class Cancellable(Protocol):
         """Cancel: the client does not wait for the answer any more. From any thread, at any time, repeatedly."""
 
 
+class Afterwork:
+    """What is left to do for answers that have been sent: the client need not wait for it. Safe for threads.
+
+    Whoever depends on it calls `do`, which does all of what was left for answers that were sent before. `at_once`: it
+    is done before the answer is sent, where others depend on it who cannot call `do`: other processes.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
+        self._at_once = at_once
+        self._lock = threading.Lock()
+        self._left: deque[Callable[[], None]] = deque()
+
+    def send(self, send: Callable[[], None], rest: Callable[[], None]) -> None:
+        """Send an answer, and do the rest afterwards."""
+        self._left.append(rest)
+        if self._at_once:
+            self.do()
+        try:
+            send()
+        finally:
+            self.do()
+
+    def do(self) -> None:
+        """Return when nothing is left."""
+        while self._left:
+            with self._lock:
+                if self._left:
+                    try:
+                        self._left[0]()
+                    except Exception:  # the others' must not be lost by it
+                        _log.exception("an answered request could not be counted: a fault of the server", extra=OFTEN)
+                    self._left.popleft()  # not before: until then others wait for it
+
+
 @dataclass(frozen=True)
 class Resources:
     """What all requests of a front end share. Safe for threads. `mappings`: None if workers map no regions."""
@@ -43,6 +83,7 @@ class Resources:
     regions: Regions
     watch: ShapeWatch
     tracer: Tracer
+    afterwork: Afterwork
     mappings: Mappings | None = None
     _running: set[Cancellable] = field(default_factory=set)  # until the last byte of the answer has been sent
 
@@ -100,6 +141,7 @@ class ClientRequest(ModelRun):
 
     def answer(self, contents: Contents) -> bytes:
         """Return the serialised response. Blocks. Raises RequestError."""
+        self._resources.afterwork.do()  # which frees slots
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
@@ -115,6 +157,9 @@ class ClientRequest(ModelRun):
                 submission.close()
                 raise
             response = self.finish(outcome)
+        self.conclude(response)
+        if self.plan.wants_report and self.outcome is not None:
+            response += report_of(self.outcome, self.shapes.rows, self.target_us, submission.external.count)
         return response
 
     # -- one attempt
@@ -142,7 +187,7 @@ class ClientRequest(ModelRun):
         self._resources.cancel_with(self.call, submission)
 
     def finish(self, outcome: SlotOutcome) -> bytes | None:
-        """Give the attempt's memory back and return the serialised response, counted and traced.
+        """Return the serialised response, which `conclude` is to follow.
 
         None: another attempt must follow. Either the answer had too little room, which the next attempt has. Or memory
         of a region was missing, and copying finds out what is wrong with it. Or the compiled variant has been unloaded.
@@ -166,16 +211,21 @@ class ClientRequest(ModelRun):
             else:
                 raise self.failure(outcome)
         finally:
-            submission.close()
-        if response is None:
-            return None
-        self.submitted_ns -= plan.waited_ns  # waiting for its turn in a sequence is waiting
-        self.succeeded(outcome)
-        if self._resources.tracer.active:
-            self._resources.tracer.answered(self, self.contents, response)
-        if plan.wants_report:
-            response += report_of(outcome, self.shapes.rows, plan.terms.target_us, external.count)
+            if response is None:
+                submission.close()
+        self.outcome, self.end_ns = outcome, time.monotonic_ns()
         return response
+
+    def conclude(self, response: bytes) -> None:
+        """Count and trace the answered request, and give the attempt's memory back."""
+        assert self.submission is not None and self.outcome is not None, "finished"
+        try:
+            self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
+            self.succeeded(self.outcome)
+            if self._resources.tracer.active:
+                self._resources.tracer.answered(self, self.contents, response)
+        finally:
+            self.submission.close()
 
     def _external(self, contents: Contents) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""

@@ -472,7 +472,8 @@ class Submission:
         return self._slot
 
     def outcome(self) -> SlotOutcome:
-        """Return how the request ended, which must be DONE."""
+        """Return how the request ended, which must be DONE: there is nothing to cancel any more."""
+        self._cancelled = True
         outcome = self._plane.slots.outcome(self._slot)
         if outcome.status is SlotStatus.CROWDED:
             self._plane.admission.scheduler_refused()
@@ -480,7 +481,7 @@ class Submission:
 
     def cancel(self) -> None:
         """Cancel it: `wait` ends soon. From any thread, at any time, repeatedly."""
-        if self._closed:
+        if self._cancelled:
             return  # which it stays: most calls end after their request
         with self._plane.lock:
             if self._generation is not None and not self._closed:
