@@ -71,9 +71,7 @@ class SlotState(IntEnum):
     DONE = _native.SLOT_DONE
 
 
-_FILLING, _SUBMITTED, _RUNNING, _DONE = (
-    1 << state for state in (SlotState.FILLING, SlotState.SUBMITTED, SlotState.RUNNING, SlotState.DONE)
-)
+_SUBMITTED, _RUNNING = 1 << SlotState.SUBMITTED, 1 << SlotState.RUNNING
 
 _HANDED_OVER: Final = frozenset((SlotState.SUBMITTED, SlotState.RUNNING, SlotState.DONE))
 
@@ -95,11 +93,6 @@ class SlotStatus(IntEnum):
 
 
 _STATUSES: Final = tuple(SlotStatus)
-# Plain numbers for what every request does: an enumeration's operators are calls.
-_OK: Final = int(SlotStatus.OK)
-_TO_FREE: Final = int(SlotState.FREE)
-_TO_SUBMITTED: Final = int(SlotState.SUBMITTED)
-_DONE_OR_FILLING: Final = _DONE | _FILLING
 
 
 def place_in_region(number: int, offset: int) -> int:
@@ -231,9 +224,7 @@ class SlotTable:
 
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the generation that `Submit` must name."""
-        _, _, generation = _native.slot_read(self._view, slot)
-        _native.slot_change(self._view, slot, generation, _FILLING, _TO_SUBMITTED, _OK)
-        return generation
+        return _native.slot_submit(self._view, slot)
 
     def cancel(self, slot: int) -> None:
         """Mark that no client waits for the answer. The scheduler is told by a `Cancel` message, too."""
@@ -251,8 +242,12 @@ class SlotTable:
         """Whether a slot is DONE."""
         return _native.slot_read(self._view, slot)[0] == SlotState.DONE
 
-    def outcome(self, slot: int) -> SlotOutcome:
+    def status(self, slot: int) -> SlotStatus:
         """Return how a DONE slot ended."""
+        return _STATUSES[_native.slot_read(self._view, slot)[1]]
+
+    def outcome(self, slot: int) -> SlotOutcome:
+        """Return how, and how fast, a DONE slot ended."""
         attempts, ranks, arrival_ns, start_ns, end_ns, *counts, batch_rows, leads, seen_ns, started_ns = (
             _OUTCOME.unpack_from(self._view, slot * SLOT_BYTES + _OUTCOME_AT)
         )
@@ -284,8 +279,7 @@ class SlotTable:
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
-        _, _, generation = _native.slot_read(self._view, slot)
-        return _native.slot_change(self._view, slot, generation, _DONE_OR_FILLING, _TO_FREE, _OK)
+        return _native.slot_release(self._view, slot)
 
     # -- scheduler
 

@@ -45,6 +45,22 @@ FUNCTION(py_slot_change) {
     FINISH;
 }
 
+FUNCTION(py_slot_submit) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyLong_FromUnsignedLong(slot_submit(slot));
+    FINISH;
+}
+
+FUNCTION(py_slot_release) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyBool_FromLong(slot_release(slot));
+    FINISH;
+}
+
 FUNCTION(py_slot_see) {
     unsigned int number, generation;
     PARSE("II", &number, &generation);
@@ -160,6 +176,8 @@ PyMethodDef slot_methods[] = {
     METHOD(slot_acquire),
     METHOD(slot_read),
     METHOD(slot_change),
+    METHOD(slot_submit),
+    METHOD(slot_release),
     METHOD(slot_see),
     METHOD(slot_start),
     METHOD(slot_lead),

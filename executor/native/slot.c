@@ -29,6 +29,17 @@ bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t
     return true;
 }
 
+uint32_t slot_submit(struct slot *slot) {
+    uint32_t generation = slot_generation(atomic_load(&slot->word));
+    slot_change(slot, generation, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
+    return generation;
+}
+
+bool slot_release(struct slot *slot) {
+    uint32_t generation = slot_generation(atomic_load(&slot->word));
+    return slot_change(slot, generation, 1u << SLOT_DONE | 1u << SLOT_FILLING, SLOT_FREE, STATUS_OK);
+}
+
 bool slot_see(struct slot *slot, uint32_t generation) {
     uint64_t word = atomic_load(&slot->word);
     if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return false;

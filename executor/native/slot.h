@@ -14,6 +14,10 @@ long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
 bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t state, uint32_t status);
 /* Whether the slot is SUBMITTED with this generation. Notes when the scheduler first knew. */
 bool slot_see(struct slot *slot, uint32_t generation);
+/* FILLING -> SUBMITTED; returns the generation. */
+uint32_t slot_submit(struct slot *slot);
+/* DONE or FILLING -> FREE; false: it is in another state. */
+bool slot_release(struct slot *slot);
 /* SUBMITTED -> RUNNING, in so many parts (1 to MAX_PARTS), as one of a batch of `batch_rows` rows (0: its own), which it may lead. Counts
  * an attempt. False: it is not SUBMITTED with this generation. */
 bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t batch_rows, bool leads);

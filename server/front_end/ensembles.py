@@ -475,7 +475,7 @@ class EnsembleRun:
         finally:
             self._close(running.prepared)
         self._tensors.mark_read(step.inputs)
-        running.outcome, running.end_ns = outcome, time.monotonic_ns()
+        running.end_ns = time.monotonic_ns()
         running.succeeded(outcome)
         self.ended.append(running)
         return self._freed(step)

@@ -29,7 +29,7 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
-from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.data_plane import DataPlane, Submission
 from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.threads import NO_THREAD
 
@@ -374,29 +374,23 @@ class NonBlockingInference:
 
     def _ended(self, request: ClientRequest) -> None:
         """Answer a request that has ended; in the thread for that. Counting it and the like come after the answer."""
-        response = self._response(request, self._finish)
-        if response is not None:
-            answer, rest = partial(_call_of(request).answer, response), partial(self._conclude, request, response)
-            self._resources.afterwork.send(answer, rest)
-
-    def _finish(self, request: ClientRequest) -> bytes | None:
-        """Return as `ClientRequest.finish` does, and note how long the answer was waited for. Raises RequestError."""
         assert request.submission is not None, "opened"
-        outcome = request.submission.outcome()
-        wait_ns = time.monotonic_ns() - request.submitted_ns
-        self._resources.plane.last_wait_ns[request.model.model_id] = wait_ns
-        return request.finish(outcome)
+        response = self._response(request, partial(request.finish, request.submission.status()))
+        if response is not None:
+            answer = partial(_call_of(request).answer, response)
+            self._resources.afterwork.send(answer, partial(self._conclude, request, request.submission, response))
 
-    def _conclude(self, request: ClientRequest, response: bytes) -> None:
+    def _conclude(self, request: ClientRequest, submission: Submission, response: bytes) -> None:
+        self._resources.plane.last_wait_ns[request.model.model_id] = request.finished_ns - request.submitted_ns
         try:
-            request.conclude(response)
+            request.conclude(response, submission.outcome())
         finally:
             request.close()
 
-    def _response(self, request: ClientRequest, response_of: Callable[[ClientRequest], bytes | None]) -> bytes | None:
+    def _response(self, request: ClientRequest, make: Callable[[], bytes | None]) -> bytes | None:
         """Return the response; None if that is done with: the client gets an error, or another attempt follows."""
         try:
-            response = response_of(request)
+            response = make()
         except RequestError as error:
             self._fail(request, error)
         except Exception:
@@ -416,7 +410,7 @@ class NonBlockingInference:
             self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
 
     def _again(self, request: ClientRequest) -> None:
-        response = self._response(request, lambda request: request.answer(request.contents))
+        response = self._response(request, partial(request.answer, request.contents))
         if response is not None:
             request.close()
             _call_of(request).answer(response)

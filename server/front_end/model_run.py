@@ -202,7 +202,7 @@ class ModelRun:
 
     def succeeded(self, outcome: SlotOutcome) -> None:
         """Count a run that has ended well, at `end_ns`."""
-        model, rows = self.model, self.shapes.rows
+        model, rows, self.outcome = self.model, self.shapes.rows, outcome
         times, in_time = self.times_of(outcome), self.is_in_time()
         model.statistics.succeeded(rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
         if model.symbols and model.sequence is None:

@@ -145,8 +145,7 @@ class ClientRequest(ModelRun):
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
-        response = None
-        while response is None:
+        while True:
             submission = self.open(contents)
             try:
                 self.submit(contents)
@@ -156,10 +155,11 @@ class ClientRequest(ModelRun):
             except BaseException:
                 submission.close()
                 raise
-            response = self.finish(outcome)
-        self.conclude(response)
-        if self.plan.wants_report and self.outcome is not None:
-            response += report_of(self.outcome, self.shapes.rows, self.target_us, submission.external.count)
+            if (response := self.finish(outcome.status)) is not None:
+                break
+        self.conclude(response, outcome)
+        if self.plan.wants_report:
+            response += report_of(outcome, self.shapes.rows, self.target_us, submission.external.count)
         return response
 
     # -- one attempt
@@ -186,8 +186,8 @@ class ClientRequest(ModelRun):
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
         self._resources.cancel_with(self.call, submission)
 
-    def finish(self, outcome: SlotOutcome) -> bytes | None:
-        """Return the serialised response, which `conclude` is to follow.
+    def finish(self, status: SlotStatus) -> bytes | None:
+        """Return the serialised response of an attempt that has ended so; `conclude` is to follow.
 
         None: another attempt must follow. Either the answer had too little room, which the next attempt has. Or memory
         of a region was missing, and copying finds out what is wrong with it. Or the compiled variant has been unloaded.
@@ -198,30 +198,26 @@ class ClientRequest(ModelRun):
         assert submission is not None, "opened"
         external = submission.external
         try:
-            if external is not NO_EXTERNAL and outcome.status in COMPUTED and external.has_lost_memory():
+            if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
-            elif outcome.status is SlotStatus.OK:
+            elif status is SlotStatus.OK:
                 response = self._codec.answer(self.response_id, submission, self.regions)
-            elif (
-                outcome.status is SlotStatus.UNAVAILABLE
-                and plan.fallback is not None
-                and self._codec is not plan.fallback
-            ):
+            elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and self._codec is not plan.fallback:
                 self._codec, self._maps = plan.fallback, False
             else:
-                raise self.failure(outcome)
+                raise self.failure(submission.outcome())
         finally:
             if response is None:
                 submission.close()
-        self.outcome, self.end_ns = outcome, time.monotonic_ns()
+        self.end_ns = time.monotonic_ns()
         return response
 
-    def conclude(self, response: bytes) -> None:
+    def conclude(self, response: bytes, outcome: SlotOutcome) -> None:
         """Count and trace the answered request, and give the attempt's memory back."""
-        assert self.submission is not None and self.outcome is not None, "finished"
+        assert self.submission is not None, "opened"
         try:
             self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
-            self.succeeded(self.outcome)
+            self.succeeded(outcome)
             if self._resources.tracer.active:
                 self._resources.tracer.answered(self, self.contents, response)
         finally:

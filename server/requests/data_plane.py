@@ -471,13 +471,18 @@ class Submission:
         """The slot's number."""
         return self._slot
 
-    def outcome(self) -> SlotOutcome:
+    def status(self) -> SlotStatus:
         """Return how the request ended, which must be DONE: there is nothing to cancel any more."""
         self._cancelled = True
-        outcome = self._plane.slots.outcome(self._slot)
-        if outcome.status is SlotStatus.CROWDED:
+        status = self._plane.slots.status(self._slot)
+        if status is SlotStatus.CROWDED:
             self._plane.admission.scheduler_refused()
-        return outcome
+        return status
+
+    def outcome(self) -> SlotOutcome:
+        """Return how, and how fast, the request ended, which must be DONE."""
+        self.status()
+        return self._plane.slots.outcome(self._slot)
 
     def cancel(self) -> None:
         """Cancel it: `wait` ends soon. From any thread, at any time, repeatedly."""
