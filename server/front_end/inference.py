@@ -30,7 +30,7 @@ from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
 from gangway.server.requests.data_plane import DataPlane, Submission
-from gangway.server.requests.validation import RequestPlan, RequestPlanner
+from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
 from gangway.server.threads import NO_THREAD
 
 _log = logging.getLogger(__name__)
@@ -126,15 +126,15 @@ class Inference:
         """Whether no request is being executed and no answer to one is still on its way."""
         return self._resources.idle and not self._sequences.requests
 
-    def take_plain(self, header: bytes, has_raws: bool) -> RequestPlan | None:
-        """Return a plan that is known and plain, whose model stays until its `uses` are ended; None if there is none.
+    def take_plain(self, message: bytes) -> KnownRequest | None:
+        """Return a request that is known and plain, whose model stays until its `uses` are ended; None if it is not.
 
         There is none while requests are refused, or traced with their tensors: `infer` handles these.
         """
         if self._refusal or self._resources.tracer.wants_tensors:
             return None
-        plan = self._planner.known(header, has_raws)
-        return plan if plan is not None and plan.plain_codec is not None and plan.model.uses.begin() else None
+        known = self._planner.known(message)
+        return known if known is not None and known.plan.model.uses.begin() else None
 
     def order_of(self, header: bytes) -> str | None:
         """Return the model of a request, if its answers keep the order of the requests; None for any other model.
@@ -311,7 +311,7 @@ class NonBlockingCall(ClientCall, Protocol):
 class NonBlockingInference:
     """Safe for threads. `take_plain`: `Inference.take_plain`."""
 
-    def __init__(self, resources: Resources, take_plain: Callable[[bytes, bool], RequestPlan | None]) -> None:
+    def __init__(self, resources: Resources, take_plain: Callable[[bytes], KnownRequest | None]) -> None:
         self._resources = resources
         self._take_plain = take_plain
         self._answers = AnswerThread(resources.plane, self._ended, self._expired)
@@ -325,13 +325,10 @@ class NonBlockingInference:
         arrival_ns = time.monotonic_ns()
         if len(message) > MAX_MESSAGE_BYTES:
             return False
-        try:
-            header, request_id, raws = split_request(message)
-        except MalformedRequestError:
+        known = self._take_plain(message)
+        if known is None:
             return False
-        plan = self._take_plain(header, bool(raws))
-        if plan is None:
-            return False
+        plan, request_id, raws = known
         begun = False
         request = ClientRequest(self._resources, plan, request_id, call, arrival_ns)
         try:
@@ -346,19 +343,19 @@ class NonBlockingInference:
     def _begin(self, request: ClientRequest, raws: list[memoryview]) -> bool:
         """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
         plan = request.plan
-        codec, sizes = plan.plain_codec, plan.input_sizes
+        codec = plan.plain_codec
         if codec is None or codec.answer_bytes(plan.shapes.rows) >= LARGE_ANSWER_BYTES:
             return False  # the gate sees to it that such answers are taken
         if plan.regions:
             request.contents = contents = request.contents_of(raws)
-        elif tuple(map(len, raws)) == sizes:
-            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
         else:
-            return False
+            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
         submission = request.open(contents)
         if plan.regions:
             mapped = submission.external.inputs
-            copied = sum(size for place, size in zip(codec.places, sizes, strict=True) if place not in mapped)
+            copied = sum(
+                size for place, size in zip(codec.places, plan.input_sizes, strict=True) if place not in mapped
+            )
             if copied > MAX_MESSAGE_BYTES:
                 submission.close()
                 return False
@@ -378,7 +375,8 @@ class NonBlockingInference:
         response = self._response(request, partial(request.finish, request.submission.status()))
         if response is not None:
             answer = partial(_call_of(request).answer, response)
-            self._resources.afterwork.send(answer, partial(self._conclude, request, request.submission, response))
+            rest = partial(self._conclude, request, request.submission, response)
+            self._resources.afterwork.send(answer, rest, at_once=bool(request.regions))  # which the client may unmap
 
     def _conclude(self, request: ClientRequest, submission: Submission, response: bytes) -> None:
         self._resources.plane.last_wait_ns[request.model.model_id] = request.finished_ns - request.submitted_ns

@@ -53,10 +53,10 @@ class Afterwork:
         self._lock = threading.Lock()
         self._left: deque[Callable[[], None]] = deque()
 
-    def send(self, send: Callable[[], None], rest: Callable[[], None]) -> None:
-        """Send an answer, and do the rest afterwards."""
+    def send(self, send: Callable[[], None], rest: Callable[[], None], at_once: bool = False) -> None:
+        """Send an answer, and do the rest afterwards, or `at_once`."""
         self._left.append(rest)
-        if self._at_once:
+        if at_once or self._at_once:
             self.do()
         try:
             send()

@@ -56,14 +56,41 @@ class SplitRequest(NamedTuple):
     raws: list[memoryview]
 
 
+class _Cut(NamedTuple):
+    """An id or a raw tensor in a message: where the field begins, and where its content does and ends."""
+
+    tag: int
+    begin: int
+    content: int
+    end: int
+
+
 def split_request(message: bytes) -> SplitRequest:
     """Take a serialised ModelInferRequest apart. Tensors are not copied. Raises MalformedRequestError."""
     view = memoryview(message)
-    end = len(message)
     header: list[memoryview] = []
     raws: list[memoryview] = []
     ids: list[memoryview] = []
-    position = kept = fields = 0
+    kept = 0
+    for tag, begin, content, end in _cuts_in(message):
+        header.append(view[kept:begin])
+        kept = end
+        (raws if tag == _RAW_TAG else ids).append(view[content:end])
+    header.append(view[kept:])
+    if len(message) > MAX_HEADER_BYTES:
+        _check_header(header)
+    if len(ids) > 1:
+        raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
+    request_id = _checked_id(bytes(ids[0][: MAX_ID_BYTES + 1])) if ids else b""
+    if len(raws) > MAX_TENSORS:
+        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
+    return SplitRequest(b"".join(header), request_id, raws)
+
+
+def _cuts_in(message: bytes) -> list[_Cut]:
+    cuts: list[_Cut] = []
+    end = len(message)
+    position = fields = 0
     while position < end:
         start = position
         fields += 1
@@ -83,20 +110,46 @@ def split_request(message: bytes) -> SplitRequest:
             if position > end:
                 raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")
             if tag in (_RAW_TAG, _ID_TAG):
-                header.append(view[kept:start])
-                kept = position
-                (raws if tag == _RAW_TAG else ids).append(view[content:position])
+                cuts.append(_Cut(tag, start, content, position))
         else:
             position = _skip_unknown(message, tag, position)
         if tag >> 3 == 0 or tag >> 32:
             raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
-    header.append(view[kept:])
-    if end > MAX_HEADER_BYTES:
-        _check_header(header)
-    request_id = _checked_id(ids) if ids else b""
-    if len(raws) > MAX_TENSORS:
-        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
-    return SplitRequest(b"".join(header), request_id, raws)
+    return cuts
+
+
+class Form(NamedTuple):
+    """The form of requests that `split_request` takes apart alike: all but the contents of the id and of raw tensors.
+
+    `fixed`: what all of them have, by place. Messages of this form have the same length, header and sizes of tensors.
+    """
+
+    fixed: tuple[tuple[slice, bytes], ...]
+    request_id: slice
+    raws: tuple[slice, ...]
+
+    @classmethod
+    def of(cls, message: bytes) -> "Form":
+        """Return the form of a message. Raises MalformedRequestError."""
+        cuts = _cuts_in(message)
+        between = zip([0, *(cut.end for cut in cuts)], [*(cut.content for cut in cuts), len(message)], strict=True)
+        places = [(cut.tag, slice(cut.content, cut.end)) for cut in cuts]
+        return cls(
+            tuple((slice(begin, end), message[begin:end]) for begin, end in between),
+            next((place for tag, place in places if tag == _ID_TAG), slice(0, 0)),
+            tuple(place for tag, place in places if tag == _RAW_TAG),
+        )
+
+    def split(self, message: bytes) -> tuple[bytes, list[memoryview]] | None:
+        """Return id and raw tensors of a message of the same length; None if it has another form.
+
+        Raises MalformedRequestError if the id is no text.
+        """
+        for place, known in self.fixed:
+            if message[place] != known:
+                return None
+        view = memoryview(message)
+        return _checked_id(message[self.request_id]), [view[place] for place in self.raws]
 
 
 def _check_header(pieces: list[memoryview]) -> None:
@@ -106,9 +159,8 @@ def _check_header(pieces: list[memoryview]) -> None:
         )
 
 
-def _checked_id(ids: list[memoryview]) -> bytes:
-    content = bytes(ids[0][: MAX_ID_BYTES + 1])
-    if len(ids) > 1 or len(content) > MAX_ID_BYTES:
+def _checked_id(content: bytes) -> bytes:
+    if len(content) > MAX_ID_BYTES:
         raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
     try:
         content.decode()

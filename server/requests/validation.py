@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -28,7 +29,16 @@ from gangway.server.requests.codecs import (
     frame_codec_of,
     wanted_classes,
 )
-from gangway.server.requests.contents import check_contents, check_sources, mixed_contents, raw_contents, to_bytes
+from gangway.server.requests.contents import (
+    Form,
+    MalformedRequestError,
+    check_contents,
+    check_sources,
+    mixed_contents,
+    raw_contents,
+    split_request,
+    to_bytes,
+)
 from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
@@ -123,17 +133,45 @@ class RequestPlan:
         return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
+class KnownRequest(NamedTuple):
+    """A request whose plan is known: its id and its raw tensors, which have the right sizes if it names no region."""
+
+    plan: RequestPlan
+    request_id: bytes
+    raws: list[memoryview]
+
+
 class RequestPlanner:
     """Plans for one set of models. Equal headers (a client's requests differ only in id and tensors) are read once."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
         self._plans: dict[tuple[bytes, bool], RequestPlan] = {}
+        self._forms: dict[tuple[int, bytes], tuple[Form, RequestPlan]] = {}
         self._graphs = Graphs(models)
 
-    def known(self, header: bytes, has_raws: bool) -> RequestPlan | None:
-        """Return the plan of an equal header, None if none is kept."""
-        return self._plans.get((header, has_raws))
+    def known(self, message: bytes) -> KnownRequest | None:
+        """Return the parts of a request with an equal header as one before, and with a plain codec; None of others.
+
+        The first field, which is the model's name, and the length find requests of the same form in one step.
+        """
+        key = len(message), message[: 2 + message[1]] if len(message) > 1 else b""
+        found = self._forms.get(key)
+        try:
+            if found is not None and (parts := found[0].split(message)) is not None:
+                return KnownRequest(found[1], *parts)
+            header, request_id, raws = split_request(message)
+            plan = self._plans.get((header, bool(raws)))
+            if plan is None or plan.plain_codec is None:
+                return None
+            if not plan.regions and tuple(map(len, raws)) != plan.input_sizes:
+                return None
+            if len(self._forms) >= MAX_CACHED_PLANS:
+                self._forms.clear()
+            self._forms.setdefault(key, (Form.of(message), plan))
+        except MalformedRequestError:
+            return None
+        return KnownRequest(plan, request_id, raws)
 
     def plan(self, header: bytes, has_raws: bool) -> RequestPlan:
         """Return what the header asks for. Raises RequestError."""

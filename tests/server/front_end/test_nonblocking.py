@@ -1,6 +1,7 @@
 """Requests that have no thread: the second one of a form, and all that follow."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
 from gangway.server.front_end import inference, model_run
+from gangway.server.front_end.request import Afterwork, ClientRequest
 from gangway.server.tracing.settings import TraceOverrides
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
 
@@ -166,3 +168,60 @@ def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inp
     while known.front_end.server.arriving_calls and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not known.front_end.server.arriving_calls
+
+
+def test_statistics_wait_for_answers_that_are_not_counted(
+    known: Any, simple_inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, may_count = success_count(known), threading.Event()
+    conclude = ClientRequest.conclude
+
+    def late(self: ClientRequest, *answer: Any) -> None:
+        assert may_count.wait(20)
+        conclude(self, *answer)
+
+    monkeypatch.setattr(ClientRequest, "conclude", late)
+    known.client.infer("simple", simple_inputs())
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(success_count, known)
+        may_count.set()
+        assert asked.result(20) == counted + 1
+
+
+def test_nobody_passes_what_is_left_of_an_answer() -> None:
+    work, seen = Afterwork(), []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        begun.set()
+        assert may_end.wait(20)
+        seen.append("counted")
+
+    def look() -> None:
+        work.do()
+        seen.append("looked")
+
+    threads = [
+        threading.Thread(target=work.send, args=(lambda: seen.append("sent"), rest)),
+        threading.Thread(target=look),
+    ]
+    threads[0].start()
+    assert begun.wait(20)
+    threads[1].start()
+    may_end.set()
+    for thread in threads:
+        thread.join(20)
+    assert seen == ["sent", "counted", "looked"]
+
+
+def test_other_front_ends_see_an_answer_counted_before_it_is_sent() -> None:
+    work, seen = Afterwork(at_once=True), []
+    work.send(lambda: seen.append("sent"), lambda: seen.append("counted"))
+    assert seen == ["counted", "sent"]
+
+
+def test_a_fault_in_what_is_left_of_an_answer_spares_the_others() -> None:
+    work, seen = Afterwork(), []
+    work.send(lambda: None, lambda: seen.append(1 // len(seen)))
+    work.send(lambda: None, lambda: seen.append(2))
+    assert seen == [2]

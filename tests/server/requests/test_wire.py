@@ -9,6 +9,7 @@ from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.server.requests.contents import (
     MAX_FIELDS,
     MAX_HEADER_BYTES,
+    Form,
     MalformedRequestError,
     length_prefix,
     split_request,
@@ -136,3 +137,26 @@ def test_damaged_requests_agree_with_protobuf_or_are_refused(data: st.DataObject
     cut = data.draw(st.integers(0, len(message)))
     assert_agrees_or_refuses(bytes(message[:cut]))
     assert_agrees_or_refuses(bytes(message))
+
+
+@given(st.data())
+def test_a_form_takes_messages_apart_as_the_walk_does(data: st.DataObject) -> None:
+    request = ModelInferRequest(model_name="m", id=data.draw(st.text(max_size=3)))
+    request.raw_input_contents.extend(data.draw(st.lists(CONTENT, max_size=3)))
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    message = request.SerializeToString() + data.draw(st.sampled_from([b"", field(9, b"after")]))
+    form, (header, request_id, raws) = Form.of(message), split_request(message)
+    assert form.split(message) == (request_id, raws)
+    changed = bytearray(message)
+    place = data.draw(st.integers(0, len(message) - 1))
+    changed[place] = data.draw(st.integers(0, 255))
+    try:
+        found = form.split(bytes(changed))
+    except MalformedRequestError:
+        with pytest.raises(MalformedRequestError):
+            split_request(bytes(changed))
+        return
+    free = [form.request_id, *form.raws]
+    assert (found is None) == (changed != message and not any(part.start <= place < part.stop for part in free))
+    if found is not None:
+        assert split_request(bytes(changed)) == (header, *found)
