@@ -229,16 +229,21 @@ LOOK_NS = 10**9  # how often requests are looked for whose time is over
 class AnswerThread:
     """One thread that waits for the answers of many requests.
 
-    It calls `ended` with each request that has ended, and `given_up` with those whose time is over. The requests are in
-    slots of `plane`, whose bell tells of their answers.
+    It calls `ended` with each request that has ended, `given_up` with those whose time is over, and `rest` before it
+    sleeps. The requests are in slots of `plane`, whose bell tells of their answers.
     """
 
     def __init__(
-        self, plane: DataPlane, ended: Callable[[ClientRequest], None], given_up: Callable[[ClientRequest], None]
+        self,
+        plane: DataPlane,
+        ended: Callable[[ClientRequest], None],
+        given_up: Callable[[ClientRequest], None],
+        rest: Callable[[], None],
     ) -> None:
         self._plane = plane
         self._ended = ended
         self._given_up = given_up
+        self._rest = rest
         # By slot. Single operations on it are atomic, so requests need no lock here.
         self._waiting: dict[int, ClientRequest] = {}
         self._look_ns = 0
@@ -271,6 +276,7 @@ class AnswerThread:
             slots = self._plane.answered(self._waiting)
             for slot in slots:
                 self._deal_with(slot, self._ended)
+            self._rest()
             if not slots:
                 bell.wait(seen, self._spin_us(), LOOK_NS // 1000)
             if (now_ns := time.monotonic_ns()) >= self._look_ns:
@@ -314,7 +320,7 @@ class NonBlockingInference:
     def __init__(self, resources: Resources, take_plain: Callable[[bytes], KnownRequest | None]) -> None:
         self._resources = resources
         self._take_plain = take_plain
-        self._answers = AnswerThread(resources.plane, self._ended, self._expired)
+        self._answers = AnswerThread(resources.plane, self._ended, self._expired, resources.afterwork.do)
         self.start, self.stop = self._answers.start, self._answers.stop
 
     def begin(self, message: bytes, call: NonBlockingCall) -> bool:
@@ -374,9 +380,9 @@ class NonBlockingInference:
         assert request.submission is not None, "opened"
         response = self._response(request, partial(request.finish, request.submission.status()))
         if response is not None:
-            answer = partial(_call_of(request).answer, response)
             rest = partial(self._conclude, request, request.submission, response)
-            self._resources.afterwork.send(answer, rest, at_once=bool(request.regions))  # which the client may unmap
+            self._resources.afterwork.add(rest, at_once=bool(request.regions))  # which the client may unmap
+            _call_of(request).answer(response)
 
     def _conclude(self, request: ClientRequest, submission: Submission, response: bytes) -> None:
         self._resources.plane.last_wait_ns[request.model.model_id] = request.finished_ns - request.submitted_ns

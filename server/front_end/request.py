@@ -42,10 +42,10 @@ class Cancellable(Protocol):
 
 
 class Afterwork:
-    """What is left to do for answers that have been sent: the client need not wait for it. Safe for threads.
+    """What is left to do for answers that are sent: no client need wait for it. Safe for threads.
 
-    Whoever depends on it calls `do`, which does all of what was left for answers that were sent before. `at_once`: it
-    is done before the answer is sent, where others depend on it who cannot call `do`: other processes.
+    It is added before the answer is sent. Whoever sees something of it calls `do` before. `at_once`: it is done when it
+    is added, because other processes see something of it.
     """
 
     def __init__(self, at_once: bool = False) -> None:
@@ -53,14 +53,10 @@ class Afterwork:
         self._lock = threading.Lock()
         self._left: deque[Callable[[], None]] = deque()
 
-    def send(self, send: Callable[[], None], rest: Callable[[], None], at_once: bool = False) -> None:
-        """Send an answer, and do the rest afterwards, or `at_once`."""
+    def add(self, rest: Callable[[], None], at_once: bool = False) -> None:
+        """Do it later, or `at_once`."""
         self._left.append(rest)
         if at_once or self._at_once:
-            self.do()
-        try:
-            send()
-        finally:
             self.do()
 
     def do(self) -> None:

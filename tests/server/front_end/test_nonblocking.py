@@ -201,27 +201,28 @@ def test_nobody_passes_what_is_left_of_an_answer() -> None:
         work.do()
         seen.append("looked")
 
-    threads = [
-        threading.Thread(target=work.send, args=(lambda: seen.append("sent"), rest)),
-        threading.Thread(target=look),
-    ]
+    work.add(rest)
+    threads = [threading.Thread(target=target) for target in (work.do, look)]
     threads[0].start()
     assert begun.wait(20)
     threads[1].start()
     may_end.set()
     for thread in threads:
         thread.join(20)
-    assert seen == ["sent", "counted", "looked"]
+    assert seen == ["counted", "looked"]
 
 
-def test_other_front_ends_see_an_answer_counted_before_it_is_sent() -> None:
-    work, seen = Afterwork(at_once=True), []
-    work.send(lambda: seen.append("sent"), lambda: seen.append("counted"))
-    assert seen == ["counted", "sent"]
+def test_nothing_is_left_where_other_front_ends_count() -> None:
+    seen: list[str] = []
+    Afterwork().add(lambda: seen.append("alone"))
+    Afterwork(at_once=True).add(lambda: seen.append("others count"))
+    Afterwork().add(lambda: seen.append("a region"), at_once=True)
+    assert seen == ["others count", "a region"]
 
 
 def test_a_fault_in_what_is_left_of_an_answer_spares_the_others() -> None:
     work, seen = Afterwork(), []
-    work.send(lambda: None, lambda: seen.append(1 // len(seen)))
-    work.send(lambda: None, lambda: seen.append(2))
+    work.add(lambda: seen.append(1 // len(seen)))
+    work.add(lambda: seen.append(2))
+    work.do()
     assert seen == [2]
