@@ -271,14 +271,14 @@ class AnswerThread:
 
     def _run(self) -> None:
         bell = self._plane.slots.bell
+        seen = bell.seen()
         while not self._stopping:
-            seen = bell.seen()
             slots = self._plane.answered(self._waiting)
             for slot in slots:
                 self._deal_with(slot, self._ended)
             self._rest()
             if not slots:
-                bell.wait(seen, self._spin_us(), LOOK_NS // 1000)
+                seen = bell.wait(seen, self._spin_us(), LOOK_NS // 1000)
             if (now_ns := time.monotonic_ns()) >= self._look_ns:
                 self._look_ns = now_ns + LOOK_NS
                 self._give_up(now_ns)
