@@ -15,7 +15,6 @@ a number in its highest 16 bits, from the start of the region of that number (`p
 """
 
 import struct
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,15 +31,6 @@ MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
 NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for no other request
 
-_REQUEST, _REQUEST_AT = SLOT.writing(
-    "cancel", "attempts",
-    "model_id", "rows", "priority", "ranks",
-    "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns",
-    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key",
-    "blocks", "conflicts", "preemptions", "versions",
-    "rejects_late", "max_queue", "by_bell", "parts", "batch_rows", "leads", "seen_ns",
-    "started_ns",
-)  # fmt: skip
 _ASKED, _ASKED_AT = SLOT.reading(
     "model_id", "rows", "priority", "arrival_ns", "deadline_ns",
     "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "rejects_late", "max_queue", "by_bell",
@@ -58,7 +48,7 @@ _WORD: Final = struct.Struct("<I")
 _MODEL_AT, _CANCEL_AT, _ATTEMPTS_AT, _FAILURE_AT = map(SLOT.offset, ("model_id", "cancel", "attempts", "failure"))
 _INPUTS_AT, _OUTPUTS_AT = SLOT.offset("input_offset"), SLOT.offset("output_offset")
 _REASON_AT, _REASON_END = SLOT.offset("reason"), SLOT.offset("reason") + SLOT.size("reason")
-_PLACES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_TENSORS + 1))
+_PLACES: Final = struct.Struct(f"<{MAX_TENSORS}Q")
 
 
 class SlotState(IntEnum):
@@ -207,20 +197,7 @@ class SlotTable:
 
     def fill(self, slot: int, request: SlotRequest) -> None:
         """Write the request's fields. Raises ValueError for more than MAX_TENSORS tensors."""
-        if max(len(request.input_offsets), len(request.output_offsets)) > MAX_TENSORS:
-            raise ValueError(f"at most {MAX_TENSORS} inputs and outputs")
-        base = slot * SLOT_BYTES
-        arrival_ns = request.arrival_ns or time.monotonic_ns()
-        input_frame, output_frame = request.frame_bytes
-        _REQUEST.pack_into(
-            self._view, base + _REQUEST_AT, 0, 0,
-            request.model_id, request.rows, request.priority, 0,
-            arrival_ns, request.deadline_ns, 0, 0, input_frame, output_frame, request.limit_ns, request.join_key,
-            0, 0, 0, 0, request.rejects_late, request.max_queue, request.by_bell, 0, 0, 0, 0, 0,
-        )  # fmt: skip
-        inputs, outputs = request.input_offsets, request.output_offsets
-        _PLACES[len(inputs)].pack_into(self._view, base + _INPUTS_AT, *inputs)
-        _PLACES[len(outputs)].pack_into(self._view, base + _OUTPUTS_AT, *outputs)
+        _native.slot_fill(self._view, slot, request)
 
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the generation that `Submit` must name."""
@@ -292,8 +269,8 @@ class SlotTable:
         return SlotRequest(
             model_id,
             rows,
-            _PLACES[MAX_TENSORS].unpack_from(self._view, base + _INPUTS_AT),
-            _PLACES[MAX_TENSORS].unpack_from(self._view, base + _OUTPUTS_AT),
+            _PLACES.unpack_from(self._view, base + _INPUTS_AT),
+            _PLACES.unpack_from(self._view, base + _OUTPUTS_AT),
             priority,
             arrival_ns,
             deadline_ns,

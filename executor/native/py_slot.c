@@ -2,6 +2,7 @@
 #include "py_buffer.h"
 
 #include "slot.h"
+#include "wait.h"
 
 static struct slot *find_slot(const Py_buffer *buffer, unsigned int slot) {
     return locate(buffer, (Py_ssize_t)slot * (Py_ssize_t)sizeof(struct slot), sizeof(struct slot));
@@ -42,6 +43,39 @@ FUNCTION(py_slot_change) {
     PARSE("IIIII", &number, &generation, &mask, &state, &status);
     struct slot *slot = find_slot(&buffer, number);
     if (slot) result = PyBool_FromLong(slot_change(slot, generation, mask, state, status));
+    FINISH;
+}
+
+static bool read_places(PyObject *places, uint64_t *offsets) {
+    Py_ssize_t count = PyTuple_GET_SIZE(places);
+    if (count > MAX_TENSORS) {
+        PyErr_Format(PyExc_ValueError, "at most %d inputs and outputs", MAX_TENSORS);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) offsets[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(places, i));
+    return !PyErr_Occurred();
+}
+
+/* What a front end asks for: the fields of Python's SlotRequest, in its order. Nothing is known of an answer. */
+FUNCTION(py_slot_fill) {
+    unsigned int number, model_id, rows, max_queue;
+    int priority, rejects_late, by_bell;
+    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key;
+    PyObject *inputs, *outputs;
+    PARSE("I(IIO!O!iKK(KK)KpIpK)", &number, &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &priority, &arrival_ns,
+          &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue, &by_bell, &join_key);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && read_places(inputs, slot->input_offset) && read_places(outputs, slot->output_offset)) {
+        size_t begin = offsetof(struct slot, cancel);
+        memset((char *)slot + begin, 0, offsetof(struct slot, parts_done) - begin);
+        slot->model_id = model_id, slot->rows = rows, slot->priority = priority;
+        slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
+        slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
+        slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
+        slot->join_key = join_key, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
+        atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
+        result = Py_NewRef(Py_None);
+    }
     FINISH;
 }
 
@@ -176,6 +210,7 @@ PyMethodDef slot_methods[] = {
     METHOD(slot_acquire),
     METHOD(slot_read),
     METHOD(slot_change),
+    METHOD(slot_fill),
     METHOD(slot_submit),
     METHOD(slot_release),
     METHOD(slot_see),

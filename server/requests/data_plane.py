@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
 from gangway.executor.frames import Frame, is_absent
@@ -216,21 +216,13 @@ class TensorLayout:
     model_id: int
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
+    frame_bytes: ClassVar = (0, 0)  # no frames
+    join_key: ClassVar = 0  # rows of all requests are alike, so any of them may be joined
 
     @classmethod
     def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "TensorLayout":
         """Return the layout of a model with this signature."""
         return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """No frames."""
-        return 0, 0
-
-    @property
-    def join_key(self) -> int:
-        """Rows of all requests are alike, so any of them may be joined."""
-        return 0
 
     @cached_property
     def _placements(self) -> dict[int, "Placement"]:
@@ -309,21 +301,13 @@ class HeldLayout:
     inputs: Mapping[int, tuple[int, int]]
     outputs: Mapping[int, tuple[int, int]]
     blocks: tuple[HeldBlock, ...]
+    frame_bytes: ClassVar = TensorLayout.frame_bytes
+    join_key: ClassVar = TensorLayout.join_key
 
     @property
     def model_id(self) -> int:
         """The model's number."""
         return self.base.model_id
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """No frames."""
-        return 0, 0
-
-    @property
-    def join_key(self) -> int:
-        """Rows of all requests are alike, so any of them may be joined."""
-        return 0
 
     def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where all other tensors lie within one block."""
