@@ -57,25 +57,34 @@ static bool read_places(PyObject *places, uint64_t *offsets) {
 }
 
 /* What a front end asks for: the fields of Python's SlotRequest, in its order. Nothing is known of an answer. */
-FUNCTION(py_slot_fill) {
-    unsigned int number, model_id, rows, max_queue;
+static bool fill(struct slot *slot, PyObject *request) {
+    unsigned int model_id, rows, max_queue;
     int priority, rejects_late, by_bell;
     unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key;
     PyObject *inputs, *outputs;
-    PARSE("I(IIO!O!iKK(KK)KpIpK)", &number, &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &priority, &arrival_ns,
-          &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue, &by_bell, &join_key);
-    struct slot *slot = find_slot(&buffer, number);
-    if (slot && read_places(inputs, slot->input_offset) && read_places(outputs, slot->output_offset)) {
-        size_t begin = offsetof(struct slot, cancel);
-        memset((char *)slot + begin, 0, offsetof(struct slot, parts_done) - begin);
-        slot->model_id = model_id, slot->rows = rows, slot->priority = priority;
-        slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
-        slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
-        slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
-        slot->join_key = join_key, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
-        atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
-        result = Py_NewRef(Py_None);
+    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+                          &priority, &arrival_ns, &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue,
+                          &by_bell, &join_key)) {
+        return false;
     }
+    if (!read_places(inputs, slot->input_offset) || !read_places(outputs, slot->output_offset)) return false;
+    size_t begin = offsetof(struct slot, cancel);
+    memset((char *)slot + begin, 0, offsetof(struct slot, parts_done) - begin);
+    slot->model_id = model_id, slot->rows = rows, slot->priority = priority;
+    slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
+    slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
+    slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
+    slot->join_key = join_key, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
+    atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
+    return true;
+}
+
+FUNCTION(py_slot_fill) {
+    unsigned int number;
+    PyObject *request;
+    PARSE("IO!", &number, &PyTuple_Type, &request);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && fill(slot, request)) result = Py_NewRef(Py_None);
     FINISH;
 }
 
