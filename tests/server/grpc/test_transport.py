@@ -1,8 +1,11 @@
 """The gRPC transport of a front end: who is admitted, compression, limits, and clients that stall."""
 
 import gzip
+import os
 import statistics
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -273,3 +276,19 @@ def test_watch_tells_every_change(start_front_end: Any) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(HEALTH + "Check")(unknown, timeout=10)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_experiments_are_set_before_grpc_is_imported() -> None:
+    code = """
+import os, sys
+class Spy:
+    def find_spec(self, name, *_):
+        if name == "grpc":
+            print(os.environ.get("GRPC_EXPERIMENTS"))
+sys.meta_path.insert(0, Spy())
+import gangway.server.front_end.process
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "-event_engine_listener\n"
