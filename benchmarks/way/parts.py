@@ -25,7 +25,7 @@ PARTS: Final[Mapping[str, str]] = {
     "compute": "COMPUTE_OUTPUT_START",
     "front end wakes": "RESPONSE_START",
     "response": "REQUEST_END",
-    "to the client": RECEIVED,  # the front end counts it; gRPC, socket, client
+    "to the client": RECEIVED,  # gRPC, socket, client
 }
 FLOOR_PARTS: Final[Mapping[str, str]] = {"to the server": ARRIVED, "to the client": RECEIVED}
 COMPUTE: Final = "compute"
