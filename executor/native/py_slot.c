@@ -46,7 +46,7 @@ FUNCTION(py_slot_change) {
     FINISH;
 }
 
-static bool read_places(PyObject *places, uint64_t *offsets) {
+static bool read_places(PyObject *places, _Atomic uint64_t *offsets) {
     Py_ssize_t count = PyTuple_GET_SIZE(places);
     if (count > MAX_TENSORS) {
         PyErr_Format(PyExc_ValueError, "at most %d inputs and outputs", MAX_TENSORS);
@@ -70,7 +70,8 @@ static bool fill(struct slot *slot, PyObject *request) {
     if (!read_places(inputs, slot->input_offset) || !read_places(outputs, slot->output_offset)) return false;
     size_t begin = offsetof(struct slot, cancel);
     memset((char *)slot + begin, 0, offsetof(struct slot, parts_done) - begin);
-    slot->model_id = model_id, slot->rows = rows, slot->priority = priority;
+    slot->model_id = model_id, slot->priority = priority;
+    atomic_store_explicit(&slot->rows, rows, memory_order_relaxed);
     slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
     slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
     slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
