@@ -193,6 +193,8 @@ class LiveScheduler:
                 break  # it is something else; after one of them has left others may come as before
             skip_completions = self._may_skip_completions()
         if not waited:
+            # Woken when the last gang ends, it begins the next request without a decision.
+            skip_completions = skip_completions and not (self.fast_path is not None and self.fast_path.models)
             skip_us = 0.0 if skip_completions else self._dispatcher.skip_best_effort_us(_now_us())
             wait_us = min(self._wait_us(), int(skip_us)) if skip_us else self._wait_us()
             self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, skip_completions, skip_us > 0)
