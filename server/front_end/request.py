@@ -137,7 +137,6 @@ class ClientRequest(ModelRun):
 
     def answer(self, contents: Contents) -> bytes:
         """Return the serialised response. Blocks. Raises RequestError."""
-        self._resources.afterwork.do()  # which frees slots
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
@@ -163,8 +162,13 @@ class ClientRequest(ModelRun):
     def open(self, contents: Contents) -> Submission:
         """Take a slot and memory for an attempt, which `finish` gives back. Raises RequestError."""
         external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
+        layout = self._codec.layout(contents)
         try:
-            self.submission = self._resources.plane.open(self._codec.layout(contents), self.shapes.rows, external)
+            try:
+                self.submission = self._resources.plane.open(layout, self.shapes.rows, external)
+            except PoolExhaustedError:
+                self._resources.afterwork.do()  # requests that are answered may have all slots
+                self.submission = self._resources.plane.open(layout, self.shapes.rows, external)
         except PoolExhaustedError as error:
             external.release()
             raise no_room(error) from error
