@@ -135,9 +135,9 @@ class Simulation:
 
     def _stream(self) -> Iterator[tuple[float, int, int, int]]:
         """Yield (arrival, number, model, rows) as Python numbers, a few thousand at a time."""
-        arrivals, count = self._arrivals, self._next
-        for first in range(0, count, ARRIVALS_AT_ONCE):
-            some = slice(first, min(count, first + ARRIVALS_AT_ONCE))
+        arrivals, end = self._arrivals, self._next
+        for first in range(0, end, ARRIVALS_AT_ONCE):
+            some = slice(first, min(end, first + ARRIVALS_AT_ONCE))
             rows = repeat(1) if arrivals.rows is None else arrivals.rows[some].tolist()
             times_us, models = arrivals.times_us[some].tolist(), arrivals.models[some].tolist()
             for number, (time_us, model, count) in enumerate(zip(times_us, models, rows, strict=False), first):

@@ -6,7 +6,7 @@ import pytest
 
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
-from gangway.simulator.loop import ContractError, simulate
+from gangway.simulator.loop import ARRIVALS_AT_ONCE, ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED, UNFINISHED, Limits
 from tests.simulator.conftest import Scripted, profile, trace
@@ -26,6 +26,13 @@ def test_two_queries_one_after_the_other():
     assert result.queue_us.tolist() == [0, 150]
     assert result.outcomes.answered.all()
     assert (result.counters.blocks, result.counters.core_busy_us, result.end_us) == (2, 800, 400)
+
+
+def test_all_of_many_queries_arrive():
+    count = 2 * ARRIVALS_AT_ONCE + 1
+    result = simulate(make_policy("model_fcfs"), WHOLE, trace(*((1000.0 * i, 0) for i in range(count))), Machine(2))
+    assert set(result.outcomes.latency_us.tolist()) == {200.0}
+    assert result.counters.blocks == count
 
 
 def test_overheads_are_where_they_belong():
