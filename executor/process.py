@@ -17,9 +17,13 @@ _M_ARENA_MAX: Final = -8
 # A gang is as fast as its slowest rank, and each hop of a request waits for a core.
 SERVING_NICE: Final = -5
 
+# From -3 on a client on the same machine often waits until a worker's slice is over when its answer comes: 0.3 ms on
+# average, 3.4 ms at the 99th percentile; here it takes the core at once. Measured with one that wakes up for 150 us.
+WORKER_NICE: Final = -1
+
 # The front end's weight is nine times a worker's: it wants a core for a fraction of a millisecond, often, and a
 # request's latency begins and ends with that.
-FRONT_END_NICE: Final = -15
+FRONT_END_NICE: Final = -11
 
 SHORT_SLICE_NS: Final = 1_000_000  # less than the kernel's default where there are two cores or more
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime (here a slice), two more

@@ -37,6 +37,7 @@ from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
 from gangway.executor.process import (
+    WORKER_NICE,
     die_with_parent,
     leave_idle_priority,
     prefer_oom_kill,
@@ -205,7 +206,7 @@ def _set_up_process(core: int, parent: int) -> None:
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
     os.sched_setaffinity(0, {core})
-    raise_priority()
+    raise_priority(nice=WORKER_NICE)
     prefer_oom_kill()
     use_one_malloc_arena()
 
