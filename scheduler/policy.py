@@ -47,6 +47,7 @@ class Query:
     formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
     batch: int = 0  # the number of that batch,
     round: int = 0  # and its round: the policy sees it when those of the rounds before have started
+    request_rows: int = 0  # rows of the largest request that has rows here, as far as it has; 0: it is one request
 
 
 @value(frozen=True, slots=True)

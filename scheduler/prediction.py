@@ -302,8 +302,9 @@ class Work:
     """
 
     __slots__ = (
-        "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "level",
-        "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "weight",
+        "block", "core_count", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer",
+        "level", "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -317,6 +318,7 @@ class Work:
         self.block = block
         self.model = model
         self.level = level = level if level < most_level else most_level
+        self.core_count = snapshot.core_count
         self.margin = config.prediction.min_margin_factor
         if config.prediction_error.enabled:
             error = snapshot.prediction_errors.get(model_id, 1.0)
@@ -347,6 +349,17 @@ class Work:
     def least_us(self) -> float:
         """Its rest on all cores that it can use."""
         return self.remaining_us(self.most)
+
+    @property
+    def request_us(self) -> float:
+        """What the largest of its requests takes on all cores that it can use: a batch is no longer than that.
+
+        Else equal requests that come later, in smaller batches, would be shorter.
+        """
+        rows = self.query.request_rows
+        if not rows or rows == self.query.rows:
+            return self.isolated_us
+        return outlook(self.model, self.level, rows, self.core_count).isolated_us
 
     def remaining_us(self, cores: int) -> float:
         """Return the rest of the query on so many cores, the part of the present layer that is done taken off."""

@@ -92,6 +92,7 @@ class Batch:
     def _make_units(self, end: int) -> None:
         first, leader = len(self.units), self.requests[0]
         arrival_us = min([query.arrival_us for query in self.requests])
+        largest_rows = max([query.rows for query in self.requests])
         for index, pieces in enumerate(islice(_cut(self.requests, self._parts), first, end), first):
             part = self._parts[index]
             query = Query(
@@ -107,6 +108,7 @@ class Batch:
                 formed=True,
                 batch=self.number,
                 round=part.round,
+                request_rows=min(part.rows, largest_rows),
             )
             self.units.append(Unit(query, pieces, self, index))
 

@@ -133,7 +133,7 @@ def classify(works: Sequence[Work], config: VirtualDeadlines = DEFAULT.virtual_d
     for work in works:
         query = work.query
         if query.deadline_us is None or work.is_lost:
-            work.tier, work.due_us = BEST_EFFORT, virtual_due_us(query, work.isolated_us, config)
+            work.tier, work.due_us = BEST_EFFORT, virtual_due_us(query, work.request_us, config)
         else:
             work.tier, work.due_us = ON_TIME, query.deadline_us
 

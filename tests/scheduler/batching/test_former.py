@@ -246,6 +246,13 @@ def test_a_batch_of_late_ones_has_the_earliest_deadline() -> None:
     assert formed.queries[0].deadline_us == 1200.0
 
 
+def test_a_part_of_a_batch_knows_its_largest_request() -> None:
+    joined = Former(spec(FLAT)).form([query(1), query(2, rows=3), query(3)])
+    assert [(shown.rows, shown.request_rows) for shown in joined.queries] == [(5, 3)]
+    split = Former(spec(LINEAR)).form([query(1, LINEAR, 7)])
+    assert [(shown.rows, shown.request_rows) for shown in split.queries] == [(4, 4), (3, 3)]
+
+
 def test_one_that_is_late_as_things_usually_go_does_not_bind_the_others() -> None:
     waiting = [query(1, deadline_us=11_200.0), *(query(number, deadline_us=99_000.0) for number in range(2, 9))]
     [first] = batches(Former(spec(FLAT)).form(waiting))

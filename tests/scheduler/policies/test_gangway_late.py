@@ -15,7 +15,7 @@ from gangway.simulator.machine import Machine
 from gangway.simulator.results import Result
 from gangway.workload.arrivals import closed_loop, poisson
 from gangway.workload.mix import Mix, MixModel
-from tests.scheduler.policies.test_gangway import LONG, MODELS, SHORT, model, query
+from tests.scheduler.policies.test_gangway import LAZY, LONG, MODELS, SHORT, model, query
 
 SETTLED = 200  # queries of a closed loop, of which the first ones came together
 WITHOUT = DEFAULT.without("late_bound")
@@ -94,6 +94,13 @@ def test_a_stream_of_shorter_ones_does_not_put_off_a_long_one(rows: int) -> None
         if begun:
             policy.finished(newcomer, now_us)
     assert begun == 0 and now_us <= 130_000.0 + 6.5 * 170_000.0
+
+
+def test_equal_requests_that_came_later_do_not_overtake_a_batch() -> None:
+    """Best effort, where a longer query is due later."""
+    batch = replace(query(0, LAZY, 0.0), rows=4, formed=True, request_rows=1)
+    assert first_start(Gangway(), 150_000.0, [batch, query(5, LAZY, 100_000.0)]) == 0
+    assert first_start(Gangway(), 150_000.0, [replace(batch, request_rows=4), query(5, LAZY, 100_000.0)]) == 5
 
 
 def first_start(policy: Gangway, now_us: float, waiting: list[Query]) -> int:
