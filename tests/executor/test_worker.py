@@ -12,6 +12,7 @@ import pytest
 
 from gangway.executor.launch import available_cores
 from gangway.executor.messages import Exit, Ready, Run
+from gangway.executor.process import WORKER_NICE
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
 
@@ -85,6 +86,7 @@ def test_worker_is_pinned_and_says_who_it_is(harness):
     assert status.pid == harness.executor.workers[1].pid
     assert status.lease is None
     assert os.sched_getaffinity(status.pid) == {available_cores()[-1]}
+    assert os.getpriority(os.PRIO_PROCESS, status.pid) >= WORKER_NICE  # so that clients on the machine find a core
     slot, _ = harness.start([1])
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([1])
