@@ -5,7 +5,7 @@ caller's decision: what a template computes in one piece should stay whole.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
+from gangway.compiler.frontend.branches import all_nodes
 from gangway.compiler.frontend.decompositions import decompose
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, TensorType, apply_rule
 from gangway.compiler.frontend.shape_inference import (
@@ -44,7 +45,7 @@ def inline_functions(model: Any) -> Any:
     for function in model.functions:
         _check_operators(function, opset or defs.onnx_opset_version())
     bodies, sizes = {_key(function, function.name): function for function in model.functions}, dict[Any, float]()
-    if sum(_size(_key(node, node.op_type), bodies, sizes) for node in _all_nodes(model.graph.node)) > _MOST_NODES:
+    if sum(_size(_key(node, node.op_type), bodies, sizes) for node in all_nodes(model.graph.node)) > _MOST_NODES:
         raise UnreadableModelError(f"its functions call each other without an end, or to more than {_MOST_NODES} nodes")
     if not opset:
         opset = max(opset_of(function) for function in model.functions)
@@ -60,21 +61,12 @@ def _check_operators(function: Any, opset: int) -> None:
     if function.domain in OWN_DOMAINS:
         raise UnsupportedModelError(f"function '{function.name}' replaces an operator of ONNX")
     own = opset_of(function)
-    for node in _all_nodes(function.node):
+    for node in all_nodes(function.node):
         if node.domain in OWN_DOMAINS and not means_the_same(node.op_type, own, opset):
             raise UnsupportedModelError(
                 f"function '{function.name}' imports opset {own}, in which {node.op_type} is another operator than in"
                 f" opset {opset}"
             )
-
-
-def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, and those of graphs inside of them."""
-    for node in nodes:
-        yield node
-        for item in node.attribute:
-            for graph in (item.g, *item.graphs):
-                yield from _all_nodes(graph.node)
 
 
 def _key(proto: Any, name: str) -> tuple[str, str, str]:
@@ -87,7 +79,7 @@ def _size(key: tuple[str, str, str], bodies: Mapping[Any, Any], sizes: dict[Any,
         return 1
     if key not in sizes:
         sizes[key] = math.inf  # as long as it is not known: what calls itself has no end
-        sizes[key] = sum(_size(_key(node, node.op_type), bodies, sizes) for node in _all_nodes(bodies[key].node))
+        sizes[key] = sum(_size(_key(node, node.op_type), bodies, sizes) for node in all_nodes(bodies[key].node))
     return sizes[key]
 
 

@@ -19,6 +19,7 @@ from onnx import checker, defs, external_data_helper, helper, numpy_helper, shap
 from gangway.artifact.files import file_beside
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.frontend.branches import has_branches, inline_branches
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
@@ -106,6 +107,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     model = inline_functions(model)
     model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
     batched = _fix_dimensions(model, constants, dimensions)
+    if has_branches(model) and inline_branches(model, *([_many_rows(model, constants)] if batched else [])):
+        constants |= _take_constants(model, path, {})
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
     for node in model.graph.node:
         if not defs.has(node.op_type, domain=node.domain):
@@ -149,6 +152,16 @@ def _infer(model: Any, was_answered: bool) -> Any:
 
 def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[int, ...]]:
     """Return the shapes that can be inferred in a batch of WIDE_BATCH."""
+    try:
+        wide = infer_shapes(_many_rows(model, constants))
+    except shape_inference.InferenceError as error:
+        raise UnsupportedModelError(f"a batch of {WIDE_BATCH} is impossible: {_first_lines(error)}") from error
+    values = [*wide.graph.input, *wide.graph.value_info, *wide.graph.output]
+    return {name: kind.shape for name, kind in _types(values, constants).items()}
+
+
+def _many_rows(model: Any, constants: Container[str]) -> Any:
+    """Return the model for a batch of WIDE_BATCH."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     for value in wide.graph.input:
@@ -156,12 +169,7 @@ def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[
             value.type.tensor_type.shape.dim[0].dim_value = WIDE_BATCH
     for value in wide.graph.output:
         value.type.tensor_type.ClearField("shape")
-    try:
-        wide = infer_shapes(wide)
-    except shape_inference.InferenceError as error:
-        raise UnsupportedModelError(f"a batch of {WIDE_BATCH} is impossible: {_first_lines(error)}") from error
-    values = [*wide.graph.input, *wide.graph.value_info, *wide.graph.output]
-    return {name: kind.shape for name, kind in _types(values, constants).items()}
+    return wide
 
 
 def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:

@@ -34,24 +34,12 @@ _REDEFINED = {  # opsets that gave an operator another meaning, but neither othe
 }
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
-_FOLLOWED = {
-    *("Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand"),
-    *(
-        "Floor",
-        "Gather",
-        "Identity",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Range",
-        "ReduceProd",
-        "Reshape",
-        "Slice",
-    ),
-    *("Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
-}
+_FOLLOWED_NAMES = """
+    Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual
+    Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceProd Reshape Slice Squeeze Sub Transpose Unsqueeze
+    Where Xor
+"""
+_FOLLOWED = set(_FOLLOWED_NAMES.split())
 _KEEP_SHAPE = {"Sqrt", "Log", "Exp", "Abs", "Neg", "Cast", "CastLike", "Identity", "Reciprocal"}
 Shape = tuple[int, ...]
 ShapeRule = Callable[
@@ -61,9 +49,28 @@ ShapeRule = Callable[
 
 def infer_shapes(model: Any, strict: bool = True) -> Any:
     """Return the model with all types that can be known. Raises shape_inference.InferenceError if it contradicts."""
-    result = shape_inference.infer_shapes(model, check_type=True, strict_mode=strict, data_prop=True)
+    result = _infer(model, strict)
     if not any(_open(result)):
         return result
+    return _with_types(model, *_follow(model, result, strict))
+
+
+def known_values(model: Any) -> dict[str, Array]:
+    """Return the small tensors that shapes and constants determine. Raises shape_inference.InferenceError."""
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        value = _evaluate(node, {}, {}, opset_of(model)) if node.op_type == "Constant" else None
+        if value is not None:
+            known[node.output[0]] = value
+    return known | _follow(model, _infer(model, False), False)[1]
+
+
+def _infer(model: Any, strict: bool) -> Any:
+    return shape_inference.infer_shapes(model, check_type=True, strict_mode=strict, data_prop=True)
+
+
+def _follow(model: Any, result: Any, strict: bool) -> tuple[Any, dict[str, Array]]:
+    """Return the model with all types that can be known, in which some nodes are the values beside it."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     folded: dict[str, Array] = {}
@@ -72,8 +79,8 @@ def infer_shapes(model: Any, strict: bool = True) -> Any:
         folded |= found
         if not _go_back(probe, result) and not found:
             break
-        result = shape_inference.infer_shapes(probe, check_type=True, strict_mode=strict, data_prop=True)
-    return _with_types(model, result, folded)
+        result = _infer(probe, strict)
+    return result, folded
 
 
 def _open(model: Any) -> Iterator[str]:

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Dims = Sequence[int | str]
-TRUE = np.array(True)
 node = helper.make_node
 
 
@@ -31,15 +30,15 @@ class Foreign:
         return any("N" in dims for _, dims in self.inputs.values())
 
     def save(self, path: Path, **options: Any) -> Path:
-        """Write the model. Its first input goes through a branch, which no compiler of layers will ever accept."""
+        """Write the model. Its first input goes through a branch of chance, which no compiler of layers accepts."""
         path.parent.mkdir(parents=True, exist_ok=True)
         first = next(iter(self.inputs))
         graph = helper.make_graph(
-            [_branch(first, *self.inputs[first]), *(_renamed(item, first) for item in self.nodes)],
+            [*_branch(first, *self.inputs[first]), *(_renamed(item, first) for item in self.nodes)],
             "foreign",
             [helper.make_tensor_value_info(name, _type(kind), dims) for name, (kind, dims) in self.inputs.items()],
             [helper.make_tensor_value_info(name, _type(kind), dims) for name, (kind, dims) in self.outputs.items()],
-            [numpy_helper.from_array(value, name) for name, value in {**self.constants, "true": TRUE}.items()],
+            [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path, **options)
@@ -57,13 +56,17 @@ class Foreign:
         return feeds
 
 
-def _branch(name: str, kind: str, dims: Dims) -> Any:
+def _branch(name: str, kind: str, dims: Dims) -> list[Any]:
     output = helper.make_tensor_value_info("same", _type(kind), dims)
     bodies = {
         f"{branch}_branch": helper.make_graph([node("Identity", [name], ["same"])], branch, [], [output])
         for branch in ("then", "else")
     }
-    return node("If", ["true"], [f"{name}_branched"], name="branch", **bodies)
+    return [
+        node("RandomUniform", [], ["chance"], shape=[1], low=1.0, high=2.0, name="chance"),
+        node("Cast", ["chance"], ["true"], to=TensorProto.BOOL),
+        node("If", ["true"], [f"{name}_branched"], name="branch", **bodies),
+    ]
 
 
 def _renamed(item: Any, name: str) -> Any:

@@ -30,7 +30,7 @@ STEPS = """platform: "ensemble" max_batch_size: 8
     ensemble_scheduling { step { model_name: "branch" model_version: -1
         input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }"""
 MEAN = "m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m)"
-BRANCH = """yes = Constant<value = bool {1}>()
+BRANCH = """chance = RandomUniform<shape = [1], low = 1.0, high = 2.0>() yes = Cast<to = 9>(chance)
     y = If<then_branch = t () => (float[n, 2] o) {%s}, else_branch = e () => (float[n, 2] o) {o = Identity(x)}>(yes)"""
 POOL = """d = AveragePool<kernel_shape = [16, 16], strides = [16, 16]>(x)
     u = Resize<mode = "nearest">(d, none, scales) y = Add(x, u)"""

@@ -1,0 +1,138 @@
+"""Put the branch that an If takes in its place, where shapes and constants alone decide which one that is.
+
+Exporters write such nodes for code that asks for a size or a rank. A condition on the batch must hold, or not, for any
+number of rows: it is asked in a batch of one and in a larger one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from onnx import helper, shape_inference
+
+from gangway.compiler.frontend.shape_inference import known_values
+
+_ROUNDS = 64  # of branches in branches, and of conditions on the shapes of what branches compute
+
+
+def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, and those of graphs inside of them."""
+    for node in nodes:
+        yield node
+        for graph in _graphs(node):
+            yield from all_nodes(graph.node)
+
+
+def has_branches(model: Any) -> bool:
+    """Whether the model has an If that is in no other node."""
+    return any(node.op_type == "If" for node in model.graph.node)
+
+
+def inline_branches(*models: Any) -> bool:
+    """Replace If nodes in place, in models that differ in their batch only; return whether there were any to replace.
+
+    What is left depends on numbers of a request, or on how many rows it has.
+    """
+    for done in range(_ROUNDS):
+        if not has_branches(models[0]):
+            return done > 0
+        try:
+            first, *others = [_decisions(model) for model in models]
+        except shape_inference.InferenceError:  # which says more about the whole model, later
+            return done > 0
+        agreed = {name: taken for name, taken in first.items() if all(other.get(name) == taken for other in others)}
+        if not agreed:
+            return done > 0
+        for model in models:
+            _inline(model.graph, agreed)
+    return True
+
+
+def _decisions(model: Any) -> dict[str, bool]:
+    """Whether the condition holds, for each If where that is known, by its first output."""
+    values = known_values(model)
+    found = {}
+    for node in model.graph.node:
+        value = values.get(node.input[0]) if node.op_type == "If" else None
+        if value is not None and value.size == 1:
+            found[_key(node)] = bool(value.reshape(()))
+    return found
+
+
+def _inline(graph: Any, decisions: Mapping[str, bool]) -> None:
+    nodes = []
+    taken = {name for node in all_nodes(graph.node) for name in (*node.input, *node.output)}
+    for node in graph.node:
+        branch = _branch(node, decisions[_key(node)]) if node.op_type == "If" and _key(node) in decisions else None
+        if branch is None:
+            nodes.append(node)
+            continue
+        inside, initial = _body(node, branch, taken)
+        nodes.extend(inside)
+        graph.initializer.extend(initial)
+    nodes = [_copy(node) for node in nodes]  # deleting the field ends those that it has
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _branch(node: Any, is_then: bool) -> Any:
+    """Return the graph; None if it has weights of a kind that is not read."""
+    name = "then_branch" if is_then else "else_branch"
+    graph = next((item.g for item in node.attribute if item.name == name), None)
+    return None if graph is None or graph.sparse_initializer else graph
+
+
+def _body(node: Any, branch: Any, taken: set[str]) -> tuple[list[Any], list[Any]]:
+    """Return the nodes and weights of a branch, under names that are not `taken`; the nodes compute the If's outputs.
+
+    Several of its outputs may be one tensor, or one that the branch does not compute: those are copied.
+    """
+    inside, initial = [_copy(inner) for inner in branch.node], [_copy(tensor) for tensor in branch.initializer]
+    computed = {name for inner in inside for name in inner.output if name}
+    own = computed.union(tensor.name for tensor in initial)
+    prefix = f"{_key(node)}/"
+    while not taken.isdisjoint(f"{prefix}{name}" for name in own):
+        prefix += "/"
+    names = {name: f"{prefix}{name}" for name in own}
+    copied = []
+    for value, output in zip(branch.output, node.output, strict=False):
+        if value.name in computed:
+            computed.remove(value.name)
+            names[value.name] = output or names[value.name]
+        elif output:
+            copied.append((value.name, output))
+    _rename(inside, names)
+    for tensor in initial:
+        tensor.name = names[tensor.name]
+    copies = [helper.make_node("Identity", [names.get(name, name)], [output], name=output) for name, output in copied]
+    return [*inside, *copies], initial
+
+
+def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
+    """Rename tensors in nodes and in graphs inside of them, which see them unless they have their own of that name."""
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for graph in _graphs(node):
+            own = {value.name for value in (*graph.input, *graph.initializer)}
+            own |= {name for inner in graph.node for name in inner.output}
+            seen = {name: new for name, new in names.items() if name not in own}
+            _rename(graph.node, seen)
+            for value in graph.output:
+                value.name = seen.get(value.name, value.name)
+
+
+def _graphs(node: Any) -> Iterator[Any]:
+    for item in node.attribute:
+        if item.HasField("g"):
+            yield item.g
+        yield from item.graphs
+
+
+def _key(node: Any) -> str:
+    return next(filter(None, node.output), "")
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
