@@ -94,6 +94,7 @@ def leave_to_onnxruntime(
         except Exception as error:  # onnxruntime's own exceptions have no common base
             message = " ".join(str(error).split())[:300]
             raise UnsupportedModelError(f"{reason}; and onnxruntime refuses it: {message}") from error
+        mixes_rows, fixed_rows = _rows(path, refusal, signature)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
             key=key,
@@ -107,7 +108,8 @@ def leave_to_onnxruntime(
             files={},  # the writer knows them
             engine=Engine.ONNXRUNTIME,
             fallback_reason=reason[:LONGEST_REASON],
-            mixes_rows=_mixture(path, refusal, signature)[:LONGEST_REASON],
+            mixes_rows=mixes_rows[:LONGEST_REASON],
+            fixed_rows=fixed_rows,
             trial_sizes=signature.trial_sizes,
             phase_us=phase_us,
             parameters=count_parameters(path),
@@ -183,22 +185,44 @@ def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int]) -
     return True
 
 
-def _mixture(path: Path, refusal: ModelError, signature: Signature) -> str:
-    """Return how rows of the batch influence each other, if the compiler finds that they do, else nothing.
+def _rows(path: Path, refusal: ModelError, signature: Signature) -> tuple[str, bool]:
+    """Return how rows of the batch influence each other, and whether only a known number of rows can be compiled.
 
-    What it has not looked at because of symbolic dimensions it reads with the sizes of the trial.
+    The former is empty if the compiler does not find that they do. What it has not looked at because of symbolic
+    dimensions it reads with the sizes of the trial.
     """
-    if isinstance(refusal, MixedRowsError):
-        return str(refusal)
-    symbols = [name for tensor in signature.inputs for name in tensor.symbols[1:] if name]
-    if signature.batched and signature.trial_sizes and symbols:
-        try:
-            simplify(read_graph(path, {name: signature.trial_sizes[name] for name in symbols}))
-        except MixedRowsError as error:
-            return str(error)
-        except ModelError:  # it is not known
-            return ""
-    return ""
+    if not signature.batched or not signature.trial_sizes:
+        return _mixture(refusal), False
+    symbols = {name for tensor in signature.inputs for name in tensor.symbols[1:] if name}
+    sizes = {name: signature.trial_sizes[name] for name in symbols}
+    error = refusal if isinstance(refusal, MixedRowsError) or not sizes else _simplified(path, sizes)
+    if error and sizes and not isinstance(error, MixedRowsError):
+        error = _lowered(path, sizes)  # operators become others, of which more is known
+    return _mixture(error), error is not None and _lowered(path, signature.trial_sizes) is None
+
+
+def _mixture(error: ModelError | None) -> str:
+    return str(error) if isinstance(error, MixedRowsError) else ""
+
+
+def _simplified(path: Path, sizes: Mapping[str, int]) -> ModelError | None:
+    """Return why the compiler refuses a model of these sizes, as far as it is seen soon."""
+    try:
+        simplify(read_graph(path, sizes))
+    except ModelError as error:
+        return error
+    return None
+
+
+def _lowered(path: Path, sizes: Mapping[str, int]) -> ModelError | None:
+    """Return why the compiler refuses a model of these sizes."""
+    from gangway.compiler.lower.lowering import lower_model  # noqa: PLC0415 - few models get so far
+
+    try:
+        lower_model(read_graph(path, sizes))
+    except ModelError as error:
+        return error
+    return None
 
 
 def _try_out(session: Any, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Any]:

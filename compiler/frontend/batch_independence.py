@@ -37,7 +37,10 @@ FIRST_AXIS = """
 VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
-SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,), "Slice": (2,)}  # a size there may depend on the batch
+SHAPE_INPUTS = {  # sizes, and places counted from the first row on: they may depend on the batch
+    **{"Reshape": (1,), "Expand": (1,), "Resize": (3,), "Slice": (2,)},
+    **{"GatherND": (1,), "ScatterND": (1,)},
+}
 NOT_KNOWN = "it is not known whether it mixes rows of the batch"
 _BEYOND_ANY_BATCH = 10**9  # rows: a request has fewer bytes
 
@@ -324,6 +327,69 @@ def _gather_elements(op: Operands) -> Rows:
     return op.common(rows for _, rows in op.batched())
 
 
+def _gather_nd(op: Operands) -> Rows:
+    """Tuples of places in the axes after the first `batch_dims`; of the batch all rows, in their order."""
+    data, indices = op.rows
+    shared, rank = op.node.attributes.get("batch_dims", 0), len(op.shapes[1]) - 1
+    if data and indices and data == indices and data.axis < shared:
+        return data
+    if data is None and indices and shared <= indices.axis < rank:
+        return indices
+    if data is None or indices or data.axis < shared:
+        raise op.unknown("it picks rows of the batch")
+    return _picked(op, data, shared)
+
+
+def _picked(op: Operands, data: Rows, shared: int = 0) -> Rows:
+    """Return the place in what constant tuples pick, which are input 1: behind them, or where they count the rows."""
+    small, wide, rank = op.values[1], op.wide_values[1], len(op.shapes[1]) - 1
+    if small is None or wide is None:
+        raise op.unknown("which rows it picks depends on data")
+    depth = small.shape[-1]
+    if data.axis >= shared + depth and np.array_equal(small, wide):
+        return replace(data, axis=data.axis - shared - depth + rank)
+    grown = [axis for axis in range(rank) if (small.shape[axis], wide.shape[axis]) == (1, WIDE_BATCH)]
+    if shared or data.axis >= depth or len(grown) != 1 or (data.before, data.after) != (1, 1):
+        raise op.unknown("it picks rows of the batch")
+    expected = np.broadcast_to(small, wide.shape).copy()
+    expected[..., data.axis] = np.arange(WIDE_BATCH).reshape([-1 if axis == grown[0] else 1 for axis in range(rank)])
+    if small[..., data.axis].any() or not np.array_equal(wide, expected):
+        raise op.unknown("it picks rows of the batch")
+    return Rows(grown[0])
+
+
+def _scatter_nd(op: Operands) -> Rows:
+    """Each row of the batch gets new numbers at the same places."""
+    data, indices, updates = op.rows
+    if data is None or indices or updates != _picked(op, data):
+        raise op.unknown("it changes certain rows of the batch")
+    return data
+
+
+def _scatter_elements(op: Operands) -> Rows:
+    """Data, places and new numbers with the batch on the same axis."""
+    axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
+    if not all(op.rows) or any(rows.axis == axis for _, rows in op.batched()):
+        raise op.unknown("it changes certain rows of the batch")
+    return op.common(rows for _, rows in op.batched())
+
+
+def _images(op: Operands) -> Rows:
+    """All inputs have the batch as first axis."""
+    if any(rows is None or rows.axis for rows in op.rows):
+        raise op.unknown("the batch is not the first axis of each input")
+    return op.common(rows for _, rows in op.batched())
+
+
+def _integer_matmul(op: Operands) -> Rows:
+    """A product of two inputs, the others being scales and zero points."""
+    places = (0, 1) if op.node.operator == "MatMulInteger" else (0, 3)
+    if any(rows for index, rows in op.batched() if index not in places):
+        raise op.unknown("a scale depends on the batch")
+    rows, shapes = tuple(op.rows[index] for index in places), tuple(op.shapes[index] for index in places)
+    return _matmul(replace(op, rows=rows, shapes=shapes))
+
+
 def _slice(op: Operands) -> Rows:
     """Along the batch only all of it, in its order."""
     rows, shape = op.only_first(), op.shapes[0]
@@ -422,9 +488,14 @@ RULES: dict[str, BatchRule] = {
     "Einsum": _einsum,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
     "Gemm": _gemm,
+    "GridSample": _images,
     "MatMul": _matmul,
+    **dict.fromkeys(["MatMulInteger", "QLinearMatMul"], _integer_matmul),
     "Pad": _pad,
+    **dict.fromkeys(["Scatter", "ScatterElements"], _scatter_elements),
+    "ScatterND": _scatter_nd,
     "Slice": _slice,
     "Tile": _tile,
     "Transpose": _transpose,

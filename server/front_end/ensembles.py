@@ -564,7 +564,9 @@ def count_inner(graph: Graph, steps: Sequence[StepRun]) -> None:
         if own:  # else no output of it was asked for
             total_ns = max(run.end_ns for run in own) - min(run.begin_ns for run in own)
             counts = reduce(_both, (outcome.counts for outcome in _outcomes(own)))
-            model.statistics.succeeded(max(run.shapes.rows for run in own), times_of(own, total_ns), None, counts)
+            model.statistics.succeeded(
+                max(run.shapes.counted_rows for run in own), times_of(own, total_ns), None, counts
+            )
 
 
 def _outcomes(steps: Sequence[StepRun]) -> list[SlotOutcome]:

@@ -202,9 +202,10 @@ class ModelRun:
 
     def succeeded(self, outcome: SlotOutcome) -> None:
         """Count a run that has ended well, at `end_ns`."""
-        model, rows, self.outcome = self.model, self.shapes.rows, outcome
+        model, rows, self.outcome = self.model, self.shapes.counted_rows, outcome
         times, in_time = self.times_of(outcome), self.is_in_time()
-        model.statistics.succeeded(rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
+        batch_rows = max(rows, outcome.batch_rows)
+        model.statistics.succeeded(rows, times, in_time, outcome.counts, batch_rows, outcome.leads)
         if model.symbols and model.sequence is None:
             self.watch.used(model, model.key_of(self.shapes.sizes))
 

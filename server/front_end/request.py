@@ -244,7 +244,7 @@ class ClientRequest(ModelRun):
         self.outcome = outcome
         self.submitted_ns, self.end_ns = steps[0].submitted_ns, time.monotonic_ns()
         times, in_time = times_of(steps, self.end_ns - self.begin_ns), self.is_in_time()
-        self.model.statistics.succeeded(self.shapes.rows, times, in_time, outcome.counts)
+        self.model.statistics.succeeded(self.shapes.counted_rows, times, in_time, outcome.counts)
         count_inner(codec.graph, steps)
         if resources.tracer.active:
             resources.tracer.answered(self, contents, response, steps)

@@ -54,7 +54,7 @@ def most_body_bytes(model: ServedModel) -> int | None:
     """
     most_bytes = ROOM_BYTES
     for tensor in model.inputs.values():
-        sizes = [model.max_rows if axis == 0 and model.batched else size for axis, size in enumerate(tensor.shape)]
+        sizes = [model.max_rows if axis == 0 and model.has_rows else size for axis, size in enumerate(tensor.shape)]
         if tensor.datatype == "BYTES" or min(sizes, default=0) < 0:
             return None
         most_bytes += math.prod(sizes) * ELEMENT_BYTES

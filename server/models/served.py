@@ -124,6 +124,11 @@ class ServedModel:
         return (*self.inputs.values(), *(self.sequence.hidden if self.sequence else ()))
 
     @property
+    def has_rows(self) -> bool:
+        """Whether the first dimensions are one batch, be its rows computed apart or not."""
+        return self.batched or self.max_batch_size > 0
+
+    @property
     def least_rows(self) -> int:
         """Return the least size of a symbolic first dimension: without max_batch_size it is a size like others."""
         return int(self.max_batch_size > 0 or (self.batched and self.sequence is not None))
@@ -170,14 +175,15 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
                 f" Expected {list(tensor.shape)}, got {list(shape)}"
             )
         for axis, symbol in enumerate(tensor.symbols):
-            if symbol and sizes.setdefault(symbol, shape[axis]) != shape[axis] and (axis or not model.batched):
+            if symbol and sizes.setdefault(symbol, shape[axis]) != shape[axis] and (axis or not model.has_rows):
                 invalid(
                     f"input '{tensor.name}' for model '{model.name}': dimension {axis} is '{symbol}', of which the"
                     f" request has two sizes, {sizes[symbol]} and {shape[axis]}"
                 )
-        if model.batched:
+        if model.has_rows:
             rows = _check_rows(rows, shape[0], tensor, model)
-    return Shapes(rows or 1, tuple((tensor, tuple(given.shape)) for given, tensor in inputs), sizes, rows == 0)
+    pairs = tuple((tensor, tuple(given.shape)) for given, tensor in inputs)
+    return Shapes((rows or 1) if model.batched else 1, pairs, sizes, rows == 0, rows or 1)
 
 
 def fits(shape: Sequence[int], tensor: Tensor, least_rows: int) -> bool:

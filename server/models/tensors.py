@@ -76,10 +76,17 @@ def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
 class Shapes:
     """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions.
 
-    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them.
+    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them. `whole_rows`: of a batch that is
+    computed in one piece, where `rows` is 1.
     """
 
     rows: int
     inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
     sizes: Mapping[str, int]
     is_empty: bool = False
+    whole_rows: int = 1
+
+    @property
+    def counted_rows(self) -> int:
+        """The inferences that statistics count."""
+        return max(self.rows, self.whole_rows)

@@ -144,7 +144,7 @@ class ShapeCache:
                 )
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
-            rows = model.ready.max_rows
+            rows = model.ready.max_rows if manifest.batched else 1
             if not model.ready.max_batch_size:
                 rows = min(rows, self._computable_rows(manifest))
             spec = model.spec_of(self._make_spec(title, manifest, rows))

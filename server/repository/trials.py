@@ -133,6 +133,8 @@ class ModelTrials:
         """Return why requests must not share a batch; empty if rows are known not to influence each other."""
         if manifest.mixes_rows:
             return manifest.mixes_rows
+        if not ready.batched:
+            return "it is compiled for each number of rows"
         if isinstance(measured, ModelLoadError) and not isinstance(measured, TrialError):
             return f"no trial run has succeeded: {measured}"  # whatever the inputs: no other would
         from gangway.server.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.reader import verify
@@ -261,6 +261,21 @@ def test_inputs_whose_batch_has_no_name_have_one_together(tmp_path: Path, compil
     network = Foreign([node("Add", ["x", "z"], ["y"])], inputs, {"y": ("float32", ["unk__15", 2])}, {})
     manifest = compile_file(network.save(tmp_path / "m.onnx")).manifest
     assert (manifest.engine, manifest.batched) == (Engine.ONNXRUNTIME, True)
+
+
+def test_what_is_compiled_for_a_number_of_rows_only(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
+    operators = {"centre": ("ReduceMean", {"axes": [0]}), "rows": ("ReduceMean", {"axes": [1]})}
+    for name, (operator, attributes) in operators.items():
+        path = tmp_path / name / "model.onnx"
+        path.parent.mkdir()
+        x, y = (helper.make_tensor_value_info(each, TensorProto.FLOAT, ["N", "S"]) for each in "xy")
+        nodes = [node(operator, ["x"], ["m"], **attributes), node("Sub", ["x", "m"], ["y"])]
+        graph = helper.make_graph(nodes, name, [x], [y])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        manifest = compile_file(path).manifest
+        assert (manifest.fixed_rows, bool(manifest.mixes_rows)) == (name == "centre", name == "centre")
+    assert not compile_file(path, dimensions={"N": 3, "S": 2}).manifest.fallback_reason
+    assert not compile_file(FOREIGN["lstm"]().save(tmp_path / "model.onnx")).manifest.fixed_rows
 
 
 def test_both_reasons_are_told(refusal: Callable[[Foreign], str]) -> None:

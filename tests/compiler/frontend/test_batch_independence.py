@@ -144,7 +144,84 @@ APART = {
     "gather": ([node("Gather", ["x", "last"], ["y"], axis=1)], {"last": np.array(-1)}),
     "einsum": ([node("Einsum", ["x", "x"], ["y"], equation="bij,bkj->bik")], {}),
 }
+NUMBERED = [
+    node("Shape", ["x"], ["shape"]),
+    node("Gather", ["shape", "zero"], ["batch"]),
+    node("Range", ["zero", "batch", "one"], ["range"]),
+    node("Reshape", ["range", "column"], ["numbers"]),
+    node("Unsqueeze", ["batch", "axis"], ["batches"]),
+    node("Concat", ["batches", "many"], ["places"], axis=0),
+    node("Expand", ["numbers", "places"], ["rows"]),
+    node("Expand", ["others", "places"], ["columns"]),
+]
+PLACES = [*NUMBERED, node("Concat", ["rows", "columns"], ["indices"], axis=2)]
+NUMBERS = {
+    **{"zero": np.array(0), "one": np.array(1), "axis": integers(0), "column": integers(-1, 1, 1)},
+    **{"many": integers(3, 1), "others": integers(3, 0, 2).reshape(1, 3, 1)},
+}
+APART |= {
+    "numbered rows, gathered": ([*PLACES, node("GatherND", ["x", "indices"], ["y"])], NUMBERS),
+    "numbered rows, replaced": (
+        [
+            *PLACES,
+            node("GatherND", ["x", "indices"], ["part"]),
+            node("Relu", ["part"], ["new"]),
+            node("ScatterND", ["x", "indices", "new"], ["y"]),
+        ],
+        NUMBERS,
+    ),
+    "places behind the batch": (
+        [
+            node("Transpose", ["x"], ["t"], perm=[1, 2, 0]),
+            node("GatherND", ["t", "at"], ["g"]),
+            node("Transpose", ["g"], ["y"], perm=[1, 0]),
+        ],
+        {"at": integers(3, 1, 0, 2).reshape(2, 2)},
+    ),
+    "new numbers along a row": (
+        [
+            node("TopK", ["x", "two"], ["largest", "where"]),
+            node("Neg", ["largest"], ["new"]),
+            node("ScatterElements", ["x", "where", "new"], ["y"], axis=2),
+        ],
+        {"two": integers(2)},
+    ),
+    "samples of a grid": (
+        [
+            node("Reshape", ["x", "image"], ["i"]),
+            node("Reshape", ["x", "pairs"], ["g"]),
+            node("GridSample", ["i", "g"], ["y"]),
+        ],
+        {"image": integers(-1, 2, 3, 4), "pairs": integers(-1, 3, 4, 2)},
+    ),
+    "product of integers": (
+        [
+            node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+            node("MatMulInteger", ["q", "w", "zero"], ["m"]),
+            node("Cast", ["m"], ["y"], to=TensorProto.FLOAT),
+        ],
+        {"scale": np.float32(0.02), "zero": np.uint8(128), "w": np.arange(30, dtype=np.int8).reshape(6, 5)},
+    ),
+}
 MIXED = {
+    "numbered rows in reverse": (
+        [
+            *NUMBERED,
+            node("Sub", ["batch", "one"], ["last"]),
+            node("Sub", ["last", "rows"], ["reverse"]),
+            node("Concat", ["reverse", "columns"], ["indices"], axis=2),
+            node("GatherND", ["x", "indices"], ["y"]),
+        ],
+        NUMBERS,
+    ),
+    "first row at certain places": (
+        [node("GatherND", ["x", "at"], ["g"]), node("Add", ["x", "g"], ["y"])],
+        {"at": integers(0, 3).reshape(1, 2)},
+    ),
+    "new numbers in the first row": (
+        [node("ScatterND", ["x", "at", "new"], ["y"])],
+        {"at": integers(0, 3).reshape(1, 2), "new": numbers(1, 6)},
+    ),
     "sum over the batch": ([node("ReduceSum", ["x", "axis"], ["y"], keepdims=1)], {"axis": integers(0)}),
     "sum of everything": ([node("ReduceMean", ["x"], ["s"], keepdims=1), node("Add", ["x", "s"], ["y"])], {}),
     "softmax over the batch": ([node("Softmax", ["x"], ["y"], axis=0)], {}),

@@ -76,6 +76,15 @@ def save_embedding(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
+def save_centre(path: Path) -> None:
+    """Each number less the mean of all rows."""
+    path.parent.mkdir(parents=True)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "S"]) for name in "xy")
+    nodes = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[0]), helper.make_node("Sub", ["x", "m"], ["y"])]
+    graph = helper.make_graph(nodes, "centre", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 @dataclass(frozen=True)
 class Served:
     """A server with two models of the same file, one of which declares sizes, and others of one operator."""
@@ -119,6 +128,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
     (folder / "windows" / "config.pbtxt").write_text(dims)
     save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
+    save_centre(folder / "centre" / "1" / "model.onnx")
     save_embedding(folder / "embedding" / "1" / "model.onnx")
     (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
     cache_dir = tmp_path_factory.mktemp("cache")
@@ -127,6 +137,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "windows": [{}, {"S": 1}, {"S": 5}],
         "embedding": [{}, {"S": 3}],
         "picture": [{}, {"x.2": 4, "x.3": 6}],
+        "centre": [{}, {"N": 1, "S": 5}, {"N": 3, "S": 5}],
     }
     for name, each in sizes.items():  # in this process: one import of TVM for all
         for dimensions in each:
@@ -166,6 +177,18 @@ def test_dimensions_of_a_name_that_says_nothing_may_differ(served: Served) -> No
         x = np.arange(72 * rows, dtype=np.float32).reshape(rows, 3, 4, 6) - 30
         np.testing.assert_array_equal(served.infer("picture", {"x": x}), np.maximum(x, 0))
         served.wait_for(r"picture, version 1, x.2=4, x.3=6: ready")
+
+
+def test_rows_that_influence_each_other_are_compiled_for_each_number_of_them(served: Served) -> None:
+    assert served.client.get_model_config("centre").config.max_batch_size == 4
+    for rows in (1, 3, 3):
+        x = np.arange(5 * rows, dtype=np.float32).reshape(rows, 5) ** 2
+        np.testing.assert_allclose(served.infer("centre", {"x": x}), x - x.mean(0), rtol=1e-6)
+        served.wait_for(rf"centre, version 1, N={rows}, S=5: ready")
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 4"):
+        served.infer("centre", {"x": np.zeros((5, 5), np.float32)})
+    (statistics,) = served.client.get_inference_statistics("centre").model_stats
+    assert (statistics.inference_count, statistics.inference_stats.success.count) == (7, 3)
 
 
 def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Served) -> None:
