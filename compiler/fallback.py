@@ -94,7 +94,7 @@ def leave_to_onnxruntime(
         except Exception as error:  # onnxruntime's own exceptions have no common base
             message = " ".join(str(error).split())[:300]
             raise UnsupportedModelError(f"{reason}; and onnxruntime refuses it: {message}") from error
-        mixes_rows, fixed_rows = _rows(path, refusal, signature)
+        mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
             key=key,
@@ -185,7 +185,7 @@ def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int]) -
     return True
 
 
-def _rows(path: Path, refusal: ModelError, signature: Signature) -> tuple[str, bool]:
+def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compiled: bool) -> tuple[str, bool]:
     """Return how rows of the batch influence each other, and whether only a known number of rows can be compiled.
 
     The former is empty if the compiler does not find that they do. What it has not looked at because of symbolic
@@ -196,7 +196,9 @@ def _rows(path: Path, refusal: ModelError, signature: Signature) -> tuple[str, b
     symbols = {name for tensor in signature.inputs for name in tensor.symbols[1:] if name}
     sizes = {name: signature.trial_sizes[name] for name in symbols}
     error = refusal if isinstance(refusal, MixedRowsError) or not sizes else _simplified(path, sizes)
-    if error and sizes and not isinstance(error, MixedRowsError):
+    if not will_be_compiled or error is None:
+        return _mixture(error), False
+    if sizes and not isinstance(error, MixedRowsError):
         error = _lowered(path, sizes)  # operators become others, of which more is known
     return _mixture(error), error is not None and _lowered(path, signature.trial_sizes) is None
 

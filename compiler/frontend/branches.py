@@ -1,16 +1,28 @@
 """Put the branch that an If takes in its place, where shapes and constants alone decide which one that is.
 
-Exporters write such nodes for code that asks for a size or a rank. A condition on the batch must hold, or not, for any
-number of rows: it is asked in a batch of one and in a larger one.
+Exporters write such nodes for code that asks for a size or a rank. What depends on the number of rows decides nothing:
+values in a batch of one and in a larger one tell what does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from onnx import helper, shape_inference
 
 from gangway.compiler.frontend.shape_inference import known_values
+from gangway.compiler.kernels.specs import Array
 
+_PICKS = {
+    "Gather",
+    "Reshape",
+    "Shape",
+    "Size",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "Unsqueeze",
+}  # parts of what they are given
 _ROUNDS = 64  # of branches in branches, and of conditions on the shapes of what branches compute
 
 
@@ -36,26 +48,42 @@ def inline_branches(*models: Any) -> bool:
         if not has_branches(models[0]):
             return done > 0
         try:
-            first, *others = [_decisions(model) for model in models]
+            decisions = _decisions(models[0].graph, [known_values(model) for model in models])
         except shape_inference.InferenceError:  # which says more about the whole model, later
             return done > 0
-        agreed = {name: taken for name, taken in first.items() if all(other.get(name) == taken for other in others)}
-        if not agreed:
+        if not decisions:
             return done > 0
         for model in models:
-            _inline(model.graph, agreed)
+            _inline(model.graph, decisions)
     return True
 
 
-def _decisions(model: Any) -> dict[str, bool]:
-    """Whether the condition holds, for each If where that is known, by its first output."""
-    values = known_values(model)
+def _decisions(graph: Any, known: Sequence[Mapping[str, Array]]) -> dict[str, bool]:
+    """Whether the condition holds, for each If where that is known, by its first output.
+
+    `known`: values in batches of several sizes.
+    """
+    varying = _varying(graph, known)
     found = {}
-    for node in model.graph.node:
-        value = values.get(node.input[0]) if node.op_type == "If" else None
-        if value is not None and value.size == 1:
-            found[_key(node)] = bool(value.reshape(()))
+    for node in graph.node:
+        condition = node.input[0] if node.op_type == "If" else ""
+        if condition in known[0] and condition not in varying and known[0][condition].size == 1:
+            found[_key(node)] = bool(known[0][condition].reshape(()))
     return found
+
+
+def _varying(graph: Any, known: Sequence[Mapping[str, Array]]) -> set[str]:
+    """Return the values that may depend on the batch: two batches may be equally odd, or both smaller than a limit."""
+    first, *others = known
+    varying: set[str] = set()
+    for node in graph.node:
+        is_made = not varying.isdisjoint(node.input[1:] if node.op_type in _PICKS else node.input)
+        for name in node.output:
+            values = [first[name], *(other[name] for other in others if name in other)] if name in first else []
+            is_same = len(values) in (0, len(known)) and all(np.array_equal(values[0], value) for value in values)
+            if is_made or not is_same:
+                varying.add(name)
+    return varying
 
 
 def _inline(graph: Any, decisions: Mapping[str, bool]) -> None:
@@ -92,8 +120,8 @@ def _body(node: Any, branch: Any, taken: set[str]) -> tuple[list[Any], list[Any]
     prefix = f"{_key(node)}/"
     while not taken.isdisjoint(f"{prefix}{name}" for name in own):
         prefix += "/"
-    names = {name: f"{prefix}{name}" for name in own}
-    copied = []
+    names: dict[str, str] = {name: f"{prefix}{name}" for name in own}
+    copied: list[tuple[str, str]] = []
     for value, output in zip(branch.output, node.output, strict=False):
         if value.name in computed:
             computed.remove(value.name)

@@ -57,6 +57,9 @@ OPEN = {
     "numbers": "m = ReduceMax<keepdims = 0>(x) z = Relu(m) yes = Cast<to = 9>(z) ",
     "chance": "z = RandomUniform<shape = [1]>() yes = Cast<to = 9>(z) ",
     "rows": f"{ROWS} yes = Identity(is_one) ",
+    "three rows": f"{ROWS} three = Constant<value_ints = [3]>() yes = Equal(rows, three) ",
+    "odd rows": f"{ROWS} two = Constant<value_ints = [2]>() odd = Mod(rows, two) yes = Cast<to = 9>(odd) ",
+    "many rows": f"{ROWS} many = Constant<value_ints = [100]>() yes = Less(rows, many) ",
 }
 
 
