@@ -461,12 +461,12 @@ def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
     Without max_batch_size it does where the compiler knows that; what onnxruntime executes must have one name for it.
     A model that can be compiled for each number of rows only is, unless its owner has declared other sizes.
     """
-    declared = BUCKETS_PARAMETER in config.parameters or config.HasField("sequence_batching")
-    if config.max_batch_size and manifest.fixed_rows and not declared:
+    declares = BUCKETS_PARAMETER in config.parameters or config.HasField("sequence_batching")
+    if manifest.fixed_rows and not declares:
         return False
     if config.max_batch_size or manifest.engine is Engine.NATIVE:
         return manifest.batched
-    return manifest.batched and not (manifest.mixes_rows or manifest.fixed_rows) and is_one_batch(manifest.inputs)
+    return manifest.batched and not manifest.mixes_rows and is_one_batch(manifest.inputs)
 
 
 def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:
