@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -273,6 +274,53 @@ class GlobalPoolSpec(KernelSpec):
     def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
         """The spec with its halos settled."""
         return replace(self, input_halo=inputs[0])
+
+
+@dataclass(frozen=True)
+class ResizeSpec(KernelSpec):
+    """Interpolation along both axes of an image, blocked in and out, or plain. Arguments: x, places, weights, y.
+
+    A line of y is a sum of `taps[0]` lines of x, a pixel of it of `taps[1]` columns. Lines of x are needed one after
+    the other, and each no longer than until `window` - 1 further ones are. Raw weights, by axis: "row_places",
+    "column_places" [length of y][taps], ascending in each line; "row_weights", "column_weights" of the same shape, all
+    1 of a single tap.
+    """
+
+    channels: int
+    height: int
+    width: int
+    output_size: tuple[int, int]
+    taps: tuple[int, int]
+    window: int
+    plain: bool = False
+    input_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 2 * self.channels * math.prod(self.output_size) * sum(taps for taps in self.taps if taps > 1)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        size = _image(self.channels, *self.output_size)
+        return f"{_image(self.channels, self.height, self.width)} -> {size}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], output_halo=output)
+
+
+def first_needed(places: Array) -> Array:
+    """Return the first line that each of some rows [rows][taps], or one after it, is made of: [rows]."""
+    result: Array = np.minimum.accumulate(places[::-1, 0])[::-1]
+    return result
+
+
+def lines_kept(places: Array) -> int:
+    """Return how many adjacent lines must be kept while rows are made of these places, one after the other."""
+    return int((np.maximum.accumulate(places[:, -1]) - first_needed(places)).max()) + 1
 
 
 def window_output(

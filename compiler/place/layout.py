@@ -36,6 +36,7 @@ from gangway.compiler.kernels.specs import (
     KernelSpec,
     LayerNormSpec,
     PoolSpec,
+    ResizeSpec,
     UnpackSpec,
 )
 from gangway.compiler.lower.layers import (
@@ -114,6 +115,32 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
         x = memory.blocked(name, haloed=haloed)
     residual = tuple(memory.blocked(other, result) for other in layer.inputs[1:])
     memory.append(layer, spec, (x, *residual), "blocked", result)
+
+
+@places(ResizeSpec)
+def _place_resize(memory: Memory, layer: Layer) -> None:
+    """Blocked if convolutions read the result; else a plain tensor is made of a plain one, which packs no surplus."""
+    spec, name = layer.spec, layer.inputs[0]
+    assert isinstance(spec, ResizeSpec)
+    image = geometry_of(memory.program.type(name))
+    wide = image is not None and (memory.home(name).is_blocked(image) or image.channels >= memory.lanes)
+    if image and wide and not image.is_vector and _is_read_blocked(memory.program, layer.output):
+        memory.append(layer, spec, (memory.blocked(name),), "blocked")
+    else:
+        memory.append(layer, replace(spec, plain=True), (memory.plain(name),), "plain")
+
+
+def _is_read_blocked(program: Program, name: str) -> bool:
+    """Whether a convolution or pooling reads the tensor, or what layers that take any layout make of it."""
+    made = {name}
+    for layer in program.layers:
+        if made.isdisjoint(program.home(source) for source in layer.inputs):
+            continue
+        if isinstance(layer.spec, ConvSpec | PoolSpec | GlobalPoolSpec):
+            return True
+        if isinstance(layer.spec, ElementwiseSpec | ResizeSpec | Concat):
+            made.add(layer.output)
+    return False
 
 
 @places(ElementwiseSpec)

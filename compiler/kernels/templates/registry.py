@@ -24,6 +24,7 @@ from gangway.compiler.kernels.templates import (
     normalisation,
     pooling,
     reduce,
+    resize,
     tensor_program,
     winograd,
 )
@@ -65,6 +66,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.ConvDepthwiseSpec: _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
     specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
     specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
+    specs.ResizeSpec: _Template(resize.candidates, resize.emit, resize.pack),
     specs.PackSpec: _LAYOUT,
     specs.UnpackSpec: _LAYOUT,
     plain_specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),

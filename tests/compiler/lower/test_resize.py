@@ -1,0 +1,118 @@
+"""Resize in every mode, blocked between convolutions and plain, against onnxruntime."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from gangway.compiler.target import TARGETS, machine_features, supported
+
+node = helper.make_node
+HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
+ENDS = sorted({HERE[0], HERE[-1]})
+COORDINATES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+MODES: list[dict[str, Any]] = [
+    *({"mode": "nearest", "nearest_mode": rounding} for rounding in ("floor", "ceil", "round_prefer_floor")),
+    {"mode": "linear"},
+    {"mode": "cubic", "cubic_coeff_a": -0.5},
+    {"mode": "cubic", "exclude_outside": 1},
+]
+FACTORS = [(2.0, 2.0), (0.5, 0.7), (3.4, 1.0), (1.5, 4.0)]
+
+
+def weights(*shape: int) -> Any:
+    return (np.random.default_rng(0).standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ENDS)
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_between_convolutions_nothing_is_unpacked(check: Any, network: Any, target: str, coordinates: str) -> None:
+    """Channels that fill no register; a halo before and after."""
+    nodes = [node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]), node("Conv", ["a", "w0"], ["b"], pads=[1, 1, 1, 1])]
+    constants = {"w": weights(20, 5, 3, 3), "w0": weights(20, 20, 3, 3), "w1": weights(3, 20, 3, 3)}
+    outputs = {"b": None}
+    for index, (mode, factors) in enumerate((mode, factors) for mode in MODES for factors in FACTORS[:3]):
+        constants[f"s{index}"] = np.array([1, 1, *factors], np.float32)
+        attributes = {"coordinate_transformation_mode": coordinates, **mode}
+        nodes.append(node("Resize", ["a", "", f"s{index}"], [f"r{index}"], **attributes))
+        nodes.append(node("Conv", [f"r{index}", "w1"], [f"y{index}"], pads=[1, 1, 1, 1]))
+        outputs[f"y{index}"] = None
+    operators = check(network(nodes, {"x": ["N", 5, 11, 14]}, outputs, constants, opset=19), target)
+    assert operators.count("Resize") == len(outputs) - 1
+    assert operators.count("Unpack") == len(outputs)
+    assert operators.count("Pack") == 1
+
+
+@pytest.mark.parametrize("target", ENDS)
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_of_plain_tensors(check: Any, network: Any, target: str, coordinates: str) -> None:
+    nodes, constants = [], {}
+    for index, (mode, factors) in enumerate((mode, factors) for mode in MODES for factors in FACTORS):
+        constants[f"s{index}"] = np.array([1, 1, *factors], np.float32)
+        attributes = {"coordinate_transformation_mode": coordinates, **mode}
+        nodes.append(node("Resize", ["x", "", f"s{index}"], [f"y{index}"], **attributes))
+    outputs = {item.output[0]: None for item in nodes}
+    operators = check(network(nodes, {"x": ["N", 3, 13, 17]}, outputs, constants, opset=19), target)
+    assert set(operators) == {"Resize"}
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_sizes_instead_of_scales(check: Any, network: Any, mode: str) -> None:
+    """Of which floor(length * (size / length)) may be another size; and of some axes only."""
+    for sizes in ([1, 3, 49, 41], [1, 3, 1, 7]):
+        nodes = [node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode)]
+        check(network(nodes, {"x": [1, 3, 13, 17]}, {"y": None}, {"sizes": np.array(sizes)}, opset=19))
+    nodes = [node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode, axes=[3, 2])]
+    check(network(nodes, {"x": ["N", 3, 13, 17]}, {"y": None}, {"sizes": np.array([30, 29])}, opset=19))
+
+
+def test_smoothed(check: Any, network: Any) -> None:
+    nodes = [
+        node("Resize", ["x", "", "s"], [mode], mode=mode, antialias=1, coordinate_transformation_mode="half_pixel")
+        for mode in ("linear", "cubic")
+    ]
+    scales = {"s": np.array([1, 1, 0.4, 0.3], np.float32)}
+    check(network(nodes, {"x": ["N", 3, 41, 37]}, {"linear": None, "cubic": None}, scales, opset=19))
+
+
+@pytest.mark.parametrize(("operator", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_of_old_operator_sets(check: Any, network: Any, operator: str, opset: int) -> None:
+    nodes = [node(operator, ["x", "s"], [mode], mode=mode) for mode in ("nearest", "linear")]
+    scales = {"s": np.array([1, 1, 2.0, 3.0], np.float32)}
+    check(network(nodes, {"x": ["N", 3, 7, 9]}, {"nearest": None, "linear": None}, scales, opset=opset))
+
+
+def test_infinite_numbers_reach_only_what_is_made_of_them(
+    compile_file: Any, load_artifact: Any, network: Any, tmp_path: Any
+) -> None:
+    """Where others have two taps, a number of one tap must not multiply its neighbour by 0."""
+    scales = {"s": np.array([1, 1, 2, 2], np.float32)}
+    nodes = [node("Resize", ["x", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="asymmetric")]
+    path = network(nodes, {"x": [1, 1, 4, 4]}, {"y": None}, scales).save(tmp_path / "model.onnx")
+    x = np.zeros((1, 1, 4, 4), np.float32)
+    x[0, 0, 1, 1] = np.inf
+    y = load_artifact(compile_file(path).folder)({"x": x})["y"]
+    wanted = np.zeros((1, 1, 8, 8), bool)
+    wanted[0, 0, 1:4, 1:4] = True
+    np.testing.assert_array_equal(~np.isfinite(y), wanted)
+
+
+def test_long_images_of_many_rows_and_lines(check: Any, network: Any) -> None:
+    """More than one strip, of more than one band."""
+    scales = {"s": np.array([1, 1, 1.5, 2], np.float32)}
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Resize", ["a", "", "s"], ["b"], mode="cubic"),
+        node("Conv", ["b", "w1"], ["y"]),
+        node("Resize", ["x", "", "s"], ["z"], mode="cubic"),
+    ]
+    constants = {**scales, "w": weights(4, 4, 1, 1), "w1": weights(1, 4, 1, 1)}
+    check(network(nodes, {"x": ["N", 4, 40, 800]}, {"y": None, "z": None}, constants))
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 9], [7, 5], [2, 2, 3, 5, 7]])
+def test_tensors_that_are_no_images(check: Any, network: Any, shape: list[int]) -> None:
+    scales = {"s": np.array([1.0] * (len(shape) - 1) + [2.0], np.float32)}
+    nodes = [node("Resize", ["x", "", "s"], ["y"], mode="nearest")]
+    check(network(nodes, {"x": shape}, {"y": None}, scales, datatype=TensorProto.FLOAT))
