@@ -211,6 +211,66 @@ class ConvDepthwiseSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
+class ConvTransposeSpec(KernelSpec):
+    """Transposed convolution + bias [+ activation], blocked in and out. Arguments: x, weights, bias, y.
+
+    The output has a whole number of strides along each axis. Its pixels q, q + stride, ... are a *phase*, which is a
+    convolution of x by every stride-th number of the kernel, `taps` of them. Raw weights: "weights" [phases down]
+    [phases across][out][in][taps][taps], "bias". `begins`: how much of the full result is cut off at the top and left.
+    """
+
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    begins: tuple[int, int]
+    output_size: tuple[int, int]
+    activation: Activation = NONE
+    input_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of a phase."""
+        return self.output_size[0] // self.stride[0], self.output_size[1] // self.stride[1]
+
+    @property
+    def shifts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """By how many pixels of x the windows of the first and of the last phase are moved, down and across."""
+        down, across = (
+            (begin // stride, (stride - 1 + begin) // stride)
+            for begin, stride in zip(self.begins, self.stride, strict=True)
+        )
+        return down, across
+
+    @property
+    def pads(self) -> tuple[int, int, int, int]:
+        """Pixels beyond the image that windows see: top, left, bottom, right; negative where they see less."""
+        size = self.height, self.width
+        first = [taps - 1 - shift[0] for taps, shift in zip(self.taps, self.shifts, strict=True)]
+        last = [n + shift[1] - length for n, shift, length in zip(self.grid, self.shifts, size, strict=True)]
+        return first[0], first[1], last[0], last[1]
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 2 * self.out_channels * math.prod(self.output_size) * self.in_channels * math.prod(self.taps)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        source, size = _image(self.in_channels, self.height, self.width), _image(self.out_channels, *self.output_size)
+        reach = self.taps[0] * self.stride[0], self.taps[1] * self.stride[1]
+        return f"{source} -> {size} {_window(reach, self.stride)} transposed"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], output_halo=output)
+
+
+@dataclass(frozen=True)
 class PoolSpec(KernelSpec):
     """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part in a maximum or sum.
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
-from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, ElementwiseSpec
+from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, ConvTransposeSpec, ElementwiseSpec
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.place.memory import Buffer, Step
 
@@ -46,7 +46,9 @@ def fuse(program: Program) -> list[Layer]:
 
 def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
     """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
-    if not isinstance(source.spec, ConvSpec | ElementwiseSpec) or not isinstance(layer.spec, ElementwiseSpec):
+    if not isinstance(layer.spec, ElementwiseSpec):
+        return None
+    if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | ElementwiseSpec):
         return None
     if source.spec.activation != NONE:
         return None

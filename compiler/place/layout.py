@@ -31,6 +31,7 @@ from gangway.compiler.kernels.specs import (
     Array,
     BlockedElementwiseSpec,
     ConvSpec,
+    ConvTransposeSpec,
     ElementwiseSpec,
     GlobalPoolSpec,
     KernelSpec,
@@ -117,6 +118,14 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
     memory.append(layer, spec, (x, *residual), "blocked", result)
 
 
+@places(ConvTransposeSpec)
+def _place_conv_transpose(memory: Memory, layer: Layer) -> None:
+    spec = layer.spec
+    assert isinstance(spec, ConvTransposeSpec)
+    x = memory.blocked(layer.inputs[0], haloed=max(spec.pads) > 0)
+    memory.append(layer, spec, (x,), "blocked")
+
+
 @places(ResizeSpec)
 def _place_resize(memory: Memory, layer: Layer) -> None:
     """Blocked if convolutions read the result; else a plain tensor is made of a plain one, which packs no surplus."""
@@ -136,7 +145,7 @@ def _is_read_blocked(program: Program, name: str) -> bool:
     for layer in program.layers:
         if made.isdisjoint(program.home(source) for source in layer.inputs):
             continue
-        if isinstance(layer.spec, ConvSpec | PoolSpec | GlobalPoolSpec):
+        if isinstance(layer.spec, ConvSpec | ConvTransposeSpec | PoolSpec | GlobalPoolSpec):
             return True
         if isinstance(layer.spec, ElementwiseSpec | ResizeSpec | Concat):
             made.add(layer.output)
@@ -433,7 +442,7 @@ def _can_move(memory: Memory, buffer: Buffer) -> bool:
     if buffer.layout == "blocked" and not buffer.is_vector:
         return True
     readers = (step for step in memory.steps if buffer in step.inputs)
-    padded = buffer.is_vector or any(isinstance(step.spec, ConvSpec) for step in readers)
+    padded = buffer.is_vector or any(isinstance(step.spec, ConvSpec | ConvTransposeSpec) for step in readers)
     return not (padded and buffer.surplus(memory.lanes))
 
 
@@ -487,7 +496,7 @@ def _can_move_out(memory: Memory, home: Buffer) -> bool:
 def _settle_halos(steps: list[Step]) -> None:
     """Give each buffer the largest halo that a reader needs, of itself or of another part of the same tensor."""
     for step in steps:
-        if isinstance(step.spec, ConvSpec):
+        if isinstance(step.spec, ConvSpec | ConvTransposeSpec):
             whole = step.inputs[0].root
             whole.halo = max(whole.halo, *step.spec.pads)
     for step in steps:

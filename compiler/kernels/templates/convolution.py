@@ -166,7 +166,11 @@ class Geometry:
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
     check(spec)
-    geometry = Geometry(spec, target)
+    yield from geometry_candidates(Geometry(spec, target))
+
+
+def geometry_candidates(geometry: Geometry) -> Iterator[KernelPlan]:
+    """The plans of a convolution."""
     widest = geometry.tile_pixels
     static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
     yield static[1]
@@ -216,7 +220,12 @@ def check(spec: ConvSpec) -> None:
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Weights and bias in the kernel's order, padded with zeros. Needs little memory beside the result."""
-    geometry = Geometry(spec, target)
+    return pack_for(Geometry(spec, target), raw)
+
+
+def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:
+    """The same, of a geometry."""
+    spec, target = geometry.spec, geometry.target
     planes, rest = geometry.plane_channels
     channels, width = planes * geometry.input.lanes, geometry.group_blocks * target.lanes
     packed = np.zeros(geometry.output.blocks * target.lanes * geometry.reduction, np.float32)
@@ -260,19 +269,23 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     ]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        writer = RegisterTiles(geometry, cut, buffers)
-        full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
-
-        def group(index: Expr, first_band: Expr) -> None:
-            either(
-                index < full if rest else True,
-                lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
-                lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
-            )
-
-        tasks.each_group(number, group)
+        write_tiles(RegisterTiles(geometry, cut, buffers), geometry, tasks, number)
 
     return kernel(symbol, arguments, task)
+
+
+def write_tiles(writer: "RegisterTiles", geometry: Geometry, tasks: Tasks, number: Expr) -> None:
+    """Emit one task."""
+    full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
+
+    def group(index: Expr, first_band: Expr) -> None:
+        either(
+            index < full if rest else True,
+            lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
+            lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
+        )
+
+    tasks.each_group(number, group)
 
 
 def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:

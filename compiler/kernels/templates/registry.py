@@ -26,6 +26,7 @@ from gangway.compiler.kernels.templates import (
     reduce,
     resize,
     tensor_program,
+    transposed,
     winograd,
 )
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
@@ -64,6 +65,7 @@ _LAYOUT = _Template(layout.candidates, layout.emit)
 _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
     specs.ConvDepthwiseSpec: _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
+    specs.ConvTransposeSpec: _Template(transposed.candidates, transposed.emit, transposed.pack),
     specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
     specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
     specs.ResizeSpec: _Template(resize.candidates, resize.emit, resize.pack),

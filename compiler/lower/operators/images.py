@@ -1,6 +1,7 @@
 """Operators on images (convolution, batch normalisation, pooling), and reductions over any axes of plain tensors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -9,7 +10,15 @@ import numpy as np
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.simplify import affine_factors
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, After, Before, ReduceSpec, Reduction
-from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, GlobalPoolSpec, PoolSpec, window_output
+from gangway.compiler.kernels.specs import (
+    MOST_LANES,
+    Array,
+    ConvSpec,
+    ConvTransposeSpec,
+    GlobalPoolSpec,
+    PoolSpec,
+    window_output,
+)
 from gangway.compiler.lower.layers import Geometry, Program, geometry_of, lowers
 
 Pair = tuple[int, int]
@@ -77,6 +86,65 @@ def _merge_groups(weights: Array, groups: int) -> tuple[Array, int]:
         first = group % merged * inputs
         result[rows, first : first + inputs] = weights[rows]
     return result, groups // merged
+
+
+@lowers("ConvTranspose")
+def conv_transpose(program: Program, node: Node) -> None:
+    """Of images, where the output is a whole number of strides long; its definition does all others."""
+    image, weights = program.geometry(node, node.inputs[0]), program.constant(node, 1)
+    stride, result = _pair(node, "strides", (1, 1)), program.type(node.outputs[0]).shape
+    plain = node.attributes.get("group", 1) == 1 and _pair(node, "dilations", (1, 1)) == (1, 1)
+    if (
+        weights.ndim != 4
+        or weights.shape[0] != image.channels
+        or not plain
+        or any(n % step for n, step in zip(result[2:], stride, strict=True))
+    ):
+        raise node.unsupported("groups, dilations, or an output that is no whole number of strides long")
+    inputs, outputs, *kernel = weights.shape
+    begins = _begins(node, (image.height, image.width), (kernel[0], kernel[1]), stride, (result[2], result[3]))
+    taps = tuple(-(-length // step) for length, step in zip(kernel, stride, strict=True))
+    spec = ConvTransposeSpec(
+        inputs,
+        image.height,
+        image.width,
+        outputs,
+        (taps[0], taps[1]),
+        stride,
+        begins,
+        (result[2], result[3]),
+    )
+    if min(begins) < 0 or min(spec.pads[:2]) < 0 or min(spec.grid) < 1:
+        raise node.unsupported(f"pads {begins} of a kernel {kernel}")
+    bias = program.optional(node, 2)
+    bias = np.zeros(outputs, np.float32) if bias is None else bias
+    program.add(node, spec, (node.inputs[0],), {"weights": _phases(weights, stride, begins, taps), "bias": bias})
+
+
+def _begins(node: Node, size: Pair, kernel: Pair, stride: Pair, result: Pair) -> Pair:
+    """Return how much of the full result is cut off at the top and left."""
+    mode = node.attributes.get("auto_pad", b"NOTSET").decode()
+    if mode == "VALID":
+        return 0, 0
+    if mode == "NOTSET" and not node.attributes.get("output_shape", ()):
+        top, left, _, _ = node.attributes.get("pads", (0, 0, 0, 0))
+        return top, left
+    extra = _pair(node, "output_padding", (0, 0))
+    total = [stride[n] * (size[n] - 1) + extra[n] + kernel[n] - result[n] for n in range(2)]
+    first, second = (n // 2 if mode == "SAME_UPPER" else n - n // 2 for n in total)
+    return first, second
+
+
+def _phases(weights: Array, stride: Pair, begins: Pair, taps: Sequence[int]) -> Array:
+    """[in][out][kernel] to [phases down][across][out][in][taps]: phase q has numbers (q + begin) mod stride, ... of the
+    kernel, last first.
+    """
+    ends = [(0, tap * step - length) for tap, step, length in zip(taps, stride, weights.shape[2:], strict=True)]
+    inputs, outputs = weights.shape[:2]
+    parts = np.pad(weights, [(0, 0), (0, 0), *ends]).reshape(inputs, outputs, taps[0], stride[0], taps[1], stride[1])
+    phases = parts.transpose(3, 5, 1, 0, 2, 4)[..., ::-1, ::-1]
+    moved = np.roll(phases, [-begin % step for begin, step in zip(begins, stride, strict=True)], axis=(0, 1))
+    return np.ascontiguousarray(moved)
 
 
 @lowers("BatchNormalization")
