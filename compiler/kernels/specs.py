@@ -372,6 +372,96 @@ class ResizeSpec(KernelSpec):
         return replace(self, input_halo=inputs[0], output_halo=output)
 
 
+@dataclass(frozen=True)
+class DepthWindow:
+    """The third axis of a window over a volume. A volume [C][D][H][W] is the image [C][D H][W], slice after slice."""
+
+    length: int
+    kernel: int
+    stride: int = 1
+    pads: tuple[int, int] = (0, 0)  # front, back
+    dilation: int = 1
+
+    @property
+    def output(self) -> int:
+        """Slices of the output."""
+        return (self.length + sum(self.pads) - (self.kernel - 1) * self.dilation - 1) // self.stride + 1
+
+
+@dataclass(frozen=True)
+class VolumePadSpec(KernelSpec):
+    """Zeros around each slice of a volume, blocked in and out. Arguments: x, y. y has no halo.
+
+    `pads`: top, left, bottom, right.
+    """
+
+    channels: int
+    depth: int
+    height: int
+    width: int
+    pads: tuple[int, int, int, int]
+    input_halo: int = 0
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width of a slice of y."""
+        top, left, bottom, right = self.pads
+        return self.height + top + bottom, self.width + left + right
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
+
+@dataclass(frozen=True)
+class VolumeConvSpec(KernelSpec):
+    """Convolution of a volume + bias [+ activation], blocked in and out. Arguments: x, weights, bias, y.
+
+    `conv` is what happens to a slice, `depth` how many of them are added up. Slices have no padding but between them
+    (see `VolumePadSpec`); slices before the first one and after the last one are passed over. Raw weights "weights"
+    [out][in][kd][kh][kw], "bias".
+    """
+
+    conv: ConvSpec
+    depth: DepthWindow
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.conv.flops * self.depth.kernel * self.depth.output
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.depth.length} slices {self.conv.text}, k{self.depth.kernel} s{self.depth.stride} of slices"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, conv=replace(self.conv, input_halo=inputs[0], output_halo=output))
+
+
+@dataclass(frozen=True)
+class VolumePoolSpec(KernelSpec):
+    """Pooling of a volume, blocked in and out. Arguments: x, y. `pool` is what happens to a slice."""
+
+    pool: PoolSpec
+    depth: DepthWindow
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.pool.flops * self.depth.kernel * self.depth.output
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.depth.length} slices {self.pool.text}, k{self.depth.kernel} s{self.depth.stride} of slices"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, pool=replace(self.pool, input_halo=inputs[0], output_halo=output))
+
+
 def first_needed(places: Array) -> Array:
     """Return the first line that each of some rows [rows][taps], or one after it, is made of: [rows]."""
     result: Array = np.minimum.accumulate(places[::-1, 0])[::-1]

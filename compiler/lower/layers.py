@@ -39,9 +39,14 @@ class Geometry:
 
 
 def geometry_of(kind: TensorType) -> Geometry | None:
-    """Return how a kernel of images sees a tensor: float32 [1, C, H, W] or [1, C]; None for all others."""
-    if kind.dtype != "float32" or kind.shape[:1] != (1,) or len(kind.shape) not in (2, 4):
+    """Return how a kernel of images sees a tensor: float32 [1, C, H, W], [1, C], or a volume [1, C, D, H, W], whose
+    slices lie below each other; None for all others.
+    """
+    if kind.dtype != "float32" or kind.shape[:1] != (1,) or len(kind.shape) not in (2, 4, 5):
         return None
+    if len(kind.shape) == 5:
+        _, channels, depth, height, width = kind.shape
+        return Geometry(channels, depth * height, width)
     channels, height, width = (*kind.shape[1:], 1, 1)[:3]
     return Geometry(channels, height, width)
 

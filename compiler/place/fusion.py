@@ -13,7 +13,14 @@ from typing import TypeVar
 
 from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
-from gangway.compiler.kernels.specs import NONE, ConvDepthwiseSpec, ConvSpec, ConvTransposeSpec, ElementwiseSpec
+from gangway.compiler.kernels.specs import (
+    NONE,
+    ConvDepthwiseSpec,
+    ConvSpec,
+    ConvTransposeSpec,
+    ElementwiseSpec,
+    VolumeConvSpec,
+)
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.place.memory import Buffer, Step
 
@@ -48,6 +55,8 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
     """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
     if not isinstance(layer.spec, ElementwiseSpec):
         return None
+    if isinstance(source.spec, VolumeConvSpec):
+        return _activated_volume(source, source.spec, layer)
     if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | ElementwiseSpec):
         return None
     if source.spec.activation != NONE:
@@ -67,6 +76,14 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
         return None
     operator = f"{source.operator}+{layer.operator}"
     return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
+
+
+def _activated_volume(source: Layer, spec: VolumeConvSpec, layer: Layer) -> Layer | None:
+    assert isinstance(layer.spec, ElementwiseSpec)
+    if spec.conv.activation != NONE or layer.spec.operator != "copy":
+        return None
+    activated = replace(spec, conv=replace(spec.conv, activation=layer.spec.activation))
+    return replace(source, operator=f"{source.operator}+{layer.operator}", spec=activated, output=layer.output)
 
 
 def fuse_chains(steps: Sequence[Step]) -> list[Step]:

@@ -39,6 +39,9 @@ from gangway.compiler.kernels.specs import (
     PoolSpec,
     ResizeSpec,
     UnpackSpec,
+    VolumeConvSpec,
+    VolumePadSpec,
+    VolumePoolSpec,
 )
 from gangway.compiler.lower.layers import (
     Attention,
@@ -90,7 +93,7 @@ def _place_layer(memory: Memory, layer: Layer) -> None:
     _placings[type(layer.spec)](memory, layer)
 
 
-@places(PoolSpec, GlobalPoolSpec)
+@places(PoolSpec, GlobalPoolSpec, VolumePoolSpec)
 def _place_blocked(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
@@ -126,14 +129,32 @@ def _place_conv_transpose(memory: Memory, layer: Layer) -> None:
     memory.append(layer, spec, (x,), "blocked")
 
 
+@places(VolumeConvSpec)
+def _place_volume_conv(memory: Memory, layer: Layer) -> None:
+    """Padding between slices is in a copy of the volume: what it costs is little beside a window over three axes."""
+    spec = layer.spec
+    assert isinstance(spec, VolumeConvSpec)
+    conv, x = spec.conv, memory.blocked(layer.inputs[0])
+    if any(conv.pads):
+        pad = VolumePadSpec(conv.in_channels, spec.depth.length, conv.height, conv.width, conv.pads)
+        height, width = pad.padded
+        image = Geometry(conv.in_channels, spec.depth.length * height, width)
+        padded = Buffer(TensorType((1, image.channels, image.height, width), "float32"), "blocked", image)
+        memory.steps.append(Step(f"{layer.name}:pad", "Pad", pad, (x,), padded))
+        conv, x = replace(conv, height=height, width=width, pads=(0, 0, 0, 0)), padded
+    memory.append(layer, replace(spec, conv=conv), (x,), "blocked")
+
+
 @places(ResizeSpec)
 def _place_resize(memory: Memory, layer: Layer) -> None:
     """Blocked if convolutions read the result; else a plain tensor is made of a plain one, which packs no surplus."""
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, ResizeSpec)
     image = geometry_of(memory.program.type(name))
-    wide = image is not None and (memory.home(name).is_blocked(image) or image.channels >= memory.lanes)
-    if image and wide and not image.is_vector and _is_read_blocked(memory.program, layer.output):
+    wide = image == Geometry(spec.channels, spec.height, spec.width) and (
+        memory.home(name).is_blocked(image) or spec.channels >= memory.lanes
+    )
+    if wide and not image.is_vector and _is_read_blocked(memory.program, layer.output):
         memory.append(layer, spec, (memory.blocked(name),), "blocked")
     else:
         memory.append(layer, replace(spec, plain=True), (memory.plain(name),), "plain")
@@ -188,7 +209,8 @@ def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
     value = memory.program.constants[name]
     value = value.reshape((1,) * (len(kind.shape) - value.ndim) + value.shape)
     small = all(n == 1 for axis, n in enumerate(value.shape) if axis != 1)
-    value = np.broadcast_to(value, (*kind.shape[:2], 1, 1) if small else kind.shape)
+    shape = (*kind.shape[:2], *(1 for _ in kind.shape[2:])) if small else kind.shape
+    value = np.broadcast_to(value, shape).reshape(*shape[:2], -1, shape[-1])
     _, channels, height, width = value.shape
     padded = np.pad(value[0], ((0, -channels % memory.lanes), (0, 0), (0, 0)))
     packed = padded.reshape(-1, memory.lanes, height, width).transpose(0, 2, 3, 1)
@@ -442,7 +464,9 @@ def _can_move(memory: Memory, buffer: Buffer) -> bool:
     if buffer.layout == "blocked" and not buffer.is_vector:
         return True
     readers = (step for step in memory.steps if buffer in step.inputs)
-    padded = buffer.is_vector or any(isinstance(step.spec, ConvSpec | ConvTransposeSpec) for step in readers)
+    padded = buffer.is_vector or any(
+        isinstance(step.spec, ConvSpec | ConvTransposeSpec | VolumeConvSpec | VolumePadSpec) for step in readers
+    )
     return not (padded and buffer.surplus(memory.lanes))
 
 

@@ -342,6 +342,7 @@ class RegisterTiles:
         self._g, self._cut = geometry, cut
         self._x, self._weights, self._bias, *self._residual, self._y = buffers
         self._lanes = geometry.target.lanes
+        self._skipped_products: Expr = 0  # of each output, before those whose weights are read
 
     def bands(self, group: Expr, blocks: int, first_band: Expr, count: int) -> None:
         """All tiles of up to `count` bands, for one group of channel blocks."""
@@ -423,7 +424,7 @@ class RegisterTiles:
         spec, image, lanes = self._g.spec, self._g.input, self._lanes
         first_row, end_row = kernel_rows_used
         (kernel_rows, kernel_columns), width = spec.kernel, blocks * lanes
-        group_base = group * (self._g.group_blocks * lanes * self._g.reduction)
+        group_base = group * (self._g.group_blocks * lanes * self._g.reduction) + self._skipped_products * width
         down, across = spec.dilation[0] * image.row, spec.dilation[1] * image.lanes
 
         def step(plane: Expr, count: int, kh: Expr, kw: Expr, channel: Expr) -> None:

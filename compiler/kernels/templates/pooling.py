@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import GlobalPoolSpec, KernelPlan, PoolSpec
+from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -23,6 +23,8 @@ from gangway.compiler.kernels.templates.builder import (
     constant,
     kernel,
     lanes_at,
+    quotient,
+    remainder,
     repeat,
     splat,
     store,
@@ -46,14 +48,27 @@ SUMS = 8  # independent sums, to hide the latency of the additions
 
 def candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
+    yield _plan(spec, spec, DepthWindow(1, 1), target)
+
+
+def volume_candidates(spec: VolumePoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    front, _ = spec.depth.pads
+    last = (spec.depth.output - 1) * spec.depth.stride - front
+    if spec.depth.dilation != 1 or front >= spec.depth.kernel or last >= spec.depth.length or spec.depth.output < 1:
+        raise UnsupportedSpecError(f"pooling with a window that lies wholly in the padding: {spec}")
+    yield _plan(spec, spec.pool, spec.depth, target)
+
+
+def _plan(whole: KernelSpec, spec: PoolSpec, depth: DepthWindow, target: TargetSpec) -> KernelPlan:
     _check(spec)
-    x, y = _images(spec, target)
+    x, y = _images(spec, target, depth)
     moved = (x.elements + y.elements) * FLOAT_BYTES
-    flops = y.elements * spec.kernel[0] * spec.kernel[1]
+    flops = y.elements * spec.kernel[0] * spec.kernel[1] * depth.kernel
     tasks = plane_tasks(y.blocks, y.height, flops, moved, target)
     text = f"{spec.mode} pool {TILE_PIXELS} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
+    return make_plan(whole, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
 
 
 def _check(spec: PoolSpec) -> None:
@@ -70,10 +85,11 @@ def _check(spec: PoolSpec) -> None:
         raise UnsupportedSpecError(f"pooling with a window that lies wholly in the padding: {spec}")
 
 
-def _images(spec: PoolSpec, target: TargetSpec) -> tuple[Image, Image]:
+def _images(spec: PoolSpec, target: TargetSpec, depth: DepthWindow) -> tuple[Image, Image]:
+    rows, columns = spec.output_size
     return (
-        Image(spec.channels, spec.height, spec.width, spec.input_halo, target.lanes),
-        Image(spec.channels, *spec.output_size, spec.output_halo, target.lanes),
+        Image(spec.channels, depth.length * spec.height, spec.width, spec.input_halo, target.lanes),
+        Image(spec.channels, depth.output * rows, columns, spec.output_halo, target.lanes),
     )
 
 
@@ -115,10 +131,21 @@ def _segments(window: _Window, width: int) -> list[Segment]:
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, PoolSpec)
+    assert isinstance(plan.spec, PoolSpec)
+    return _emit(plan, plan.spec, DepthWindow(1, 1), target, symbol)
+
+
+def volume_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    assert isinstance(plan.spec, VolumePoolSpec)
+    return _emit(plan, plan.spec.pool, plan.spec.depth, target, symbol)
+
+
+def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSpec, symbol: str) -> Any:
     lanes = target.lanes
-    x_image, y_image = _images(spec, target)
+    x_image, y_image = _images(spec, target, depth)
+    slices = _Window(depth.kernel, depth.stride, depth.pads[0], depth.length, depth.pads[1])
+    height = spec.output_size[0]
     tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
     down, across = (
         _Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
@@ -132,7 +159,9 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
 
-        def tile(block: Expr, row: Expr, column: Expr, width: int) -> None:
+        def tile(block: Expr, line_number: Expr, column: Expr, width: int) -> None:
+            flat = depth == DepthWindow(1, 1)
+            place, row = (0, line_number) if flat else (quotient(line_number, height), remainder(line_number, height))
             taps = range(across.size) if width > 1 else range(across.first(column), across.end(column))
             if not isinstance(column, int) or across.inside(column):
                 taps = range(across.size)
@@ -141,26 +170,37 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             columns = {offset: Register(lanes, start) for offset in needed}
             first, end = down.first(row), down.end(row)
 
-            def line(kh: Expr) -> None:
+            def line(kh: Expr, skipped: Expr = 0) -> None:
                 base = (
                     block * x_image.plane + x_image.origin + (row * down.stride - down.pad + first + kh) * x_image.row
                 )
+                base = base + skipped
                 base = base + (column * across.stride - across.pad) * lanes
                 for offset, register in columns.items():
                     register.set(combine(register.value, x[lanes_at(base + offset * lanes, lanes)]))
 
-            repeat(end - first, line)
+            front, back = (0, 1) if flat else (slices.first(place), slices.end(place))
+
+            def of_slice(kd: Expr) -> None:
+                skipped = (place * slices.stride - slices.pad + front + kd) * (spec.height * x_image.row)
+                repeat(end - first, lambda kh: line(kh, skipped))
+
+            if flat:
+                repeat(end - first, line)
+            else:
+                repeat(back - front, of_slice)
             for i in range(width):
                 found = [columns[i * across.stride + tap].value for tap in taps]
                 value = found[0]
                 for other in found[1:]:
                     value = combine(value, other)
                 if spec.mode == "average":
-                    count = (end - first) * len(taps)
+                    count = (end - first) * len(taps) * (back - front)
                     if spec.count_include_pad:  # only border columns, single and at known places, can reach the padding
                         count = down.padded(row) * (across.padded(column) if isinstance(column, int) else across.size)
+                        count = count * (1 if flat else slices.padded(place))
                     value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
-                out = block * y_image.plane + y_image.origin + row * y_image.row + (column + i) * lanes
+                out = block * y_image.plane + y_image.origin + line_number * y_image.row + (column + i) * lanes
                 store(y, out, value, lanes)
 
         tasks.each(number, lambda block, row: each_tile(segments, partial(tile, block, row)))

@@ -27,6 +27,7 @@ from gangway.compiler.kernels.templates import (
     resize,
     tensor_program,
     transposed,
+    volumes,
     winograd,
 )
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
@@ -66,6 +67,9 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
     specs.ConvDepthwiseSpec: _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
     specs.ConvTransposeSpec: _Template(transposed.candidates, transposed.emit, transposed.pack),
+    specs.VolumeConvSpec: _Template(volumes.candidates, volumes.emit, volumes.pack),
+    specs.VolumePadSpec: _Template(volumes.pad_candidates, volumes.pad_emit),
+    specs.VolumePoolSpec: _Template(pooling.volume_candidates, pooling.volume_emit),
     specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
     specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
     specs.ResizeSpec: _Template(resize.candidates, resize.emit, resize.pack),

@@ -15,8 +15,11 @@ from gangway.compiler.kernels.specs import (
     Array,
     ConvSpec,
     ConvTransposeSpec,
+    DepthWindow,
     GlobalPoolSpec,
     PoolSpec,
+    VolumeConvSpec,
+    VolumePoolSpec,
     window_output,
 )
 from gangway.compiler.lower.layers import Geometry, Program, geometry_of, lowers
@@ -39,11 +42,14 @@ _OF_FLOATS = {"ReduceLogSum", "ReduceL2"}
 
 @lowers("Conv")
 def conv(program: Program, node: Node) -> None:
-    """Two-dimensional convolution, full, depthwise or in groups."""
+    """Convolution of an image, full, depthwise or in groups, or of a volume."""
     image = program.geometry(node, node.inputs[0])
     weights = program.constant(node, 1)
-    if weights.ndim != 4:
-        raise node.unsupported(f"weights of {weights.ndim} dimensions; only images of two dimensions")
+    if weights.ndim not in (4, 5) or weights.ndim != len(program.type(node.inputs[0]).shape):
+        raise node.unsupported(f"weights of {weights.ndim} dimensions; only images and volumes")
+    if weights.ndim == 5:
+        _volume_conv(program, node, weights)
+        return
     outputs, per_group, height, width = weights.shape
     groups = node.attributes.get("group", 1)
     if per_group * groups != image.channels:
@@ -70,6 +76,46 @@ def conv(program: Program, node: Node) -> None:
         groups,
     )
     program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
+
+
+def _volume_conv(program: Program, node: Node, weights: Array) -> None:
+    _, channels, length, height, width = program.type(node.inputs[0]).shape
+    outputs, inputs, depth, *kernel = weights.shape
+    if inputs != channels:
+        raise node.unsupported("groups of a volume")
+    bias = program.optional(node, 2)
+    bias = np.zeros(outputs, np.float32) if bias is None else bias
+    along, window = _volume_windows(node, (length, height, width), (depth, kernel[0], kernel[1]))
+    steps, pads = (along.stride, *window.stride), (*along.pads, *window.pads)
+    if weights.shape[2:] == (1, 1, 1) == steps and not any(pads):
+        flat = ConvSpec(channels, length * height, width, outputs)
+        program.add(node, flat, (node.inputs[0],), {"weights": weights[..., 0], "bias": bias})
+        return
+    conv = ConvSpec(
+        channels, height, width, outputs, window.kernel, window.stride, window.pads, dilation=window.dilation
+    )
+    program.add(node, VolumeConvSpec(conv, along), (node.inputs[0],), {"weights": weights, "bias": bias})
+
+
+def _volume_windows(
+    node: Node, size: tuple[int, int, int], kernel: tuple[int, int, int]
+) -> tuple[DepthWindow, "Window"]:
+    """Return the window's first axis and the other two, each with explicit padding."""
+
+    def part(axes: slice, rest: list[int]) -> Node:
+        given = dict(node.attributes)
+        for name, one in (("strides", 1), ("dilations", 1)):
+            if name in given:
+                given[name] = [*given[name][axes], *[one for _ in rest]]
+        if "pads" in given:
+            begins, ends = given["pads"][:3], given["pads"][3:]
+            given["pads"] = [*begins[axes], *rest, *ends[axes], *rest]
+        return replace(node, attributes=given)
+
+    along = window_of(part(slice(0, 1), [0]), Geometry(1, size[0], 1), (kernel[0], 1))
+    across = window_of(part(slice(1, 3), []), Geometry(1, *size[1:]), (kernel[1], kernel[2]))
+    pads = along.pads[0], along.pads[2]
+    return DepthWindow(size[0], kernel[0], along.stride[0], pads, along.dilation[0]), across
 
 
 def _merge_groups(weights: Array, groups: int) -> tuple[Array, int]:
@@ -163,6 +209,9 @@ def batch_normalization(program: Program, node: Node) -> None:
 def pool(program: Program, node: Node) -> None:
     """Maximum or mean of a window."""
     image = program.geometry(node, node.inputs[0])
+    if len(node.attributes["kernel_shape"]) == 3:
+        _volume_pool(program, node)
+        return
     height, width = node.attributes["kernel_shape"]
     window = window_of(node, image, (height, width))
     average = node.operator == "AveragePool"
@@ -186,6 +235,29 @@ def pool(program: Program, node: Node) -> None:
         window.ceil_pads,
     )
     program.add(node, spec, (node.inputs[0],))
+
+
+def _volume_pool(program: Program, node: Node) -> None:
+    _, channels, *size = program.type(node.inputs[0]).shape
+    kernel, average = node.attributes["kernel_shape"], node.operator == "AveragePool"
+    along, window = _volume_windows(node, (size[0], size[1], size[2]), tuple(kernel))
+    if (along.dilation, *window.dilation) != (1, 1, 1):
+        raise node.unsupported("dilations")
+    counted = average and bool(node.attributes.get("count_include_pad", 0))
+    if counted and node.attributes.get("ceil_mode", 0):
+        raise node.unsupported("ceil_mode of a volume whose padding counts")
+    pool = PoolSpec(
+        "average" if average else "max",
+        channels,
+        size[1],
+        size[2],
+        window.kernel,
+        window.stride,
+        window.pads,
+        counted,
+        window.ceil_pads,
+    )
+    program.add(node, VolumePoolSpec(pool, along), (node.inputs[0],))
 
 
 @lowers("GlobalAveragePool")
@@ -281,7 +353,7 @@ def reduce_axes(program: Program, node: Node) -> None:
     if node.operator in _OF_FLOATS and kind.dtype not in FLOATS:
         raise node.unsupported(f"element type {kind.dtype}")
     image = geometry_of(kind)
-    if node.operator == "ReduceMean" and image and axes == {2, 3}:
+    if node.operator == "ReduceMean" and image and rank > 2 and axes == set(range(2, rank)):
         program.add(node, global_pool(image), (node.inputs[0],))
     else:
         operator, before, after = _REDUCTIONS[node.operator]

@@ -1,0 +1,96 @@
+"""Convolution and pooling of volumes, against onnxruntime."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from gangway.compiler.target import TARGETS, machine_features, supported
+
+node = helper.make_node
+HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
+ENDS = sorted({HERE[0], HERE[-1]})
+CONVOLUTIONS: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((3, 3, 3), {"pads": [1] * 6}),
+    ((3, 3, 3), {"pads": [1] * 6, "strides": [2, 2, 2]}),
+    ((3, 1, 1), {"pads": [1, 0, 0, 1, 0, 0]}),
+    ((1, 3, 3), {"pads": [0, 1, 1, 0, 1, 1], "strides": [1, 2, 1]}),
+    ((1, 1, 1), {}),
+    ((1, 1, 1), {"strides": [2, 2, 2]}),
+    ((2, 3, 4), {"pads": [1, 0, 2, 0, 1, 1]}),
+    ((3, 2, 3), {"dilations": [2, 3, 1], "pads": [2, 1, 1, 2, 2, 1]}),
+    ((3, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 1, 2]}),
+    ((5, 3, 3), {"pads": [4, 1, 1, 4, 1, 1]}),
+]
+POOLS: list[dict[str, Any]] = [
+    {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]},
+    {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]},
+    {"kernel_shape": [3, 3, 3], "strides": [2, 2, 2], "pads": [1] * 6},
+    {"kernel_shape": [3, 2, 3], "strides": [2, 1, 3], "pads": [1, 0, 0, 0, 1, 2], "ceil_mode": 1},
+    {"kernel_shape": [2, 3, 2], "auto_pad": "SAME_LOWER"},
+]
+
+
+def weights(*shape: int) -> Any:
+    return (np.random.default_rng(0).standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ENDS)
+@pytest.mark.parametrize(("channels", "outputs"), [(3, 33), (20, 5)])
+def test_convolutions(check: Any, network: Any, target: str, channels: int, outputs: int) -> None:
+    """Channels that fill no register, odd sizes, an activation."""
+    nodes, constants = [], {"bias": weights(outputs, 1).ravel()}
+    for index, (kernel, attributes) in enumerate(CONVOLUTIONS):
+        constants[f"w{index}"] = weights(outputs, channels, *kernel)
+        nodes.append(node("Conv", ["x", f"w{index}", "bias"], [f"c{index}"], **attributes))
+        nodes.append(node("Relu", [f"c{index}"], [f"y{index}"]))
+    results = {f"y{index}": None for index in range(len(CONVOLUTIONS))}
+    operators = check(network(nodes, {"x": ["N", channels, 5, 7, 10]}, results, constants), target)
+    assert operators.count("Conv+Relu") == len(CONVOLUTIONS)
+    assert operators.count("Pack") == 1
+
+
+@pytest.mark.parametrize("target", ENDS)
+def test_pooling(check: Any, network: Any, target: str) -> None:
+    nodes = []
+    for index, attributes in enumerate(POOLS):
+        nodes.append(node("MaxPool", ["x"], [f"m{index}"], **attributes))
+        nodes.append(node("AveragePool", ["x"], [f"a{index}"], **attributes))
+        if "ceil_mode" not in attributes:
+            nodes.append(node("AveragePool", ["x"], [f"c{index}"], count_include_pad=1, **attributes))
+    nodes += [node("GlobalAveragePool", ["x"], ["mean"]), node("GlobalMaxPool", ["x"], ["most"])]
+    results = {item.output[0]: None for item in nodes}
+    operators = check(network(nodes, {"x": ["N", 20, 5, 7, 10]}, results), target)
+    assert set(operators) == {"Pack", "Unpack", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
+
+
+@pytest.mark.parametrize("target", ENDS)
+def test_a_network_of_volumes_stays_blocked(check: Any, network: Any, target: str) -> None:
+    """Residuals, normalisation, concatenation, a scale per channel, and a dense layer at the end."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1] * 6),
+        node("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
+        node("Relu", ["n"], ["r"]),
+        node("Conv", ["r", "w1"], ["c"], pads=[1] * 6),
+        node("Add", ["c", "r"], ["d"]),
+        node("Relu", ["d"], ["e"]),
+        node("ReduceMean", ["e"], ["g"], axes=[2, 3, 4], keepdims=1),
+        node("Sigmoid", ["g"], ["h"]),
+        node("Mul", ["e", "h"], ["i"]),
+        node("Add", ["i", "grid"], ["i2"]),
+        node("MaxPool", ["i2"], ["p"], kernel_shape=[2, 2, 2], strides=[2, 2, 2]),
+        node("Concat", ["p", "p"], ["k"], axis=1),
+        node("Flatten", ["k"], ["f"]),
+        node("MatMul", ["f", "w2"], ["y"]),
+        node("ReduceMean", ["e"], ["some"], axes=[2, 3], keepdims=1),
+    ]
+    constants = {name: np.abs(weights(32, 1).ravel()) + 0.5 for name in ("s", "b", "m", "v")}
+    constants |= {"w": weights(32, 4, 3, 3, 3), "w1": weights(32, 32, 3, 3, 3), "grid": weights(1, 1, 4, 6, 8)}
+    constants |= {"w2": weights(64 * 2 * 3 * 4, 7)}
+    check(network(nodes, {"x": ["N", 4, 4, 6, 8]}, {"y": None, "some": None}, constants), target)
+
+
+def test_groups_go_elsewhere(check: Any, network: Any) -> None:
+    nodes = [node("Conv", ["x", "w"], ["y"], group=2, pads=[1] * 6)]
+    check(network(nodes, {"x": ["N", 6, 3, 4, 5]}, {"y": None}, {"w": weights(4, 3, 3, 3, 3)}))
