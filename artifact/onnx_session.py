@@ -21,14 +21,16 @@ _BFLOAT16 = 16  # ONNX's number
 onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessions
 
 
-def open_session(model: Path | bytes, optimised: bool = True) -> Any:
-    """Return an InferenceSession that computes in the calling thread only; `model`: a file, or what one holds.
+def open_session(model: Path | bytes, optimised: bool = True, threads: int = 1) -> Any:
+    """Return an InferenceSession that computes in the calling thread and `threads - 1` of its own, which never spin
+    between runs; `model`: a file, or what one holds.
 
     Without a memory arena: a worker runs many models in turn, and what one of them kept would be missing to all.
     Raises what onnxruntime raises.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # within a run its cores are its own
     options.enable_cpu_mem_arena = False
     options.log_severity_level = _FATAL
     if not optimised:

@@ -156,12 +156,12 @@ class Program:
     @classmethod
     def whole(
         cls,
-        run: Callable[[list[tuple[memoryview, memoryview]]], list[tuple[bool, str] | None]],
+        run: Callable[[list[tuple[memoryview, memoryview]], tuple[int, ...]], list[tuple[bool, str] | None]],
         /,
     ) -> Self:
-        """Return a program of one layer, for gangs of one, that is the call `run([(request, answer), ...])` on frames.
+        """Return a program of one layer that is the call `run([(request, answer), ...], cores)` on frames, by rank 0.
 
-        The views are valid until it returns. It says of each request None, or why it was not computed: whether what is
+        `cores`: CPU numbers of the gang, rank 0's first; the other ranks sleep until it returns. The views are valid until it returns. It says of each request None, or why it was not computed: whether what is
         in it is to blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
         """
 

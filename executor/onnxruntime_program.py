@@ -5,7 +5,9 @@ rows, one after the other, along that axis.
 """
 
 import math
+import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +19,11 @@ from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
-from gangway.executor.process import LOG_WARNING, write_log_line
+from gangway.executor.process import LOG_WARNING, use_serving_priority, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
+MOST_THREADS: Final = 16  # each worker has so many less one for each model, and half as many, and so on
 _LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
 _BLAMED: Final = re.compile(
@@ -34,29 +37,65 @@ _PLACE: Final = re.compile(
 )
 
 
-def load_whole(folder: Path, manifest: Manifest) -> _native.Program:
-    """Return the program of an artifact whose engine is onnxruntime. Raises ValueError where onnxruntime refuses it."""
-    return _native.Program.whole(OnnxRuntimeModel(folder, manifest))
+def load_whole(folder: Path, manifest: Manifest, most_cores: int = 1) -> _native.Program:
+    """Return the program of an artifact whose engine is onnxruntime, for gangs of up to `most_cores` cores.
+
+    Raises ValueError where onnxruntime refuses it.
+    """
+    return _native.Program.whole(OnnxRuntimeModel(folder, manifest, most_cores))
+
+
+class _Team:
+    """A session, and its threads beside the one that calls it."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        before = _threads()
+        self.session = open_session(model, threads=threads)
+        own = {thread.native_id for thread in threading.enumerate()}  # one may have been started meanwhile
+        self._threads = sorted(_threads() - before - own)
+        self._cores: tuple[int, ...] = ()
+        for thread in self._threads:  # they inherit the priority of who loads
+            use_serving_priority(thread)
+
+    def pin(self, cores: tuple[int, ...]) -> None:
+        """Let each thread have one of these cores, whose first one is the caller's."""
+        if cores != self._cores:
+            for thread, core in zip(self._threads, cores[1:], strict=False):
+                os.sched_setaffinity(thread, {core})
+            self._cores = cores
+
+
+def _threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 class OnnxRuntimeModel:
-    """One session: this process's own, since a gang of one runs it. Called by the C loop, a lease at a time."""
+    """Sessions of 1, 2, 4, ... threads, this process's own: rank 0 of a gang runs the one that its cores suffice for.
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    Called by the C loop, a lease at a time. `most_cores`: of a gang whose rank 0 is this worker.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, most_cores: int = 1) -> None:
         self._manifest = manifest
         try:
-            self._session = open_session(folder / ONNX_FILE)
+            self._teams = {count: _Team(folder / ONNX_FILE, count) for count in thread_counts(most_cores)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
+        self._session = self._teams[1].session
         self._outputs = [tensor.name for tensor in manifest.outputs]
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
-    def __call__(self, frames: list[Frames]) -> list[Failure | None]:
+    def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,)) -> list[Failure | None]:
         """Compute requests from frame to frame; return why each failed, or None. Failures of other causes are logged.
+
+        `cores`: CPU numbers of the gang, of which the first one is this worker's.
 
         Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
         answer without room is no failure: its frame says how much is needed.
         """
+        team = self._teams[max(count for count in self._teams if count <= len(cores))]
+        team.pin(cores)
+        self._session = team.session
         if len(frames) > 1 and self._manifest.batched and self._try(frames) is None:
             return [None] * len(frames)
         return [self._try([each]) for each in frames]
@@ -99,6 +138,11 @@ class OnnxRuntimeModel:
         if write_header(answer, frame):
             for part, content in zip(frame.parts, contents, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
+
+
+def thread_counts(cores: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `cores` and MOST_THREADS: for each there is a session."""
+    return [1 << power for power in range(min(cores, MOST_THREADS).bit_length())]
 
 
 def rows_of(feeds: Mapping[str, Any]) -> int:

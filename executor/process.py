@@ -43,6 +43,13 @@ def raise_priority(pid: int = 0, nice: int = SERVING_NICE) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
 
 
+def use_serving_priority(thread: int) -> None:
+    """Give a thread the ordinary policy and a worker's weight, whatever it has, where the system permits it."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+    raise_priority(thread)
+
+
 def raise_own_priority() -> None:
     """Do so for the calling process, but not for those that it starts."""
     with contextlib.suppress(OSError):

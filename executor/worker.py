@@ -81,8 +81,9 @@ class ModelJobs:
     `worker.loop`; `pending` jobs are not answered yet.
     """
 
-    def __init__(self, worker: _native.Worker, cache_dir: Path) -> None:
+    def __init__(self, worker: _native.Worker, cache_dir: Path, most_cores: int) -> None:
         self._worker = worker
+        self._most_cores = most_cores
         self._cache_dir = cache_dir
         self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         # A second reference, so that the job's thread frees what an unload frees.
@@ -130,7 +131,7 @@ class ModelJobs:
     def _load(self, job: Load) -> _Done:
         folder = self._cache_dir / job.key
         try:
-            program = load_program(folder)
+            program = load_program(folder, self._most_cores)
         except (ArtifactError, OSError, ValueError) as error:
             write_log_line(f"the compiled model in {folder} cannot be loaded: {error}")
             return _Done(Loaded(job.model_id, False, str(error).replace(f"{folder}/", "")), None)
@@ -179,7 +180,7 @@ def main() -> None:
         regions = RegionJobs(worker, region_peer(socket.socket(fileno=options.regions_fd)))
         regions.start()
     worker.send(Ready(os.getpid()).pack())
-    jobs = ModelJobs(worker, options.cache_dir)
+    jobs = ModelJobs(worker, options.cache_dir, control.layout.workers - options.rank)  # rank 0 has the first core
     while _run_until_command(worker, jobs, regions):
         pass
     if jobs.pending or regions is not None:
@@ -247,9 +248,10 @@ def _run_until_command(worker: _native.Worker, jobs: ModelJobs, regions: RegionJ
     return True
 
 
-def load_program(folder: Path) -> _native.Program:
+def load_program(folder: Path, most_cores: int) -> _native.Program:
     """Load the artifact in `folder`: kernels by dlopen, weights mapped read-only (one copy in the machine).
 
+    `most_cores`: of the gangs in which this worker is rank 0, for onnxruntime.
     A model for onnxruntime makes this process import it, and numpy; others leave it as small as it is.
     The files' checksums are not compared here, that is done once in the machine and not in every worker.
     Raises ArtifactError for a bad manifest, OSError or ValueError where files and manifest do not fit together.
@@ -258,7 +260,7 @@ def load_program(folder: Path) -> _native.Program:
     if manifest.engine is Engine.ONNXRUNTIME:
         from gangway.executor.onnxruntime_program import load_whole  # noqa: PLC0415
 
-        return load_whole(folder, manifest)
+        return load_whole(folder, manifest, most_cores)
     staging = plan_staging(manifest)
     return _native.Program(
         kernels=str(folder / KERNELS_FILE),

@@ -5,10 +5,15 @@
  * added it to `finished`. The rank whose addition completes the phase advances it. Nothing else writes `phase`, except for kicks. */
 #include "gang.h"
 
+#include <sched.h>
+
 #include "lease.h"
 #include "phase.h"
 #include "slot.h"
 #include "wait.h"
+
+/* How long a whole call waits for the ranks that are to lend it their cores, and they for rank 0. */
+enum { GATHER_NS = 2 * 1000 * 1000, LEND_NS = 100 * 1000 * 1000 };
 
 struct rank {
     struct lease *lease;
@@ -184,8 +189,71 @@ static bool await_advance(const struct rank *rank, uint64_t seen) {
     return advanced;
 }
 
+static bool is_in(const struct lease *lease, uint32_t number) { return atomic_load(&lease->present) >> number & 1; }
+
+/* A whole program is called by rank 0 alone. The others lend it their cores: they sleep until the query ends, so that its threads have
+ * them. They leave if rank 0 does not come, or has left without a call. */
+static enum left_reason lend_core(const struct rank *rank) {
+    struct lease *lease = rank->lease;
+    uint64_t start_ns = now_ns();
+    for (;;) {
+        bool led = is_in(lease, 0); /* read first: rank 0 ends the query before it leaves */
+        uint64_t seen = atomic_load(&lease->phase), timeout_ns = lease->timeout_us * UINT64_C(1000);
+        if (phase_unpack(seen).kind == PHASE_END) return LEFT_DONE;
+        if (atomic_load(&lease->aborted)) return LEFT_ABORTED;
+        if (rank->number >= atomic_load(&lease->wanted)) return LEFT_SHRUNK;
+        if (!led) {
+            uint64_t waited_ns = now_ns() - start_ns;
+            if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
+            if (waited_ns >= LEND_NS) return LEFT_SHRUNK;
+            timeout_ns = LEND_NS - waited_ns;
+        }
+        atomic_fetch_add(&lease->sleepers, 1);
+        futex_wait(&lease->phase, (uint32_t)seen, timeout_ns);
+        atomic_fetch_sub(&lease->sleepers, 1);
+    }
+}
+
+static uint32_t count_present(const struct lease *lease, uint32_t wanted) {
+    return (uint32_t)__builtin_popcountll(atomic_load(&lease->present) & (UINT64_MAX >> (MAX_RANKS - wanted)));
+}
+
+/* Rank 0 may wait for the last rank. */
+static void tell_gathered(struct lease *lease) {
+    uint32_t wanted = minimum(atomic_load(&lease->wanted), MAX_RANKS);
+    if (count_present(lease, wanted) == wanted && atomic_load(&lease->sleepers)) lease_kick(lease);
+}
+
+/* Notes on which cores the call may have threads: those of the ranks that are in. Ranks are started together; one that comes later
+ * than GATHER_NS only sleeps. */
+static void gather(const struct rank *rank) {
+    struct lease *lease = rank->lease;
+    struct query *query = rank->query;
+    uint32_t wanted = minimum(atomic_load(&lease->wanted), MAX_RANKS);
+    uint64_t start_ns = now_ns(), waited_ns = 0;
+    while (count_present(lease, wanted) < wanted && !must_leave(rank) && waited_ns < GATHER_NS) {
+        if (waited_ns < rank->spin_us * UINT64_C(1000)) {
+            for (int spin = 0; spin < SPINS_PER_CLOCK; spin++) spin_pause();
+        } else {
+            uint64_t seen = atomic_load(&lease->phase);
+            atomic_fetch_add(&lease->sleepers, 1);
+            if (count_present(lease, wanted) < wanted) futex_wait(&lease->phase, (uint32_t)seen, GATHER_NS - waited_ns);
+            atomic_fetch_sub(&lease->sleepers, 1);
+        }
+        waited_ns = now_ns() - start_ns;
+    }
+    query->cpu_count = 0;
+    for (uint32_t number = 0; number < wanted; number++) {
+        if (is_in(lease, number)) query->cpus[query->cpu_count++] = atomic_load_explicit(&lease->cpus[number], memory_order_relaxed);
+    }
+}
+
 static enum left_reason run(const struct rank *rank) {
     struct lease *lease = rank->lease;
+    if (rank->query->program->whole) {
+        if (rank->number) return lend_core(rank);
+        gather(rank);
+    }
     for (;;) {
         /* Read before anything else: every later change also changes this word, so that no rank sleeps on the old one. */
         uint64_t seen = atomic_load_explicit(&lease->phase, memory_order_acquire);
@@ -204,8 +272,6 @@ static enum left_reason run(const struct rank *rank) {
             case WORK_EXHAUSTED:
                 /* The ranks that still hold tasks advance the phase to STOPPED: this one is not needed. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
-                /* Another rank makes the only call, which may take longer than the time-out. */
-                if (rank->query->program->whole) return LEFT_SHRUNK;
                 if (await_advance(rank, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;
@@ -216,9 +282,13 @@ static enum left_reason run(const struct rank *rank) {
 enum left_reason gang_run(struct lease *lease, struct query *query, uint32_t number, uint32_t spin_us) {
     struct rank rank = {lease, query, number, spin_us};
     uint64_t unset = 0;
+    if (query->program->whole) atomic_store_explicit(&lease->cpus[number], (uint32_t)sched_getcpu(), memory_order_relaxed);
     atomic_fetch_or(&lease->present, UINT64_C(1) << number);
+    if (query->program->whole && number) tell_gathered(lease);
     if (atomic_load(&lease->start_ns) == 0) atomic_compare_exchange_strong(&lease->start_ns, &unset, now_ns());
     enum left_reason reason = run(&rank);
     atomic_fetch_and(&lease->present, ~(UINT64_C(1) << number));
+    /* Without a call the ranks that sleep have nothing to wait for. */
+    if (query->program->whole && number == 0 && reason != LEFT_DONE) lease_kick(lease);
     return reason;
 }

@@ -22,6 +22,8 @@ struct query {
     uint32_t piece_count, rows;
     char *arena;
     uint64_t arena_stride;
+    uint32_t cpu_count; /* of a whole program: those of the gang, the calling rank's first; the others' ranks sleep */
+    uint32_t cpus[MAX_RANKS];
 };
 
 /* Works as `rank` until there is a reason to leave. The rank that executes the query's last task completes its requests. */

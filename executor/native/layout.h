@@ -218,6 +218,7 @@ struct lease {
     _Alignas(CACHE_LINE) _Atomic uint64_t present; /* bit r: rank r is in */
     _Atomic uint64_t start_ns;                     /* the first rank joined */
     _Atomic uint32_t most_ranks;                   /* largest gang at an advance of the phase */
+    _Atomic uint32_t cpus[MAX_RANKS];              /* of a whole program: where the ranks that are in run */
 
     struct range ranges[MAX_RANKS];
     _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS]; /* by step */

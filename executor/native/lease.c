@@ -69,7 +69,7 @@ void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, cons
 
 /* Changes the futex word without changing its meaning, so that no rank sleeps on a value that it read before. An advance that
  * overwrites the kick changes the word as well. */
-static void kick(struct lease *lease) {
+void lease_kick(struct lease *lease) {
     uint64_t word = atomic_load(&lease->phase);
     uint64_t kicked;
     do {
@@ -80,15 +80,15 @@ static void kick(struct lease *lease) {
 
 void lease_set_control(struct lease *lease, enum control control) {
     atomic_store(&lease->control, control);
-    kick(lease);
+    lease_kick(lease);
 }
 
 void lease_set_wanted(struct lease *lease, uint32_t wanted) {
     atomic_store(&lease->wanted, wanted);
-    kick(lease);
+    lease_kick(lease);
 }
 
 void lease_abort(struct lease *lease) {
     atomic_store(&lease->aborted, 1);
-    kick(lease);
+    lease_kick(lease);
 }

@@ -23,5 +23,7 @@ void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, cons
 void lease_set_control(struct lease *lease, enum control control);
 void lease_set_wanted(struct lease *lease, uint32_t wanted);
 void lease_abort(struct lease *lease);
+/* Wakes the ranks that sleep, so that they look again. */
+void lease_kick(struct lease *lease);
 
 #endif

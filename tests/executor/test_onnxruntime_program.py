@@ -22,7 +22,7 @@ from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
-from tests.helpers.onnx_networks import FOREIGN, Array
+from tests.helpers.onnx_networks import FOREIGN, Array, wide
 
 HEAP = 1 << 16
 WAIT_US = 20_000_000
@@ -310,16 +310,89 @@ def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> N
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]
 
 
-def test_a_second_rank_does_not_wait(tmp_path: Path) -> None:
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Runner]:
+    """Two workers, for a gang of two."""
     cores = available_cores()
     with LocalExecutor(tmp_path / "cache", [cores[0], cores[-1]]) as executor:
-        runner = Runner(executor, tmp_path / "cache")
-        model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
-        slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
-        executor.start(0, spec._replace(wanted=2, timeout_us=1000), [0, 1])
-        assert runner.end(slot).status is SlotStatus.OK
-        reasons = {left.reason for left in executor.left([0, 1])}
-        assert LeftReason.DONE in reasons and reasons <= {LeftReason.DONE, LeftReason.SHRUNK}
+        yield Runner(executor, tmp_path / "cache")
+
+
+def begin_long_run(runner: Runner, tmp_path: Path) -> int:
+    """Start a gang of both workers; return the slot when rank 0 computes, and both are in."""
+    model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
+    slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
+    idle_ns = cpu_ns(runner.executor.workers[0].pid)
+    runner.executor.start(0, spec._replace(wanted=2, timeout_us=1000), [0, 1])
+    deadline = time.monotonic() + 10
+    while (
+        runner.executor.lease(0).progress().present != 0b11
+        or cpu_ns(runner.executor.workers[0].pid) - idle_ns < BEGUN_NS
+    ):
+        assert time.monotonic() < deadline
+    return slot
+
+
+def test_a_gang_computes_on_all_its_cores(pair: Runner, tmp_path: Path) -> None:
+    network = wide()
+    pair.answer_bytes = 1 << 18
+    path = network.save(tmp_path / "model.onnx")
+    model_id = pair.load(path, "wide")
+    feeds = network.feeds(1)
+    expected = answers_of(path, feeds)
+    worker = pair.executor.workers[0].pid
+    for ranks in (2, 1, 2):
+        slot, spec, outputs = pair.begin(model_id, feeds, 1)
+        pair.executor.start(0, spec._replace(wanted=ranks), range(ranks))
+        outcome = pair.end(slot)
+        assert (outcome.status, outcome.ranks) == (SlotStatus.OK, ranks)
+        assert {left.reason for left in pair.executor.left(range(ranks))} == {LeftReason.DONE}
+        for key, value in outputs().items():
+            np.testing.assert_allclose(np.frombuffer(value, expected[key].dtype), expected[key].ravel(), rtol=1e-5)
+    helpers = [
+        int(task.name)
+        for task in Path(f"/proc/{worker}/task").iterdir()
+        if int(task.name) != worker and int((task / "schedstat").read_text().split()[0]) > BEGUN_NS / 10
+    ]
+    assert available_cores()[-1:] in [sorted(os.sched_getaffinity(thread)) for thread in helpers]
+
+
+def test_ranks_that_lend_their_cores_sleep(pair: Runner, tmp_path: Path) -> None:
+    slot = begin_long_run(pair, tmp_path)
+    asleep_ns = cpu_ns(pair.executor.workers[1].pid)
+    assert pair.end(slot).status is SlotStatus.OK
+    assert [left.reason for left in pair.executor.left([0, 1])] == [LeftReason.DONE] * 2
+    assert cpu_ns(pair.executor.workers[1].pid) - asleep_ns < BEGUN_NS
+
+
+def test_a_run_goes_on_without_a_rank_that_was_killed(pair: Runner, tmp_path: Path) -> None:
+    slot = begin_long_run(pair, tmp_path)
+    pair.executor.workers[1].kill()
+    pair.executor.lease(0).abort()
+    assert pair.end(slot).status is SlotStatus.OK
+    assert [left.reason for left in pair.executor.left([0])] == [LeftReason.DONE]
+
+
+def test_the_others_leave_when_the_calling_rank_was_killed(pair: Runner, tmp_path: Path) -> None:
+    begin_long_run(pair, tmp_path)
+    pair.executor.workers[0].kill()
+    pair.executor.lease(0).abort()
+    assert [left.reason for left in pair.executor.left([1])] == [LeftReason.ABORTED]
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,)])
+def test_a_gang_does_not_wait_for_a_rank_that_does_not_come(
+    pair: Runner, tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    network = FOREIGN["topk"]()
+    model_id = pair.load(network.save(tmp_path / "model.onnx"), "topk")
+    slot, spec, _ = pair.begin(model_id, network.feeds(1), 1)
+    pair.executor.start(0, spec._replace(wanted=2), [])
+    for rank in ranks:
+        pair.executor.join(0, rank, rank)
+    reason = LeftReason.SHRUNK if ranks[0] else LeftReason.DONE
+    assert [left.reason for left in pair.executor.left(ranks)] == [reason]
+    assert ranks[0] or pair.end(slot).status is SlotStatus.OK
 
 
 def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:

@@ -179,6 +179,20 @@ def _loop() -> Foreign:
     )
 
 
+def wide(rows: int | str = 64) -> Foreign:
+    """Products that are worth several threads."""
+    random = np.random.default_rng(0)
+    return Foreign(
+        [
+            node("MatMul", [f"x{step}" if step else "x", "w"], [f"x{step + 1}" if step < 7 else "y"])
+            for step in range(8)
+        ],
+        {"x": ("float32", [rows, 512])},
+        {"y": ("float32", [rows, 512])},
+        {"w": (random.standard_normal((512, 512)) / 512**0.5).astype(np.float32)},
+    )
+
+
 _TYPES = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "float16", "float64")
 
 FOREIGN: dict[str, Callable[[], Foreign]] = {
