@@ -161,8 +161,9 @@ class Program:
     ) -> Self:
         """Return a program of one layer that is the call `run([(request, answer), ...], cores)` on frames, by rank 0.
 
-        `cores`: CPU numbers of the gang, rank 0's first; the other ranks sleep until it returns. The views are valid until it returns. It says of each request None, or why it was not computed: whether what is
-        in it is to blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
+        `cores`: CPU numbers of the gang, rank 0's first; the other ranks sleep until it returns. The
+        views are valid so long. It says of each request None, or why it was not computed: whether what is in it is to
+        blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
         """
 
 class FastPath:

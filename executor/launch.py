@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gangway.artifact.host_limits import CGROUPS, cpu_quota
 from gangway.executor.process import raise_priority
@@ -30,6 +31,14 @@ def available_cores(request: str = "all", cgroups: Path = CGROUPS, membership: s
     if len(cores) > count:
         raise ValueError(f"{len(cores)} cores requested, but the CPU quota of this container pays for {quota:.2f}")
     return cores
+
+
+MOST_THREADS: Final = 16  # a worker has a session, with threads, for each number up to here, of each model
+
+
+def thread_counts(cores: int) -> list[int]:
+    """Return with how many threads onnxruntime can run on a gang of so many cores or less: 1, 2, 4, ..."""
+    return [1 << power for power in range(min(cores, MOST_THREADS).bit_length())]
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.launch import thread_counts
 from gangway.executor.process import LOG_WARNING, use_serving_priority, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
-MOST_THREADS: Final = 16  # each worker has so many less one for each model, and half as many, and so on
 _LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
 _BLAMED: Final = re.compile(
@@ -138,11 +138,6 @@ class OnnxRuntimeModel:
         if write_header(answer, frame):
             for part, content in zip(frame.parts, contents, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
-
-
-def thread_counts(cores: int) -> list[int]:
-    """Return 1, 2, 4, ... up to `cores` and MOST_THREADS: for each there is a session."""
-    return [1 << power for power in range(min(cores, MOST_THREADS).bit_length())]
 
 
 def rows_of(feeds: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 from gangway.artifact.format import Manifest, TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
@@ -23,7 +23,7 @@ from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTabl
 
 START_TIMEOUT_S = 10.0
 RUN_TIMEOUT_S: Final = 60
-_MODEL_ID: Final = 0
+MODEL_ID: Final = 0
 _ALIGNMENT_BYTES: Final = 4096
 _SPARE: Final = 0.5  # share of free memory that a measurement may take,
 _MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from other programs
@@ -221,6 +221,11 @@ class ModelRunner(LocalExecutor):
     [0, 1); all others are zeros, valid as tokens and flags.
     """
 
+    COMPUTED: ClassVar[tuple[SlotStatus, ...]] = (
+        SlotStatus.OK,
+        SlotStatus.INVALID,
+    )  # kernels that refuse a number compute to the end
+
     def __init__(
         self, cache_dir: Path, manifest: Manifest, cores: Sequence[int], max_rows: int, gangs: int = 1
     ) -> None:
@@ -230,15 +235,15 @@ class ModelRunner(LocalExecutor):
         self.max_rows = min(asked, self.room_rows)
         self._reserved_rows = 0
         self._examples = [_example(tensor) for tensor in manifest.inputs]
-        offsets, end = [], _aligned(gangs * SLOT_BYTES)
+        offsets, end = [], aligned(gangs * SLOT_BYTES)
         for tensor in (*manifest.inputs, *manifest.outputs):
             offsets.append(end)
-            end += self.room_rows * _aligned(tensor.row_bytes)
+            end += self.room_rows * aligned(tensor.row_bytes)
         self._offsets = tuple(offsets)
         arena_bytes = max(manifest.arena_bytes * self.room_rows, _ALIGNMENT_BYTES)
         super().__init__(cache_dir, cores, arena_bytes, end, gangs, leases=gangs)
         try:
-            self.io.allocate(0, _aligned(gangs * SLOT_BYTES))
+            self.io.allocate(0, aligned(gangs * SLOT_BYTES))
             self._reserve(1)
         except BaseException:
             self.__exit__(None, None, None)
@@ -247,7 +252,7 @@ class ModelRunner(LocalExecutor):
     def __enter__(self) -> "ModelRunner":
         super().__enter__()
         try:
-            self.load(_MODEL_ID, self.manifest.key)
+            self.load(MODEL_ID, self.manifest.key)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -261,7 +266,7 @@ class ModelRunner(LocalExecutor):
         """Run so many queries at once, each on `ranks` workers of its own. Raises RunError, OSError (no memory)."""
         self._reserve(gangs * rows)
         versions = bytes(min(version, len(layer.versions) - 1) for layer in self.manifest.layers)
-        slots = [self.begin(SlotRequest(_MODEL_ID, rows, *self._places(gang * rows))) for gang in range(gangs)]
+        slots = [self.begin(self._request(gang, rows)) for gang in range(gangs)]
         for gang, (slot, generation) in enumerate(slots):
             self.leases[gang].initialise(self._spec(slot, generation, gang * rows, rows, ranks, versions))
         for worker in range(gangs * ranks):  # nothing between these messages, so that all begin at about one time
@@ -277,7 +282,7 @@ class ModelRunner(LocalExecutor):
         for slot in slots:
             status = self.slots.outcome(slot).status
             self.slots.release(slot)
-            if status not in (SlotStatus.OK, SlotStatus.INVALID):  # kernels that refuse a number compute to the end
+            if status not in self.COMPUTED:
                 raise RunError(f"{self.manifest.model_name} ended with {status.name}")
 
     def _times(self, gang: int) -> RunTimes:
@@ -294,18 +299,21 @@ class ModelRunner(LocalExecutor):
             raise ValueError(f"room for {self.room_rows} rows, not for {rows}")
         self.arena.allocate(0, max(rows * self.manifest.arena_bytes, _ALIGNMENT_BYTES))
         for tensor, offset in zip((*self.manifest.inputs, *self.manifest.outputs), self._offsets, strict=True):
-            self.io.allocate(offset, rows * _aligned(tensor.row_bytes))
+            self.io.allocate(offset, rows * aligned(tensor.row_bytes))
         for example, offset in zip(self._examples, self._offsets, strict=False):
-            size_bytes = rows * _aligned(len(example))
+            size_bytes = rows * aligned(len(example))
             repeated = example * -(-size_bytes // len(example)) if example else b""
             self.io.view[offset : offset + size_bytes] = repeated[:size_bytes]
         self._reserved_rows = rows
+
+    def _request(self, gang: int, rows: int) -> SlotRequest:
+        return SlotRequest(MODEL_ID, rows, *self._places(gang * rows))
 
     def _places(self, first_row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return where the inputs and outputs of a query lie that has its rows from `first_row` on."""
         tensors = (*self.manifest.inputs, *self.manifest.outputs)
         places = [
-            offset + first_row * _aligned(tensor.row_bytes)
+            offset + first_row * aligned(tensor.row_bytes)
             for tensor, offset in zip(tensors, self._offsets, strict=True)
         ]
         count = len(self.manifest.inputs)
@@ -313,7 +321,7 @@ class ModelRunner(LocalExecutor):
 
     def _spec(self, slot: int, generation: int, first_row: int, rows: int, ranks: int, versions: bytes) -> LeaseSpec:
         return LeaseSpec(
-            model_id=_MODEL_ID,
+            model_id=MODEL_ID,
             members=(Member(0, slot, generation, rows=rows),),
             arena_offset=first_row * self.manifest.arena_bytes,
             arena_stride=self.manifest.arena_bytes,
@@ -328,7 +336,7 @@ class ModelRunner(LocalExecutor):
 
 def _rows_that_fit(manifest: Manifest) -> int:
     tensors = (*manifest.inputs, *manifest.outputs)
-    row_bytes = manifest.arena_bytes + sum(_aligned(tensor.row_bytes) for tensor in tensors)
+    row_bytes = manifest.arena_bytes + sum(aligned(tensor.row_bytes) for tensor in tensors)
     return max(1, int(min(memory_budget().room_bytes() * _SPARE, _MOST_BYTES) / row_bytes))
 
 
@@ -339,5 +347,6 @@ def _example(tensor: TensorSpec) -> bytes:
     return array.array("f", (numbers.random() for _ in range(tensor.row_bytes // 4))).tobytes()
 
 
-def _aligned(size_bytes: int) -> int:
+def aligned(size_bytes: int) -> int:
+    """Return the size rounded up to whole pages."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

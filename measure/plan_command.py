@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 def _profile(manifest: Manifest, cache_dir: Path, argument: Path) -> Profile:
     """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
     if manifest.engine is Engine.ONNXRUNTIME:
-        reason = f"onnxruntime serves it whole, on one core: {manifest.fallback_reason}"
+        reason = f"onnxruntime serves it whole: {manifest.fallback_reason}"
         raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}")
     machine = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
     path = profile_path(cache_dir, manifest.key, machine)

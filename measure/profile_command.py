@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
-from gangway.artifact.format import Engine, Layer, Manifest
+from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
 from gangway.measure.arguments import model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
@@ -28,8 +28,6 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     try:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
-        if manifest.engine is Engine.ONNXRUNTIME:
-            raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
         measured = _measure(name, manifest, options, cores)
         kept = keep_better(options.cache_dir, measured)
         if options.json:

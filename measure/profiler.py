@@ -19,13 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gangway.artifact.format import Manifest
+from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import LEAST_RUNS, LEAST_WHOLE, LayerProfile, Machine, Profile, keep_better
 from gangway.artifact.reader import read_manifest
 from gangway.executor.process import die_with_parent
 from gangway.measure.interference import Disturbed, measure_interference
 from gangway.measure.machine import OtherWork, measure_machine, share_of_cores
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count
+from gangway.measure.whole_runner import WholeRunner
 
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
@@ -128,7 +129,8 @@ def profile_model(
     progress("machine", 0.0)
     before = share_of_cores(cores)
     machine = measure_machine(cores[0], len(cores), manifest.target)
-    with ModelRunner(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
+    runner_of = WholeRunner if manifest.engine is Engine.ONNXRUNTIME else ModelRunner
+    with runner_of(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
         clock = Clock(begin, seconds, progress)
         latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
         plan = Plan(manifest, core_counts(len(cores)), runner.room_rows)

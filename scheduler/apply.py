@@ -55,7 +55,7 @@ class Execution:
     @property
     def could_grow(self) -> bool:
         """Whether a gang could use more cores than it has."""
-        return any(gang.wanted < self._most_ranks(gang) for gang in self.gangs.all())
+        return any(not gang.indivisible and gang.wanted < self._most_ranks(gang) for gang in self.gangs.all())
 
     def settled(self) -> None:
         """Note that a decision has seen all changes."""

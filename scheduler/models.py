@@ -13,7 +13,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.scheduler.policy import Query
-from gangway.scheduler.profiles import ModelProfile, estimated_profile, served_profile
+from gangway.scheduler.profiles import ModelProfile, estimated_profile, scaled_profile, served_profile
 
 # Limits: queries that have to wait although cores are free, because a model may not have more of them under way.
 #
@@ -213,7 +213,10 @@ class ModelTable:
         known = self._profiles.get(model_id)
         if known is None or len(profile.layers) != known.layers:
             return
-        measured = served_profile(profile, self._models[model_id].spec, self._cores)
+        spec = self._models[model_id].spec
+        measured = served_profile(profile, spec, self._cores)
+        if spec.indivisible and known.isolated_us:  # of the sizes that were tried, on one core
+            measured = scaled_profile(measured, known.isolated_us)
         self.changes += 1
         self._profiles[model_id] = replace(
             measured,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import LEAST_RUNS, Profile
+from gangway.executor.launch import thread_counts
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy_config import SWITCH_US
 
@@ -42,7 +43,7 @@ class ModelProfile:
     isolated_us: float = 0.0  # as served: all cores, one row, alone; 0 until measured
     qos_us: float | None = None  # latency target, from arrival; None: best effort
     rejects_late: bool = False  # default queue policy: queries certain to be late are refused instead of served late
-    indivisible: bool = False  # a query is one task on one core: nothing stops it
+    indivisible: bool = False  # a query is one task: nothing stops or resizes it
     measured: bool = False
     varies: bool = False  # its times depend on the shapes of a request: they are guesses, and bound nothing
 
@@ -208,7 +209,8 @@ def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfil
     which the model is about as fast as on any.
     """
     measured = policy_profile(profile, spec.model_id, spec.name, spec.max_ranks)
-    latency_us = tuple(tuple(_for_cores(times, cores) for times in layer) for layer in measured.latency_us)
+    scaled = _by_threads if spec.indivisible else _for_cores
+    latency_us = tuple(tuple(scaled(times, cores) for times in layer) for layer in measured.latency_us)
     total_us = [sum(layer[0][count] for layer in latency_us) for count in range(cores)]
     pays = next(count for count, time_us in enumerate(total_us, 1) if time_us <= _NO_GAIN_FACTOR * min(total_us))
     return replace(
@@ -223,6 +225,18 @@ def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfil
 
 def _for_cores(times: tuple[float, ...], cores: int) -> tuple[float, ...]:
     return times[:cores] + times[-1:] * (cores - len(times))
+
+
+def scaled_profile(profile: ModelProfile, one_core_us: float) -> ModelProfile:
+    """Return a profile whose requests take so long on one core: of what it was measured with other sizes."""
+    factor = one_core_us / sum(layer[0][0] for layer in profile.latency_us)
+    grids = tuple(tuple(tuple(factor * us for us in times) for times in layer) for layer in profile.latency_us)
+    return replace(profile, latency_us=grids)
+
+
+def _by_threads(times: tuple[float, ...], cores: int) -> tuple[float, ...]:
+    """Return the times on 1 to `cores` cores of what has as many threads as `thread_counts` says."""
+    return tuple(times[min(thread_counts(count)[-1], len(times)) - 1] for count in range(1, cores + 1))
 
 
 def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -> ModelProfile:

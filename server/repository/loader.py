@@ -18,6 +18,7 @@ from typing import Final
 from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, TensorSpec, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor import _native
+from gangway.executor.launch import MOST_THREADS, thread_counts
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
@@ -283,7 +284,8 @@ class ModelLoader:
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         shaped = await self._variants.prepare(ready, entry.path, declared, spec)
-        self._profiles.add(spec.model_id, manifest)
+        if manifest.engine is Engine.NATIVE or tried.isolated is not None:
+            self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped)
 
     def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
@@ -294,7 +296,7 @@ class ModelLoader:
             name=name,
             key=manifest.key,
             layers=len(manifest.layers),
-            max_ranks=max(layer.max_ranks for layer in manifest.layers),
+            max_ranks=_max_ranks(manifest),
             arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
@@ -328,7 +330,8 @@ class ModelLoader:
         one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
         weights_bytes = _weights_bytes(manifest)
         if manifest.engine is Engine.ONNXRUNTIME:
-            weights_bytes = self._workers * sum(file.size_bytes for file in manifest.files.values())
+            sessions = sum(len(thread_counts(cores)) for cores in range(1, self._workers + 1))
+            weights_bytes = sessions * sum(file.size_bytes for file in manifest.files.values())
         budget = memory_budget()
         left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
         if weights_bytes + one_row_bytes > left_bytes:
@@ -345,6 +348,13 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
             "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
             f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
         )
+
+
+def _max_ranks(manifest: Manifest) -> int:
+    """Return beyond how many cores no layer gets faster; a profile says more about onnxruntime."""
+    if manifest.engine is Engine.ONNXRUNTIME:
+        return MOST_THREADS
+    return max(layer.max_ranks for layer in manifest.layers)
 
 
 def _encoded(config: ModelConfig) -> str:

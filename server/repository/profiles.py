@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.format import Manifest
 from gangway.artifact.host_limits import idle_seconds
 from gangway.artifact.profile import (
     LEAST_WHOLE,
@@ -93,9 +93,7 @@ class BackgroundProfiler:
         self._news = asyncio.Event()
 
     def add(self, model_id: int, manifest: Manifest) -> None:
-        """A model has been loaded: use its profile, or make one later. Those for onnxruntime have no layers."""
-        if manifest.engine is not Engine.NATIVE:
-            return
+        """A model has been loaded: use its profile, or make one later."""
         profile = self._use(model_id, manifest)
         if self._seconds and pause_seconds(profile, 0) is not None:
             self._wanted[model_id] = _Wanted(manifest, asyncio.get_running_loop().time())

@@ -381,9 +381,7 @@ def test_the_others_leave_when_the_calling_rank_was_killed(pair: Runner, tmp_pat
 
 
 @pytest.mark.parametrize("ranks", [(0,), (1,)])
-def test_a_gang_does_not_wait_for_a_rank_that_does_not_come(
-    pair: Runner, tmp_path: Path, ranks: tuple[int, ...]
-) -> None:
+def test_nobody_waits_for_a_rank_that_does_not_come(pair: Runner, tmp_path: Path, ranks: tuple[int, ...]) -> None:
     network = FOREIGN["topk"]()
     model_id = pair.load(network.save(tmp_path / "model.onnx"), "topk")
     slot, spec, _ = pair.begin(model_id, network.feeds(1), 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,9 @@ def _loop() -> Foreign:
 def wide(rows: int | str = 64) -> Foreign:
     """Products that are worth several threads."""
     random = np.random.default_rng(0)
+    values = ["x", *(f"x{step}" for step in range(1, 8)), "y"]
     return Foreign(
-        [
-            node("MatMul", [f"x{step}" if step else "x", "w"], [f"x{step + 1}" if step < 7 else "y"])
-            for step in range(8)
-        ],
+        [node("MatMul", [before, "w"], [after]) for before, after in pairwise(values)],
         {"x": ("float32", [rows, 512])},
         {"y": ("float32", [rows, 512])},
         {"w": (random.standard_normal((512, 512)) / 512**0.5).astype(np.float32)},
