@@ -51,14 +51,54 @@ def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
 
 def write_header(view: memoryview, frame: Frame) -> bool:
     """Write everything but the contents; False, and only the frame's size written, if it has no room in the block."""
-    if frame.size_bytes > len(view):
-        view[:WORD_BYTES] = struct.pack("<Q", frame.size_bytes)
-        return False
+    header = _header(frame)
+    fits = frame.size_bytes <= len(view)
+    header = header if fits else header[:WORD_BYTES]
+    view[: len(header)] = header
+    return fits
+
+
+def _header(frame: Frame) -> bytes:
     words = [frame.size_bytes, len(frame.parts)]
     for part in frame.parts:
         words += (len(part.shape), *part.shape, part.size_bytes)
-    struct.pack_into(f"<{len(words)}Q", view, 0, *words)
-    return True
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+class FrameReader:
+    """Reads frames like `read_frame`, at once those whose header is that of the frame before."""
+
+    def __init__(self) -> None:
+        self._header, self._frame = b"", Frame((), 1 << 64)  # which no block holds
+
+    def read(self, view: memoryview) -> Frame:
+        """Return what a block holds. Raises ValueError as `read_frame` does."""
+        if bytes(view[: len(self._header)]) != self._header or self._frame.size_bytes > len(view):
+            frame = read_frame(view)
+            self._header, self._frame = _header(frame), frame
+        return self._frame
+
+
+class FrameWriter:
+    """Plans frames and writes their headers, at once those of the shapes and sizes of the frame before."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[tuple[int, ...], int]] = []
+        self._frame, self._header = Frame((), 0), b""
+
+    def write(self, view: memoryview, tensors: list[tuple[tuple[int, ...], int]]) -> Frame | None:
+        """Return the frame for tensors of these (shape, bytes of contents), its header written; None: it has no room.
+
+        Then only its size is written.
+        """
+        if tensors != self._tensors or not self._header:
+            self._frame, self._tensors = plan_frame(tensors), tensors
+            self._header = _header(self._frame)
+        if self._frame.size_bytes > len(view):
+            view[:WORD_BYTES] = self._header[:WORD_BYTES]
+            return None
+        view[: len(self._header)] = self._header
+        return self._frame
 
 
 def needed_bytes(view: memoryview) -> int:

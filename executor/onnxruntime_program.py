@@ -18,7 +18,7 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
-from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.frames import FrameReader, FrameWriter, Part, is_absent, join_strings, split_strings
 from gangway.executor.launch import thread_counts
 from gangway.executor.process import LOG_WARNING, use_serving_priority, write_log_line
 
@@ -82,6 +82,7 @@ class OnnxRuntimeModel:
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
         self._session = self._teams[1].session
+        self._reader, self._writer = FrameReader(), FrameWriter()
         self._outputs = [tensor.name for tensor in manifest.outputs]
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
@@ -125,7 +126,7 @@ class OnnxRuntimeModel:
             self._write(answer, arrays)
 
     def _feeds(self, request: memoryview) -> dict[str, Any]:
-        parts = read_frame(request).parts
+        parts = self._reader.read(request).parts
         return {
             tensor.name: _array(tensor, part, request)
             for tensor, part in zip(self._manifest.inputs, parts, strict=True)
@@ -134,8 +135,10 @@ class OnnxRuntimeModel:
 
     def _write(self, answer: memoryview, arrays: Sequence[Any]) -> None:
         contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
-        frame = plan_frame([(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)])
-        if write_header(answer, frame):
+        frame = self._writer.write(
+            answer, [(a.shape, len(content)) for a, content in zip(arrays, contents, strict=True)]
+        )
+        if frame is not None:
             for part, content in zip(frame.parts, contents, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
 
