@@ -46,7 +46,7 @@ class Engine(StrEnum):
     """What executes a model."""
 
     NATIVE = "native"  # kernels.so, layer by layer, by gangs
-    ONNXRUNTIME = "onnxruntime"  # the ONNX file as a whole, one call for all rows, on one core
+    ONNXRUNTIME = "onnxruntime"  # the ONNX file as a whole, one call for all rows
 
 
 class Space(IntEnum):

@@ -135,9 +135,8 @@ class OnnxRuntimeModel:
 
     def _write(self, answer: memoryview, arrays: Sequence[Any]) -> None:
         contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
-        frame = self._writer.write(
-            answer, [(a.shape, len(content)) for a, content in zip(arrays, contents, strict=True)]
-        )
+        sizes = [(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)]
+        frame = self._writer.write(answer, sizes)
         if frame is not None:
             for part, content in zip(frame.parts, contents, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content

@@ -213,6 +213,8 @@ def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfil
     latency_us = tuple(tuple(scaled(times, cores) for times in layer) for layer in measured.latency_us)
     total_us = [sum(layer[0][count] for layer in latency_us) for count in range(cores)]
     pays = next(count for count, time_us in enumerate(total_us, 1) if time_us <= _NO_GAIN_FACTOR * min(total_us))
+    if spec.indivisible:  # what onnxruntime computes and reads is not known
+        measured = replace(measured, memory_us=(), compute_us=())
     return replace(
         measured,
         latency_us=latency_us,

@@ -6,7 +6,7 @@ import pytest
 
 from gangway.artifact.profile import LayerProfile, Machine, Profile
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.profiles import estimated_profile, policy_profile, served_profile
+from gangway.scheduler.profiles import estimated_profile, policy_profile, scaled_profile, served_profile
 
 MACHINE = Machine("0" * 12, "CPU", 6, "avx2", 1e5, 2e4)
 
@@ -70,6 +70,17 @@ def test_a_profile_serves_any_number_of_cores() -> None:
     assert seen.latency_us[0][1][3:] == (59.0, 59.0, 59.0)
     assert seen.max_ranks == 2, "two more cores are worth nothing"
     assert served_profile(measured, spec(layers=1, max_ranks=4), cores=1).latency_us == (((100.0,), (100.0,)),)
+
+
+def test_onnxruntime_has_1_2_or_4_threads_on_a_gang() -> None:
+    measured = profile((1, 2, 4), (100.0, 60.0, 40.0))
+    seen = served_profile(measured, spec(layers=1, max_ranks=16, indivisible=True), cores=6)
+    assert seen.latency_us[0][0] == (100.0, 60.0, 60.0, 40.0, 40.0, 40.0)
+    assert (seen.max_ranks, seen.indivisible, seen.compute_us) == (4, True, ())
+    scaled = scaled_profile(seen, one_core_us=50.0)
+    assert scaled.latency_us[0][0] == (50.0, 30.0, 30.0, 20.0, 20.0, 20.0)
+    narrow = profile((1, 2), (100.0, 99.0))
+    assert served_profile(narrow, spec(layers=1, max_ranks=16, indivisible=True), cores=2).max_ranks == 1
 
 
 def test_batches_alone_and_beside_others_like_them() -> None:
