@@ -6,12 +6,6 @@ from gangway.executor.frames import FrameReader, FrameWriter, needed_bytes, plan
 
 SMALL = [((2, 3), 24), ((), 8)]
 TENSORS = (SMALL, SMALL, [((3, 2), 24), ((), 8)], [((0,), 0)], SMALL)
-    [((2, 3), 24), ((), 8)],
-    [((2, 3), 24), ((), 8)],
-    [((3, 2), 24), ((), 8)],
-    [((0,), 0)],
-    [((2, 3), 24), ((), 8)],
-)
 
 
 def test_what_one_writes_the_other_reads() -> None:
