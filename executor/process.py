@@ -47,7 +47,7 @@ def use_serving_priority(thread: int) -> None:
     """Give a thread the ordinary policy and a worker's weight, whatever it has, where the system permits it."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-    raise_priority(thread)
+    raise_priority(thread, WORKER_NICE)
 
 
 def raise_own_priority() -> None:

@@ -10,6 +10,8 @@ Layouts of an activation of C channels, H x W pixels (one row of the batch), L =
   planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
   plain     row-major, as ONNX says
 
+A volume [C][D][H][W] is the image [C][D H][W]: its slices lie below each other.
+
 A *sequence* is a tensor whose last axis are the channels: P positions (the product of all other axes of one row) of C
 channels. Blocked, it is the blocked image of C channels and 1 x P pixels without a halo: [ceil(C/L)][P][L]. So a linear
 layer over it is a 1x1 `ConvSpec`, residual and activation included.

@@ -151,10 +151,9 @@ def _place_resize(memory: Memory, layer: Layer) -> None:
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, ResizeSpec)
     image = geometry_of(memory.program.type(name))
-    wide = image == Geometry(spec.channels, spec.height, spec.width) and (
-        memory.home(name).is_blocked(image) or spec.channels >= memory.lanes
-    )
-    if wide and not image.is_vector and _is_read_blocked(memory.program, layer.output):
+    fits = image == Geometry(spec.channels, spec.height, spec.width) and image is not None and not image.is_vector
+    wide = image is not None and (memory.home(name).is_blocked(image) or spec.channels >= memory.lanes)
+    if fits and wide and _is_read_blocked(memory.program, layer.output):
         memory.append(layer, spec, (memory.blocked(name),), "blocked")
     else:
         memory.append(layer, replace(spec, plain=True), (memory.plain(name),), "plain")

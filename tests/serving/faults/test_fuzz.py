@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.requests.regions import RESERVED_PREFIXES
 from tests.helpers.raw_stream import RawStream
 
 ROW = np.arange(16, dtype=np.int32).tobytes()
@@ -161,7 +162,9 @@ def test_any_place_in_shared_memory(
 def test_any_key_of_a_region(gangway_server: Any, client: Any, key: str) -> None:
     with pytest.raises(InferenceServerException) as caught:
         client.register_system_shared_memory("any", key, 1)
-    assert caught.value.status() == "StatusCode.INTERNAL"
+    component = key.lstrip("/")
+    is_reserved = component.startswith(RESERVED_PREFIXES) and not {"/", "\0"} & set(component)
+    assert caught.value.status() == ("StatusCode.INVALID_ARGUMENT" if is_reserved else "StatusCode.INTERNAL")
 
 
 @pytest.fixture(scope="module")
