@@ -7,7 +7,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.processes import cpu_ns
 from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
+from gangway.artifact.profile import Profile, write_profile
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
+from gangway.executor.launch import available_cores
+from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
@@ -33,6 +38,7 @@ from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
+BEGUN_NS = 100_000_000  # of CPU: a request computes
 ONE = join_strings([b"1"])
 NETWORKS = {**FOREIGN, **SYMBOLIC}
 
@@ -287,6 +293,36 @@ def test_a_killed_worker_costs_no_request(served: Served) -> None:
     request.join(TIMEOUT_SECONDS)
     np.testing.assert_array_equal(answers[0], np.eye(32))
     assert not set(before) & set(served.server.pids()["worker"])
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="a gang needs two cores")
+def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
+    """The profile says that two cores are twice as fast. Workers are killed one after the other while both compute."""
+    cache, network = Cache(tmp_path / "cache"), FOREIGN["loop"]()
+    path = network.save(tmp_path / "models" / "loop" / "1" / "model.onnx")
+    manifest = compile_model(path, "loop", cache, detect(), lambda phase, done, total: None).manifest
+    write_profile(tmp_path / "cache", scaling(profile_model(tmp_path / "cache", manifest, available_cores(), 0.1)))
+    flags = [f"--cache-dir={tmp_path / 'cache'}", "--no-profile"]
+    with live_server(tmp_path / "models", flags) as server, triton.InferenceServerClient(server.url) as client:
+        tensor = triton.InferInput("count", [1], "INT64")
+        tensor.set_data_from_numpy(np.array([LONG_STEPS]))
+        for rank in range(2):
+            pids = sorted(server.pids()["worker"], key=lambda pid: min(os.sched_getaffinity(pid)))  # by core
+            idle_ns = cpu_ns(pids[0])
+            with ThreadPoolExecutor(1) as pool:
+                answering = pool.submit(client.infer, "loop", [tensor])
+                while cpu_ns(pids[0]) - idle_ns < BEGUN_NS:
+                    assert not answering.done()
+                os.kill(pids[rank], signal.SIGKILL)
+                answer = answering.result(TIMEOUT_SECONDS)
+            np.testing.assert_array_equal(answer.as_numpy("y"), np.eye(32))
+
+
+def scaling(profile: Profile) -> Profile:
+    """Return a profile of 1, 2, 4, ... cores that halve the time."""
+    grid = tuple(tuple(1000.0 / cores for _ in profile.batches) for cores in profile.cores)
+    layers = tuple(replace(layer, latency_us=(grid,)) for layer in profile.layers)
+    return replace(profile, layers=layers, isolated_us=grid, together_us=grid, cores_whole=1.0)
 
 
 def test_what_nobody_can_serve_is_refused(tmp_path: Path) -> None:
