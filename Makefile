@@ -90,6 +90,7 @@ format: $(VENV)/.installed-test
 bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.conv_depthwise
+	$(BIN)/python -m benchmarks.corners
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.gang
 	$(BIN)/python -m benchmarks.live_gang
