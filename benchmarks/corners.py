@@ -70,7 +70,11 @@ def _volume(channels: tuple[int, ...], size: tuple[int, int, int]) -> Case:
     return Case(tuple(nodes), (1, channels[0], *size), weights)
 
 
-_NEAREST: Mapping[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+_NEAREST: Mapping[str, Any] = {
+    "mode": "nearest",
+    "coordinate_transformation_mode": "asymmetric",
+    "nearest_mode": "floor",
+}
 _POOL: Mapping[str, Any] = {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}
 CASES: Mapping[str, Case] = {
     "nearest x2 between convolutions": _resized(64, (56, 56), 2, **_NEAREST),
