@@ -7,7 +7,7 @@ shows nothing.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
+from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import count_parameters, dimension_name, external_locations, read_graph
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, model_key
@@ -195,33 +196,24 @@ def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compile
         return _mixture(refusal), False
     symbols = {name for tensor in signature.inputs for name in tensor.symbols[1:] if name}
     sizes = {name: signature.trial_sizes[name] for name in symbols}
-    error = refusal if isinstance(refusal, MixedRowsError) or not sizes else _simplified(path, sizes)
+    error = refusal if isinstance(refusal, MixedRowsError) or not sizes else _refusal(path, sizes, simplify)
     if not will_be_compiled or error is None:
         return _mixture(error), False
+    from gangway.compiler.lower.lowering import lower_model  # noqa: PLC0415 - few models get so far
+
     if sizes and not isinstance(error, MixedRowsError):
-        error = _lowered(path, sizes)  # operators become others, of which more is known
-    return _mixture(error), error is not None and _lowered(path, signature.trial_sizes) is None
+        error = _refusal(path, sizes, lower_model)  # operators become others, of which more is known
+    return _mixture(error), error is not None and _refusal(path, signature.trial_sizes, lower_model) is None
 
 
 def _mixture(error: ModelError | None) -> str:
     return str(error) if isinstance(error, MixedRowsError) else ""
 
 
-def _simplified(path: Path, sizes: Mapping[str, int]) -> ModelError | None:
-    """Return why the compiler refuses a model of these sizes, as far as it is seen soon."""
+def _refusal(path: Path, sizes: Mapping[str, int], stage: Callable[[Graph], object]) -> ModelError | None:
+    """Return why the compiler refuses a model of these sizes up to a stage."""
     try:
-        simplify(read_graph(path, sizes))
-    except ModelError as error:
-        return error
-    return None
-
-
-def _lowered(path: Path, sizes: Mapping[str, int]) -> ModelError | None:
-    """Return why the compiler refuses a model of these sizes."""
-    from gangway.compiler.lower.lowering import lower_model  # noqa: PLC0415 - few models get so far
-
-    try:
-        lower_model(read_graph(path, sizes))
+        stage(read_graph(path, sizes))
     except ModelError as error:
         return error
     return None

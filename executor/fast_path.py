@@ -31,7 +31,7 @@ class InFlight(NamedTuple):
 
     cores: tuple[int, ...]  # workers, by rank
     inside: tuple[int, ...]  # ranks that have not left
-    ended: bool  # a rank has left since all is done: the others leave at once
+    ended: bool  # all is done: ranks that have not left do so at once
     lease: int
     lease_generation: int
     arena: int  # its number, of those that were given to `open`

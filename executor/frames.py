@@ -51,7 +51,10 @@ def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
 
 def write_header(view: memoryview, frame: Frame) -> bool:
     """Write everything but the contents; False, and only the frame's size written, if it has no room in the block."""
-    header = _header(frame)
+    return _write(view, frame, _header(frame))
+
+
+def _write(view: memoryview, frame: Frame, header: bytes) -> bool:
     fits = frame.size_bytes <= len(view)
     header = header if fits else header[:WORD_BYTES]
     view[: len(header)] = header
@@ -94,11 +97,7 @@ class FrameWriter:
         if tensors != self._tensors or not self._header:
             self._frame, self._tensors = plan_frame(tensors), tensors
             self._header = _header(self._frame)
-        if self._frame.size_bytes > len(view):
-            view[:WORD_BYTES] = self._header[:WORD_BYTES]
-            return None
-        view[: len(self._header)] = self._header
-        return self._frame
+        return self._frame if _write(view, self._frame, self._header) else None
 
 
 def needed_bytes(view: memoryview) -> int:

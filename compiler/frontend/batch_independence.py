@@ -14,6 +14,7 @@ when it could; operators without a rule could.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -319,11 +320,11 @@ def _gather(op: Operands) -> Rows:
     return replace(data, axis=data.axis + (len(op.shapes[1]) - 1 if data.axis > axis else 0))
 
 
-def _gather_elements(op: Operands) -> Rows:
-    """Data and indices with the batch on the same axis."""
+def _elements(op: Operands, does: str) -> Rows:
+    """Data, places and, if any, new numbers with the batch on the same axis."""
     axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
     if not all(op.rows) or any(rows.axis == axis for _, rows in op.batched()):
-        raise op.unknown("it picks rows of the batch")
+        raise op.unknown(does)
     return op.common(rows for _, rows in op.batched())
 
 
@@ -364,14 +365,6 @@ def _scatter_nd(op: Operands) -> Rows:
     if data is None or indices or updates != _picked(op, data):
         raise op.unknown("it changes certain rows of the batch")
     return data
-
-
-def _scatter_elements(op: Operands) -> Rows:
-    """Data, places and new numbers with the batch on the same axis."""
-    axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
-    if not all(op.rows) or any(rows.axis == axis for _, rows in op.batched()):
-        raise op.unknown("it changes certain rows of the batch")
-    return op.common(rows for _, rows in op.batched())
 
 
 def _images(op: Operands) -> Rows:
@@ -487,14 +480,14 @@ RULES: dict[str, BatchRule] = {
     "Concat": _concat,
     "Einsum": _einsum,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": partial(_elements, does="it picks rows of the batch"),
     "GatherND": _gather_nd,
     "Gemm": _gemm,
     "GridSample": _images,
     "MatMul": _matmul,
     **dict.fromkeys(["MatMulInteger", "QLinearMatMul"], _integer_matmul),
     "Pad": _pad,
-    **dict.fromkeys(["Scatter", "ScatterElements"], _scatter_elements),
+    **dict.fromkeys(["Scatter", "ScatterElements"], partial(_elements, does="it changes certain rows of the batch")),
     "ScatterND": _scatter_nd,
     "Slice": _slice,
     "Tile": _tile,

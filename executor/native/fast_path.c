@@ -34,7 +34,6 @@ static void leave(struct fast_path *path, struct fast_worker *worker, uint32_t r
     uint64_t *joined_ns = &place->request.joined_ns;
     worker->runs[run] = worker->runs[--worker->run_count];
     if (!*joined_ns || left->gang.joined_ns < *joined_ns) *joined_ns = left->gang.joined_ns;
-    place->ended = true;
     place->inside &= ~(UINT64_C(1) << left->gang.rank);
     if (!place->inside) complete(path, place);
 }
@@ -53,9 +52,8 @@ static bool read_completions(struct fast_path *path, struct fast_worker *worker)
 
 /* -- requests */
 
-/* Whether a request is answered: ranks that have not left do so at once. */
-static bool has_ended(const struct fast_path *path, const struct worker_slot *place) {
-    return place->ended || phase_unpack(atomic_load(&path->leases[place->lease].phase)).kind == PHASE_END;
+bool fast_path_has_ended(const struct fast_path *path, const struct worker_slot *place) {
+    return phase_unpack(atomic_load(&path->leases[place->lease].phase)).kind == PHASE_END;
 }
 
 /* A free slot of the worker, unless its queries take `limit_us` or more. One that it leaves at once takes no time, but it is given only
@@ -64,7 +62,7 @@ static struct worker_slot *free_worker_slot(const struct fast_path *path, struct
     uint32_t busy_us = 0, ended = 0;
     for (uint32_t i = 0; i < worker->run_count; i++) {
         const struct worker_slot *place = worker->runs[i];
-        if (has_ended(path, place)) ended++;
+        if (fast_path_has_ended(path, place)) ended++;
         else busy_us += path->models[place->request.model_id].expected_us + 1;
     }
     if (busy_us >= limit_us || (ended && worker->run_count > 1) || worker->run_count == path->worker_slot_count) return NULL;
@@ -103,7 +101,7 @@ static bool may_any_grow(const struct fast_path *path) {
     for (uint32_t i = 0; i < path->worker_count; i++) {
         for (uint32_t k = 0; k < path->workers[i].run_count; k++) {
             const struct worker_slot *place = path->workers[i].runs[k];
-            if (!has_ended(path, place) && path->models[place->request.model_id].may_grow) return true;
+            if (!fast_path_has_ended(path, place) && path->models[place->request.model_id].may_grow) return true;
         }
     }
     return false;
@@ -144,8 +142,6 @@ static void begin(struct fast_path *path, struct worker_slot *place) {
     };
     model->arenas[place->arena].taken = true;
     place->taken = true;
-    place->ended = false;
-    place->ranks = model->ranks;
     place->inside = UINT64_MAX >> (MAX_RANKS - model->ranks);
     request->lease_generation = lease_initialise(&path->leases[place->lease], &spec);
     request->begun_ns = now_ns();

@@ -48,9 +48,7 @@ struct fast_request {
 struct worker_slot {
     uint32_t lease; /* NO_LEASE: not to be used now */
     bool taken;
-    bool ended;     /* a rank has left since all is done: the request is answered, and the other ranks leave at once */
-    uint32_t arena; /* its number, of the model's */
-    uint32_t ranks; /* of its gang */
+    uint32_t arena;  /* its number, of the model's */
     uint64_t inside; /* bit r: rank r has not left */
     uint32_t workers[MAX_RANKS]; /* by rank */
     struct fast_request request;
@@ -87,6 +85,9 @@ struct poll_limits {
 /* Gives worker slots their leases, by worker and slot. What was under way is the caller's now, its arena too: its model is opened again
  * before this, or closed. */
 void fast_path_set_leases(struct fast_path *path, const uint32_t *leases);
+
+/* Whether all is done of what is in a worker slot: ranks that have not left do so at once. */
+bool fast_path_has_ended(const struct fast_path *path, const struct worker_slot *place);
 
 /* Begins requests and collects those that have ended, until there is something else to do or MAX_COMPLETED have ended. Requests in
  * flight are in their worker slots then: the caller leaves them there until the next call, or sets new leases. Only for the process that

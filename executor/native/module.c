@@ -7,6 +7,16 @@
 #include "fast_path.h"
 #include "slot.h"
 
+PyObject *numbers(const uint32_t *values, uint32_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (uint32_t i = 0; tuple && i < count; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(values[i]);
+        if (number) PyTuple_SET_ITEM(tuple, i, number);
+        else Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
 struct field {
     const char *name;
     size_t offset, size_bytes;
@@ -15,7 +25,7 @@ struct field {
 
 #define TYPE_OF(FIELD)                                                                                                  \
     _Generic((FIELD), uint32_t: "I", int32_t: "i", uint64_t: "Q", double: "d", char *: "s", uint64_t *: "Q",            \
-             _Atomic uint32_t *: "I", default: "")
+             _Atomic uint32_t *: "I", _Atomic uint64_t *: "Q", default: "")
 
 /* Adds name: (size in bytes, {field: (offset, size in bytes, type)}), the fields in the order of the struct. */
 static bool add_struct(PyObject *layout, const char *name, size_t size_bytes, const struct field *fields, size_t count) {

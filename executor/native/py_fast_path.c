@@ -97,7 +97,7 @@ static bool copy_arenas(struct open_model *model, PyObject *offsets) {
     return !PyErr_Occurred();
 }
 
-/* None: the default ones. */
+/* Empty: the default ones. */
 static bool copy_versions(struct open_model *model, const Py_buffer *versions) {
     model->version_mask = 1;
     if (!versions->len) return true;
@@ -173,26 +173,17 @@ static PyObject *completed_item(const struct fast_request *completed) {
                          completed->joined_ns, completed->end_ns);
 }
 
-/* By rank; only those in `ranks`, a bit each. */
-static PyObject *numbers(const uint32_t *values, uint64_t ranks) {
-    PyObject *list = PyList_New(0);
-    for (uint32_t rank = 0; list && rank < MAX_RANKS; rank++) {
-        PyObject *number = ranks >> rank & 1 ? PyLong_FromUnsignedLong(values ? values[rank] : rank) : NULL;
-        if (number && PyList_Append(list, number)) Py_CLEAR(list);
-        Py_XDECREF(number);
-        if (PyErr_Occurred()) Py_CLEAR(list);
-    }
-    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
-    Py_XDECREF(list);
-    return tuple;
-}
-
-static PyObject *in_flight_item(const struct worker_slot *place) {
+static PyObject *in_flight_item(const struct fast_path *path, const struct worker_slot *place) {
     const struct fast_request *request = &place->request;
-    PyObject *cores = numbers(place->workers, UINT64_MAX >> (MAX_RANKS - place->ranks)), *inside = numbers(NULL, place->inside);
-    if (!cores || !inside) return Py_XDECREF(cores), Py_XDECREF(inside), NULL;
-    return Py_BuildValue("NNOIIIIIIIiKKKKKK", cores, inside, place->ended ? Py_True : Py_False, place->lease, request->lease_generation,
-                         place->arena, request->model_id, request->front_end, request->slot, request->slot_generation, request->priority,
+    uint32_t inside[MAX_RANKS], count = 0, ranks = path->models[request->model_id].ranks;
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        if (place->inside >> rank & 1) inside[count++] = rank;
+    }
+    PyObject *cores = numbers(place->workers, ranks), *left = numbers(inside, count);
+    if (!cores || !left) return Py_XDECREF(cores), Py_XDECREF(left), NULL;
+    PyObject *ended = fast_path_has_ended(path, place) ? Py_True : Py_False;
+    return Py_BuildValue("NNOIIIIIIIiKKKKKK", cores, left, ended, place->lease, request->lease_generation, place->arena,
+                         request->model_id, request->front_end, request->slot, request->slot_generation, request->priority,
                          request->arrival_ns, request->deadline_ns, request->limit_ns, request->join_key, request->begun_ns,
                          request->joined_ns);
 }
@@ -209,7 +200,7 @@ static bool add_all(const struct fast_path *path, PyObject *completed, PyObject 
     for (uint32_t i = 0; i < path->worker_count; i++) {
         for (uint32_t k = 0; added && k < path->worker_slot_count; k++) {
             const struct worker_slot *place = &path->workers[i].worker_slots[k];
-            if (place->taken) added = append(in_flight, in_flight_item(place));
+            if (place->taken) added = append(in_flight, in_flight_item(path, place));
         }
     }
     return added;

@@ -212,20 +212,10 @@ static void note_result(struct piece *piece, PyObject *result) {
     slot_fail(piece->slot, invalid ? STATUS_INVALID : STATUS_INTERNAL, reason, (size_t)length);
 }
 
-static PyObject *cpus_of(const struct query *query) {
-    PyObject *cpus = PyTuple_New(query->cpu_count);
-    for (uint32_t i = 0; cpus && i < query->cpu_count; i++) {
-        PyObject *cpu = PyLong_FromUnsignedLong(query->cpus[i]);
-        if (cpu) PyTuple_SET_ITEM(cpus, i, cpu);
-        else Py_CLEAR(cpus);
-    }
-    return cpus;
-}
-
 /* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
 static void call_python(void *run, struct query *query) {
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *frames = frames_of(query), *cpus = frames ? cpus_of(query) : NULL;
+    PyObject *frames = frames_of(query), *cpus = frames ? numbers(query->cpus, query->cpu_count) : NULL;
     PyObject *results = cpus ? PyObject_CallFunctionObjArgs(run, frames, cpus, NULL) : NULL;
     if (!results) PyErr_WriteUnraisable(run);
     bool answered = results && PyList_Check(results) && PyList_GET_SIZE(results) == (Py_ssize_t)query->piece_count;

@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
 
 struct program;
 
@@ -18,6 +19,8 @@ extern PyType_Spec fast_path_type_spec; /* py_fast_path.c */
 
 /* py_buffer.c: address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
+/* module.c: a tuple of these; NULL with an exception set if there is no memory. */
+PyObject *numbers(const uint32_t *values, uint32_t count);
 /* What a Program holds; NULL if the object is none. */
 const struct program *program_of(PyObject *object);
 

@@ -7,26 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile, profile_path, read_profile, write_profile
+from gangway.artifact.profile import profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.measure import profile_command
 from gangway.measure.profile_command import summary, wholeness
-
-PROFILE = Profile(
-    key="0" * 64,
-    model_name="model",
-    machine=Machine("0123456789ab", "a CPU", 2, "avx2", 1.0, 1.0),
-    cores=(1, 2),
-    batches=(1,),
-    layers=(LayerProfile("layer", (((10.0,), (10.0,)),), 1.0, 1.0, (), ()),),
-    isolated_us=((10.0,), (10.0,)),
-    together_us=((10.0,), (10.0,)),
-    interference=(),
-    interference_cores=0,
-    runs=(9,),
-    scatter=0.02,
-    seconds=1.0,
-)
+from tests.helpers.profiles import PROFILE
 
 
 def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:

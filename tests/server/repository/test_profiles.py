@@ -12,27 +12,13 @@ from typing import Any
 import pytest
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import LayerProfile, Machine, Profile, keep_better, read_profile
+from gangway.artifact.profile import Profile, keep_better, read_profile
 from gangway.server.repository import profiles
 from gangway.server.repository.profiles import BackgroundProfiler, is_quiet, pause_seconds
 from gangway.server.supervisor.processes import Child
+from tests.helpers.profiles import PROFILE
 
-WHOLE = Profile(
-    key="0" * 64,
-    model_name="model",
-    machine=Machine("0123456789ab", "a CPU", 2, "avx2", 1.0, 1.0),
-    cores=(1, 2),
-    batches=(1,),
-    layers=(LayerProfile("layer", (((10.0,), (10.0,)),), 1.0, 1.0, (), ()),),
-    isolated_us=((10.0,), (10.0,)),
-    together_us=((10.0,), (10.0,)),
-    interference=(),
-    interference_cores=0,
-    runs=(9,),
-    scatter=0.02,
-    seconds=1.0,
-    agreeing=1,
-)
+WHOLE = replace(PROFILE, agreeing=1)
 DOUBTFUL = replace(WHOLE, cores_whole=0.5)
 MANIFEST: Any = SimpleNamespace(engine=Engine.NATIVE, model_name="model")
 
