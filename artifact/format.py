@@ -81,6 +81,9 @@ class TensorSpec:
     row_bytes: int  # 0 if it depends on the request or its answer: strings, and dimensions other than the batch
     symbols: tuple[str, ...] = ()
     optional: bool = False  # a request may leave it out; only for onnxruntime, which has a value for it
+    # What its one integer is called, if that decides which shapes or branches a model for onnxruntime computes: the
+    # model is compiled for each value, as for sizes. Empty: it decides nothing.
+    value_symbol: str = ""
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def _check(manifest: Manifest) -> None:
 def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
     name = f"tensor '{tensor.name}'"
     _require(len(tensor.symbols) in (0, len(tensor.shape)), f"{name} has {len(tensor.symbols)} symbols")
+    _require(not tensor.value_symbol or set(tensor.shape) <= {1}, f"{name} has more than one value")
     _require(min(tensor.shape, default=0) >= -1, f"{name} has a negative dimension")
     _require(not manifest.batched or tensor.shape[:1] == (-1,), f"{name} has no batch dimension")
     if manifest.engine is Engine.NATIVE:

@@ -8,7 +8,10 @@ from gangway.compiler.errors import ModelError
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 MODEL_FILE = "model.onnx"
-DIMENSION = "size of a symbolic dimension, called by its name or by its place (x.1); may be given for several ones"
+DIMENSION = (
+    "size of a symbolic dimension, called by its name or by its place (x.1), or value of an input of one integer;"
+    " may be given for several ones"
+)
 
 
 def find_models(path: Path) -> list[tuple[str, Path]]:
@@ -32,8 +35,8 @@ def find_models(path: Path) -> list[tuple[str, Path]]:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """Read NAME=SIZE. Raises ValueError."""
+    """Read NAME=SIZE; the value of an input may be negative. Raises ValueError."""
     name, _, size = text.rpartition("=")
-    if not name or not size.isascii() or not size.isdigit():
+    if not name or not size.isascii() or not size.removeprefix("-").isdigit():
         raise ValueError(text)
     return name, int(size)

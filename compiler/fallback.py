@@ -33,7 +33,13 @@ from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
-from gangway.compiler.frontend.importer import count_parameters, dimension_name, external_locations, read_graph
+from gangway.compiler.frontend.importer import (
+    count_parameters,
+    deciding_inputs,
+    dimension_name,
+    external_locations,
+    read_graph,
+)
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, model_key
 
@@ -95,6 +101,8 @@ def leave_to_onnxruntime(
         except Exception as error:  # onnxruntime's own exceptions have no common base
             message = " ".join(str(error).split())[:300]
             raise UnsupportedModelError(f"{reason}; and onnxruntime refuses it: {message}") from error
+        if not mark:
+            signature = _with_values(signature, path)
         mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
@@ -134,6 +142,15 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
     marked = tuple(replace(spec, optional=spec.name in optional) for spec in specs[0])
     return Signature(marked, specs[1], batched, trial or {})
+
+
+def _with_values(signature: Signature, path: Path) -> Signature:
+    """Return the signature in which inputs say whether their value decides what is computed, and zero is a trial's."""
+    taken = {name for tensor in signature.inputs for name in tensor.symbols}
+    names = set(deciding_inputs(path)) - taken
+    inputs = tuple(replace(spec, value_symbol=spec.name) if spec.name in names else spec for spec in signature.inputs)
+    trial = {**signature.trial_sizes, **dict.fromkeys(names, 0)} if signature.trial_sizes else {}
+    return replace(signature, inputs=inputs, trial_sizes=trial)
 
 
 def _optional_inputs(session: Any, names: Sequence[str]) -> list[Any]:

@@ -33,8 +33,8 @@ CallKind = Literal["index", "load", "unload"]
 
 
 def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
-    """Return the names of the inputs' dimensions that are neither fixed nor the batch, each once."""
-    names = [name for spec in inputs for name in spec.symbols[batched:] if name]
+    """Return the names of the inputs' dimensions that are neither fixed nor the batch, and of values that decide."""
+    names = [name for spec in inputs for name in (*spec.symbols[batched:], spec.value_symbol) if name]
     return tuple(dict.fromkeys(names))
 
 

@@ -128,14 +128,14 @@ def _body(node: Any, branch: Any, taken: set[str]) -> tuple[list[Any], list[Any]
             names[value.name] = output or names[value.name]
         elif output:
             copied.append((value.name, output))
-    _rename(inside, names)
+    rename(inside, names)
     for tensor in initial:
         tensor.name = names[tensor.name]
     copies = [helper.make_node("Identity", [names.get(name, name)], [output], name=output) for name, output in copied]
     return [*inside, *copies], initial
 
 
-def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
+def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
     """Rename tensors in nodes and in graphs inside of them, which see them unless they have their own of that name."""
     for node in nodes:
         node.input[:] = [names.get(name, name) for name in node.input]
@@ -144,7 +144,7 @@ def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
             own = {value.name for value in (*graph.input, *graph.initializer)}
             own |= {name for inner in graph.node for name in inner.output}
             seen = {name: new for name, new in names.items() if name not in own}
-            _rename(graph.node, seen)
+            rename(graph.node, seen)
             for value in graph.output:
                 value.name = seen.get(value.name, value.name)
 

@@ -20,6 +20,7 @@ from gangway.artifact.files import file_beside
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.branches import has_branches, inline_branches
+from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
@@ -60,6 +61,11 @@ def _tensors_in(message: Any) -> Iterator[Any]:
 def count_parameters(path: Path) -> int:
     """Return how many numbers the model's weights have. Raises ModelError, OSError."""
     return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
+
+
+def deciding_inputs(path: Path) -> tuple[str, ...]:
+    """Return the inputs of one integer that decide on branches and shapes. Raises ModelError, OSError."""
+    return find_deciding_inputs(_parse(path)[0])
 
 
 def require_batch(path: Path) -> None:
@@ -106,6 +112,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     constants = _take_constants(model, path, weights)
     model = inline_functions(model)
     model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
+    dimensions, values = _without_values(model, constants, dimensions)
+    constants |= fix_values(model, values)
     batched = _fix_dimensions(model, constants, dimensions)
     if has_branches(model) and inline_branches(model, *([_many_rows(model, constants)] if batched else [])):
         constants |= _take_constants(model, path, {})
@@ -262,6 +270,16 @@ def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[s
     return batched
 
 
+def _without_values(
+    model: Any, constants: Container[str], dimensions: Mapping[str, int]
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return the sizes of dimensions, and the values of inputs, which are called by the inputs' names."""
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    names = {_name_of(value, axis) for value in inputs for axis in range(len(value.type.tensor_type.shape.dim))}
+    values = {value.name: dimensions[value.name] for value in inputs if value.name in dimensions.keys() - names}
+    return {name: size for name, size in dimensions.items() if name not in values}, values
+
+
 def _give_values(inputs: Sequence[Any], dimensions: Mapping[str, int]) -> None:
     names: list[str] = []
     for value in inputs:
@@ -270,6 +288,8 @@ def _give_values(inputs: Sequence[Any], dimensions: Mapping[str, int]) -> None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             name = _name_of(value, axis)
             names.append(name)
+            if dimensions.get(name, 0) < 0:
+                raise UnsupportedModelError(f"dimension '{name}' cannot have the size {dimensions[name]}")
             if name in dimensions:
                 dim.dim_value = dimensions[name]
     if unknown := set(dimensions).difference(names):

@@ -140,6 +140,8 @@ class ClientRequest(ModelRun):
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
+        self.plan = self.plan.decided(contents)
+        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment] # not of an ensemble
         while True:
             submission = self.open(contents)
             try:

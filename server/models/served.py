@@ -140,8 +140,16 @@ class ServedModel:
             return compiled
         return None if shapes.is_empty or shapes.rows > compiled.max_rows else compiled
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the values of some inputs decide what computes a request."""
+        return any(tensor.value_symbol for tensor in self.inputs.values())
+
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
+        """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out.
+
+        Values of inputs count as sizes.
+        """
         return tuple(sizes.get(symbol, -1) for symbol in self.symbols)
 
 

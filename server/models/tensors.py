@@ -29,6 +29,7 @@ class Tensor:
 
     `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
     `own_shape`: the model's, if the config has the server reshape the tensor. `optional`: a request may leave it out.
+    `value_symbol`: as in TensorSpec.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Tensor:
     symbols: tuple[str, ...] = ()
     own_shape: tuple[int, ...] | None = None
     optional: bool = False
+    value_symbol: str = ""
 
     @classmethod
     def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
@@ -46,7 +48,7 @@ class Tensor:
         own_shape = spec.shape if tensor.HasField("reshape") else None
         symbols = () if own_shape else spec.symbols
         datatype = datatype_name(tensor.data_type)
-        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional)
+        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional, spec.value_symbol)
 
     def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape that the model gets from a client's."""

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
+MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
 FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
 LONGEST_PAUSE_SECONDS = 3600.0
@@ -72,6 +73,7 @@ class ModelVariants:
     refused: set[Sizes] = field(default_factory=set)
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
+    values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
 
     @property
     def key(self) -> tuple[str, int]:
@@ -93,9 +95,19 @@ class ModelVariants:
     def may_try(self, sizes: Sizes) -> bool:
         """Whether it is of use to compile for these sizes now."""
         tried = len(self.refused) + len(self.failed)
-        if sizes in self.loaded or sizes in self.refused:
+        if sizes in self.loaded or sizes in self.refused or not self._takes_values(sizes):
             return False
         return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
+
+    def _takes_values(self, sizes: Sizes) -> bool:
+        """Note the values that inputs have; return whether they are some of the first MAX_VALUES of each."""
+        own = {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
+        pairs = [(symbol, value) for symbol, value in zip(self.symbols, sizes, strict=True) if symbol in own]
+        if any(len(self.values.get(symbol, set()) | {value}) > MAX_VALUES for symbol, value in pairs):
+            return False
+        for symbol, value in pairs:
+            self.values.setdefault(symbol, set()).add(value)
+        return True
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""

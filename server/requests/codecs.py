@@ -323,6 +323,13 @@ def copy_content(content: Content, view: memoryview) -> None:
         view[:] = content
 
 
+def integer_of(content: Content, datatype: str) -> int:
+    """Return the integer that an input's contents are. Raises RequestError if its region has become too small."""
+    view = memoryview(bytearray(item_bytes(datatype)))
+    copy_content(content, view)
+    return int.from_bytes(view, "little", signed=datatype.startswith("INT"))
+
+
 CLASSIFICATION = "classification"
 NOT_CLASSIFIED = ("BYTES", "BOOL", "FP16", "BF16")
 MAX_CLASSES = 2**31 - 1

@@ -4,8 +4,8 @@ The order of the checks and, where clients may depend on them, the texts of the 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from gangway.server.requests.codecs import (
     TensorCodec,
     codec_of,
     frame_codec_of,
+    integer_of,
     wanted_classes,
 )
 from gangway.server.requests.contents import (
@@ -45,6 +46,7 @@ from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region
 
 MAX_CACHED_PLANS = 1024
 MAX_CACHED_HEADER_BYTES = 4096
+MAX_CACHED_VALUES = 16
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 RESERVED_PREFIX = "triton_"
@@ -63,7 +65,8 @@ class RequestPlan:
     which inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs
     that are to be in regions. Regions are looked up by name for each request, since they change while plans stay.
     `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
-    `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there.
+    `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there. `calls`
+    returns codec and fallback, if values of inputs decide on them; `by_values` keeps the plans for some values.
     """
 
     model: ServedModel
@@ -79,6 +82,27 @@ class RequestPlan:
     members: tuple[ServedModel, ...] = ()
     sequence: SequencePosition | None = None
     waited_ns: int = 0
+    calls: Callable[[Shapes], tuple[Codec, Codec | None]] | None = None
+    by_values: dict[tuple[int, ...], "RequestPlan"] = field(default_factory=dict)
+
+    def decided(self, contents: Contents) -> "RequestPlan":
+        """Return the plan for these contents, in the request's order; another one if their values decide something.
+
+        Raises RequestError if a region has become too small.
+        """
+        if self.calls is None:
+            return self
+        given = zip(self.shapes.inputs, contents, strict=True)
+        pairs = [(tensor, content) for (tensor, _), content in given if tensor.value_symbol]
+        values = {tensor.value_symbol: integer_of(content, tensor.datatype) for tensor, content in pairs}
+        key = tuple(values.values())
+        if key not in self.by_values:
+            shapes = replace(self.shapes, sizes={**self.shapes.sizes, **values})
+            codec, fallback = self.calls(shapes)
+            if len(self.by_values) >= MAX_CACHED_VALUES:
+                self.by_values.clear()
+            self.by_values[key] = replace(self, shapes=shapes, codec=codec, fallback=fallback, calls=None, by_values={})
+        return self.by_values[key]
 
     @cached_property
     def regions(self) -> frozenset[str]:
@@ -224,9 +248,12 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
+    decides = model.has_values and model.sequence is None and not model.is_ensemble
+    calls = (lambda decided: _calls(model, decided, outputs, sinks, classes)) if decides else None
     return RequestPlan(
-        model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, may_be_cached, members, step
-    )
+        model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, may_be_cached, members, step,
+        calls=calls,
+    )  # fmt: skip
 
 
 def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequencePosition | None:

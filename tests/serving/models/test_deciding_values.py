@@ -1,0 +1,142 @@
+"""`gangway serve` with an input of one integer that decides what a model computes: compiled for each of its values."""
+
+import base64
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+from onnx import parser
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import Engine, TensorSpec
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.protos.grpc_service_pb2 import ModelInferRequest
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.scheduler.messages import LoadModel
+from gangway.server.messages import ModelReady, VariantReady
+from gangway.server.models.served import Models
+from gangway.server.repository.loaded import MAX_VALUES, ModelVariants
+from gangway.server.requests.codecs import FrameCodec, TensorCodec
+from gangway.server.requests.validation import RequestPlanner
+
+TIMEOUT_S = 60
+# The branches fit other lengths of x: no graph with both of them is valid for any length.
+BRANCHES = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, L] x, int64 rate) => (float[1, 2] y)
+<int64 sixteen = {16000}, int64[2] wide = {4, 2}, int64[2] narrow = {2, 2}, int64[1] axis = {0}> {
+    yes = Equal(rate, sixteen)
+    y = If<then_branch = a () => (float[1, 2] s) {p = Reshape(x, wide) s = ReduceSum<keepdims = 1>(p, axis)},
+        else_branch = b () => (float[1, 2] s) {p = Reshape(x, narrow) s = ReduceMax<axes = [0], keepdims = 1>(p)}>(yes)
+}"""
+LENGTH = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8] x, int32[1] count) => (float[1, K] y)
+<int64[1] zero = {0}, int64[1] one = {1}> {
+    end = Cast<to = 7>(count) s = Slice(x, zero, end, one) y = Exp(s)
+}"""
+
+
+class Served:
+    """A server, a client, and the same models in onnxruntime."""
+
+    def __init__(self, server: LiveServer, client: triton.InferenceServerClient, repository: Path) -> None:
+        self.server = server
+        self._client = client
+        self._repository = repository
+
+    def check(self, name: str, x: npt.NDArray[np.float32], value: npt.NDArray[np.signedinteger]) -> None:
+        """Send a request and compare the answer."""
+        second = "rate" if name == "branches" else "count"
+        arrays = {"x": x, second: value}
+        kinds = {"x": "FP32", second: f"INT{8 * value.itemsize}"}
+        inputs = [triton.InferInput(key, list(array.shape), kinds[key]) for key, array in arrays.items()]
+        for given, array in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(array)
+        answer = self._client.infer(name, inputs).as_numpy("y")
+        session = onnxruntime.InferenceSession(self._repository / name / "1" / "model.onnx")
+        (expected,) = session.run(None, arrays)
+        np.testing.assert_allclose(answer, expected, rtol=1e-6)
+
+    def compiled(self) -> list[str]:
+        return re.findall(r"version 1, (.*): ready, compiled for these sizes", self.server.log.read_text())
+
+    def wait_for(self, sizes: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while sizes not in self.compiled():
+            assert time.monotonic() < deadline, self.server.log.read_text()
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("repository")
+    for name, text in (("branches", BRANCHES), ("length", LENGTH)):
+        path = repository / name / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(parser.parse_model(text).SerializeToString())
+    cache_dir = tmp_path_factory.mktemp("cache")
+    sizes: dict[str, list[dict[str, int]]] = {
+        "branches": [{}, {"L": 8, "rate": 16000}, {"L": 4, "rate": 8000}],
+        "length": [{}, *({"count": count} for count in range(1, 3))],
+    }
+    for name, each in sizes.items():  # in this process: one import of TVM for all
+        for dimensions in each:
+            path = repository / name / "1" / "model.onnx"
+            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+    flags = [f"--cache-dir={cache_dir}"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client, repository)
+
+
+def test_each_value_is_compiled_and_answers_for_itself(served: Served) -> None:
+    random = np.random.default_rng(1)
+    for rate, length in ((16000, 8), (8000, 4)):
+        x = random.standard_normal((1, length)).astype(np.float32)
+        served.check("branches", x, np.array(rate))
+        served.wait_for(f"L={length}, rate={rate}")
+    for rate, length in ((16000, 8), (8000, 4), (16000, 8), (-5, 4)):
+        served.check("branches", random.standard_normal((1, length)).astype(np.float32), np.array(rate))
+
+
+def test_a_value_decides_a_shape(served: Served) -> None:
+    x = np.arange(8, dtype=np.float32).reshape(1, 8)
+    for count in (1, 2, 2, 1):
+        served.check("length", x, np.array([count], np.int32))
+        served.wait_for(f"count={count}")
+
+
+def test_contents_choose_the_codec() -> None:
+    """Of a request to a model that is compiled for one value; headers of all values are equal."""
+    inputs = (TensorSpec("x", "FP32", (1, 8), 32), TensorSpec("rate", "INT64", (), 8, (), value_symbol="rate"))
+    outputs = (TensorSpec("y", "FP32", (1, 2), 8),)
+    config = ModelConfig(
+        name="m",
+        input=[{"name": "x", "data_type": "TYPE_FP32", "dims": [1, 8]}, {"name": "rate", "data_type": "TYPE_INT64"}],
+        output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [1, 2]}],
+    )
+    encoded = base64.b64encode(config.SerializeToString()).decode()
+    ready = ModelReady(1, "m", 1, encoded, inputs, outputs, 0, 1, False, Engine.ONNXRUNTIME)
+    models = Models().updated(ready).with_variant(VariantReady(2, "m", 1, (-7,), inputs, outputs, 1))
+    request = ModelInferRequest(model_name="m")
+    request.inputs.add(name="rate", datatype="INT64", shape=[])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 8])
+    planner = RequestPlanner(models)
+    for value, codec, has_fallback in ((-7, TensorCodec, True), (7, FrameCodec, False), (-7, TensorCodec, True)):
+        plan = planner.plan(request.SerializeToString(), has_raws=True)
+        decided = plan.decided([value.to_bytes(8, "little", signed=True), bytes(32)])
+        assert type(decided.codec) is codec
+        assert (decided.fallback is not None) == has_fallback
+        assert decided.shapes.sizes == {"rate": value}
+
+
+def test_values_that_count_upwards_are_not_compiled_for_ever() -> None:
+    count = TensorSpec("count", "INT32", (1,), 4, ("",), value_symbol="count")
+    ready = ModelReady(1, "length", 1, "", (count,), (), 0, 1, False)
+    model = ModelVariants(ready, Path("model.onnx"), ready.symbols, LoadModel(1, "length", "", 1, 1, 0, 1))
+    assert [model.may_try((value,)) for value in range(MAX_VALUES + 2)] == [True] * MAX_VALUES + [False] * 2
+    assert model.may_try((0,))
