@@ -69,12 +69,15 @@ def _matrix(program: Program, node: Node, before: int, after: int, name: str, fa
         return np.eye(before, dtype=np.float32)
     if before * max(before, after) > MOST_ENTRIES:
         raise node.unsupported(f"an axis of {before} numbers becomes one of {after}")
-    inputs: dict[str, Array] = {"x": np.eye(before, dtype=np.float32)[None, None]}
     vector = np.array([1, 1, factor, 1], np.float32) if name == "scales" else np.array([1, 1, after, before])
-    names = ("x", name) if program.graph.opset < ROI_OPSET else ("x", "", *([""] if name == "sizes" else []), name)
+    inputs: dict[str, Array] = {"x": np.eye(before, dtype=np.float32)[None, None], name: vector}
+    names = ("x", name)
+    if program.graph.opset >= ROI_OPSET:  # some of those operator sets want all inputs, though empty
+        inputs |= {empty: np.zeros(0, np.float32) for empty in ("roi", "scales") if empty != name}
+        names = ("x", "roi", "scales", *(["sizes"] if name == "sizes" else []))
     attributes = {key: value for key, value in node.attributes.items() if key != "axes"}
     probe = replace(node, inputs=names, outputs=("y",), attributes=attributes)
-    matrix: Array = evaluate(probe, {**inputs, name: vector}, program.graph.opset)["y"]
+    matrix: Array = evaluate(probe, inputs, program.graph.opset)["y"]
     if matrix.shape != (1, 1, after, before):
         raise node.unsupported(f"onnxruntime makes {matrix.shape[2]} of an axis' {before} numbers, not {after}")
     plane: Array = matrix[0, 0]

@@ -83,6 +83,14 @@ def test_of_old_operator_sets(check: Any, network: Any, operator: str, opset: in
     check(network(nodes, {"x": ["N", 3, 7, 9]}, {"nearest": None, "linear": None}, scales, opset=opset))
 
 
+@pytest.mark.parametrize("opset", [11, 12, 13])
+def test_of_operator_sets_that_want_empty_inputs(check: Any, network: Any, opset: int) -> None:
+    nodes = [node("Resize", ["x", "empty", "s"], ["a"]), node("Resize", ["x", "empty", "empty", "sizes"], ["b"])]
+    constants = {"empty": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 3], np.float32)}
+    constants["sizes"] = np.array([1, 3, 5, 4])
+    check(network(nodes, {"x": [1, 3, 7, 9]}, {"a": None, "b": None}, constants, opset=opset))
+
+
 def test_infinite_numbers_reach_only_what_is_made_of_them(
     compile_file: Any, load_artifact: Any, network: Any, tmp_path: Any
 ) -> None:
