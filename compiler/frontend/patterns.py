@@ -2,8 +2,8 @@
 
 Here are functions that exporters spell out in several nodes; `attention.py` and `views.py` have the larger patterns.
 
-Functions of one number, such as GELU, are recognised by their values. From each node that can only be the middle of
-such a function (Erf, Tanh, ...) the nodes around it are followed as long as they compute one number from one number.
+Functions of one number, such as GELU, are recognised by their values. From each node that can be the middle of such a
+function (Erf, Clip, ...) the nodes around it are followed as long as they compute one number from one number.
 What they compute together is evaluated at sample points and compared with the functions that kernels know. So order,
 association and rounding of the constants do not matter.
 
@@ -13,9 +13,11 @@ convolution applies before it stores, and weights are taken back while compiling
 float32. What is left of either operator is spread along its axis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +28,9 @@ from gangway.compiler.kernels.specs import Array
 
 MOST_NODES = 14
 SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0]])
+SMALL = 0.1  # nearer to zero a quotient says little
 TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
-CORES = ("Erf", "Tanh")
+CORES = ("Erf", "Tanh", "Clip", "Exp", "HardSigmoid", "Max", "Min", "Relu")
 QUANTISED = {"int8": (-128, 127), "uint8": (0, 255)}
 _GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 _DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
@@ -39,8 +42,8 @@ def find_patterns(graph: Graph) -> Graph:
     return rewrite(graph, *_RULES)
 
 
-def _find_gelu(editor: Editor, core: Node) -> None:
-    """Put one Gelu node in the place of every form of it around `core`."""
+def _find_function(editor: Editor, core: Node) -> None:
+    """Put one node in the place of those around `core`, if they spell out a function of one number."""
     for end in reversed(_chain(editor, core)):
         if _replace(editor, core, end):
             return
@@ -51,7 +54,7 @@ def _chain(editor: Editor, core: Node) -> list[Node]:
     chain = [core]
     while len(chain) < MOST_NODES:
         readers = editor.readers[chain[-1].outputs[0]]
-        if len(readers) != 1 or editor.uses[chain[-1].outputs[0]] != 1 or readers[0].operator not in OPERATORS:
+        if len(readers) != 1 or editor.uses[chain[-1].outputs[0]] != 1 or readers[0].operator not in _NAMES:
             break
         chain.append(readers[0])
     assert all(before.outputs[0] in after.inputs for before, after in pairwise(chain))
@@ -64,13 +67,13 @@ def _replace(editor: Editor, core: Node, end: Node) -> bool:
     if found is None:
         return False
     x, cone = found
-    if editor.shape(x) != editor.shape(end.outputs[0]) or not editor.is_float(x):
+    if len(cone) == 1 or editor.shape(x) != editor.shape(end.outputs[0]) or not editor.is_float(x):
         return False
     with np.errstate(all="ignore"):
         values = _evaluate(editor, x, cone)
-        for attributes, function in FUNCTIONS.values():
+        for operator, attributes, function in (*FUNCTIONS, *_hard_functions(values)):
             if np.all(np.abs(values - function(SAMPLES)) <= TOLERANCE * np.maximum(1, np.abs(SAMPLES))):
-                node = Node(end.name, "Gelu", (x,), end.outputs, attributes)
+                node = Node(end.name, operator, (x,), end.outputs, attributes)
                 editor.replace(end.outputs[0], [node])
                 return True
     return False
@@ -85,12 +88,12 @@ def _cone(editor: Editor, core: Node, end: Node) -> tuple[str, list[Node]] | Non
     open_names, cone = {end.outputs[0]}, list[Node]()
     while len(open_names) > 1 or core not in cone:
         latest = max(open_names, key=lambda name: order.get(name, -1))
-        node = editor.producer(latest, *OPERATORS)
+        node = editor.producer(latest, *_NAMES)
         if node is None or len(cone) == MOST_NODES:
             return None
         cone.append(node)
         open_names.remove(latest)
-        for name in node.inputs:
+        for name in filter(None, node.inputs):
             if name not in editor.constants:
                 open_names.add(name)
             elif editor.scalar(name) is None:
@@ -101,12 +104,43 @@ def _cone(editor: Editor, core: Node, end: Node) -> tuple[str, list[Node]] | Non
     return open_names.pop(), cone[::-1]
 
 
+def _hard_functions(values: Array) -> Iterator[tuple[str, dict[str, Any], Function]]:
+    """Yield the HardSigmoid, and the HardSwish, through two of these values at the sample points."""
+    for operator, gates in (("HardSigmoid", values), ("HardSwish", values / SAMPLES)):
+        (sloped,) = np.nonzero((gates > TOLERANCE) & (gates < 1 - TOLERANCE) & (np.abs(SAMPLES) > SMALL))
+        if len(sloped) < 2:
+            continue
+        (first, last), gate = SAMPLES[sloped[[0, -1]]], gates[sloped[[0, -1]]]
+        alpha = float((gate[1] - gate[0]) / (last - first))
+        beta = float(gate[0] - alpha * first)
+        function = partial(_hard_sigmoid if operator == "HardSigmoid" else _hard_swish, alpha=alpha, beta=beta)
+        yield operator, {"alpha": alpha, "beta": beta}, function
+
+
 def _evaluate(editor: Editor, x: str, cone: list[Node]) -> Array:
     values: dict[str, Array] = {x: SAMPLES}
     for node in cone:
-        operands = [values[name] if name in values else np.float64(editor.scalar(name) or 0.0) for name in node.inputs]
-        values[node.outputs[0]] = OPERATORS[node.operator](*operands)
+        operands = [
+            values[name] if name in values else np.float64(editor.scalar(name) or 0.0) if name else None
+            for name in node.inputs
+        ]
+        values[node.outputs[0]] = _value(node, operands)
     return values[cone[-1].outputs[0]]
+
+
+def _value(node: Node, operands: list[Any]) -> Array:
+    """Return what a node makes of its inputs; None is an input that it leaves out."""
+    match node.operator:
+        case "Clip":
+            limits = [node.attributes.get("min"), node.attributes.get("max")]
+            least, largest = (operands[1:] + limits[len(operands) - 1 :])[:2]
+            least, largest = -np.inf if least is None else least, np.inf if largest is None else largest
+            return np.asarray(np.minimum(np.maximum(operands[0], least), largest))
+        case "HardSigmoid":
+            factors = {**_DEFAULTS[node.operator], **node.attributes}
+            return _hard_sigmoid(operands[0], factors["alpha"], factors["beta"])
+        case _:
+            return OPERATORS[node.operator](*operands)
 
 
 def erf(x: Array) -> Array:
@@ -118,6 +152,14 @@ def erf(x: Array) -> Array:
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
+    return np.clip(alpha * x + beta, 0, 1)
+
+
+def _hard_swish(x: Array, alpha: float, beta: float) -> Array:
+    return x * _hard_sigmoid(x, alpha, beta)
 
 
 OPERATORS: dict[str, Function] = {
@@ -134,15 +176,24 @@ OPERATORS: dict[str, Function] = {
     "Tanh": np.tanh,
     "Sigmoid": _sigmoid,
     "Softplus": lambda x: np.logaddexp(0, x),
+    "Relu": lambda x: np.maximum(x, 0),
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Reciprocal": np.reciprocal,
     "Identity": lambda x: x,
 }
-FUNCTIONS: dict[str, tuple[dict[str, bytes], Function]] = {
-    "Gelu": ({"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
-    "GeluTanh": (
+_NAMES = (*OPERATORS, "Clip", "HardSigmoid")
+FUNCTIONS: tuple[tuple[str, dict[str, Any], Function], ...] = (
+    ("Gelu", {"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
+    (
+        "Gelu",
         {"approximate": b"tanh"},
         lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     ),
-}
+    ("Swish", {}, lambda x: x * _sigmoid(x)),
+    ("Sigmoid", {}, _sigmoid),
+    ("Mish", {}, lambda x: x * np.tanh(np.logaddexp(0, x))),
+)
 
 
 def _find_gate(editor: Editor, node: Node) -> None:
@@ -291,8 +342,8 @@ def _shaped(value: Array, node: Node, shape: tuple[int, ...]) -> Array:
 
 
 GATES = Rule(("Mul",), _find_gate)
-GELU = Rule(CORES, _find_gelu)
+FUNCTIONS_OF_ONE = Rule(CORES, _find_function)
 LAYER_NORM = Rule(("Div", "Mul"), _find_layer_norm)
 QUANTISATION_PAIRS = Rule(("DequantizeLinear",), _find_pair)
 QUANTISATION_SCALES = Rule(("QuantizeLinear", "DequantizeLinear"), _spread_scales)
-_RULES = (QUANTISATION_PAIRS, QUANTISATION_SCALES, GATES, GELU, LAYER_NORM, ATTENTION, COPIES)
+_RULES = (QUANTISATION_PAIRS, QUANTISATION_SCALES, GATES, FUNCTIONS_OF_ONE, LAYER_NORM, ATTENTION, COPIES)

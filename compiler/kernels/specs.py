@@ -502,13 +502,13 @@ def _window(kernel: tuple[int, int], stride: tuple[int, int]) -> str:
     return f"k{text(kernel)} s{text(stride)}"
 
 
-ElementwiseOperator = Literal["add", "sub", "mul", "copy"]
+ElementwiseOperator = Literal["add", "sub", "mul", "div", "copy"]
 
 
 @dataclass(frozen=True)
 class ElementwiseSpec(KernelSpec):
     """One operator over float32 tensors, then an activation, wherever they lie. Inputs have the size of the output, or
-    are constants, or have one number per channel of an image.
+    are constants, or have one number per channel of an image. Divisors are constants without a zero.
 
     There is no kernel for it: layout makes it a `BlockedElementwiseSpec` or a `PointwiseSpec`.
     """

@@ -182,7 +182,7 @@ def _place_elementwise(memory: Memory, layer: Layer) -> None:
     if image is None or image.is_vector or not _wants_blocked(memory, layer, image):
         _place_pointwise(memory, _as_pointwise(memory.program, layer))
         return
-    inputs = tuple(_operand(memory, name, kind) for name in layer.inputs)
+    inputs = tuple(_operand(memory, name, kind, _surplus(spec)) for name in layer.inputs)
     blocked = BlockedElementwiseSpec(
         spec.operator,
         image.channels,
@@ -201,8 +201,11 @@ def _wants_blocked(memory: Memory, layer: Layer, image: Geometry) -> bool:
     return any(memory.home(name).is_blocked(image) or memory.image(name) != image for name in activations)
 
 
-def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
-    """Return a blocked tensor, or one of one number per channel, for a result of type `kind`."""
+def _operand(memory: Memory, name: str, kind: TensorType, surplus: float) -> Buffer:
+    """Return a blocked tensor, or one of one number per channel, for a result of type `kind`.
+
+    `surplus`: what a constant has in surplus channels.
+    """
     if name not in memory.program.constants:
         return memory.blocked(name)
     value = memory.program.constants[name]
@@ -211,7 +214,7 @@ def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
     shape = (*kind.shape[:2], *(1 for _ in kind.shape[2:])) if small else kind.shape
     value = np.broadcast_to(value, shape).reshape(*shape[:2], -1, shape[-1])
     _, channels, height, width = value.shape
-    padded = np.pad(value[0], ((0, -channels % memory.lanes), (0, 0), (0, 0)))
+    padded = np.pad(value[0], ((0, -channels % memory.lanes), (0, 0), (0, 0)), constant_values=surplus)
     packed = padded.reshape(-1, memory.lanes, height, width).transpose(0, 2, 3, 1)
     found = TensorType(value.shape, value.dtype.name)
     return Buffer(found, "blocked", geometry_of(found), Space.WEIGHTS, constant=packed)
@@ -234,7 +237,9 @@ def _place_on_sequence(memory: Memory, layer: Layer) -> bool:
     if any(not _fits(shape, kind.shape, geometry) for shape in shapes):
         return False
     inputs = tuple(
-        _packed(memory, constants[name], geometry) if name in constants else memory.blocked(name, geometry)
+        _packed(memory, constants[name], geometry, _surplus(spec))
+        if name in constants
+        else memory.blocked(name, geometry)
         for name in layer.inputs
     )
     vectors = tuple(buffer.is_vector for buffer in inputs)
@@ -253,11 +258,18 @@ def _fits(shape: tuple[int, ...], full: tuple[int, ...], geometry: Geometry) -> 
     return math.prod(shape) in (1, math.prod(full)) or per_channel
 
 
-def _packed(memory: Memory, value: Array, geometry: Geometry) -> Buffer:
-    """Return a constant in blocked memory: a vector, or a whole sequence."""
+def _surplus(spec: ElementwiseSpec) -> float:
+    """Return what constants have in surplus channels, so that these stay numbers."""
+    return float(spec.operator == "div")
+
+
+def _packed(memory: Memory, value: Array, geometry: Geometry, surplus: float) -> Buffer:
+    """Return a constant in blocked memory: a vector, or a whole sequence; `surplus` is in surplus channels."""
     value = np.broadcast_to(value.reshape(1), geometry.channels) if value.size == 1 else value
     part = sequence(geometry.channels, value.size // geometry.channels)
-    rows = np.pad(value.reshape(-1, geometry.channels), ((0, 0), (0, -geometry.channels % memory.lanes)))
+    rows = np.pad(
+        value.reshape(-1, geometry.channels), ((0, 0), (0, -geometry.channels % memory.lanes)), constant_values=surplus
+    )
     blocks = rows.reshape(part.width, -1, memory.lanes).transpose(1, 0, 2)
     kind = TensorType((1, part.channels, 1, part.width), value.dtype.name)
     return Buffer(kind, "blocked", part, Space.WEIGHTS, constant=blocks)

@@ -223,6 +223,8 @@ def _compute(spec: BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Ex
             value = values[0] - values[1]
         case "mul":
             value = values[0] * values[1]
+        case "div":
+            value = values[0] / values[1]
         case "copy":
             value = values[0]
     return activate(value, spec.activation, lanes)

@@ -68,7 +68,7 @@ _COMPARISONS = {
     "GreaterOrEqual": "greater_or_equal",
     "IsNaN": "is_nan",
 }
-_VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
+_VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
 
 
 def elementwise_spec(operator: ElementwiseOperator, kind: TensorType, activation: Activation = NONE) -> ElementwiseSpec:
@@ -76,15 +76,32 @@ def elementwise_spec(operator: ElementwiseOperator, kind: TensorType, activation
     return ElementwiseSpec(operator, "float32", math.prod(kind.shape), activation)
 
 
-@lowers("Add", "Sub", "Mul")
+@lowers("Add", "Sub", "Mul", "Div")
 def binary(program: Program, node: Node) -> None:
-    """Two operands."""
+    """Two operands; images are divided by constants only, so that nothing is divided by surplus channels."""
+    divisor = program.graph.constants.get(node.inputs[1])
+    if node.operator != "Div" or (divisor is not None and np.all(divisor)):
+        _binary(program, node, cast(ElementwiseOperator, node.operator.lower()))
+    else:
+        lower_pointwise(program, node, PLAIN[node.operator])
+
+
+@lowers("Sum")
+def total(program: Program, node: Node) -> None:
+    """Of two operands it is an Add."""
+    if len(node.inputs) == 2:
+        _binary(program, node, "add")
+    else:
+        lower_pointwise(program, node, variadic)
+
+
+def _binary(program: Program, node: Node, operator: ElementwiseOperator) -> None:
     kind = program.type(node.outputs[0])
     if kind.dtype != "float32" or not all(_fits(program, name, kind) for name in node.inputs):
         lower_pointwise(program, node, PLAIN[node.operator])
         return
     inputs = tuple(_operand(program, node, name) for name in node.inputs)
-    program.add(node, elementwise_spec(cast(ElementwiseOperator, node.operator.lower()), kind), inputs)
+    program.add(node, elementwise_spec(operator, kind), inputs)
 
 
 def _fits(program: Program, name: str, kind: TensorType) -> bool:
@@ -299,7 +316,7 @@ def _pointwise(*operators: str) -> Callable[[Recipe], Recipe]:
     return register
 
 
-@_pointwise(*(name for name in _SAME_TYPE if name not in ("Add", "Sub", "Mul")))
+@_pointwise(*(name for name in _SAME_TYPE if name not in ("Add", "Sub", "Mul", "Div")))
 def same_type(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     """One instruction whose result has the type of its operands."""
     return expression.apply(_SAME_TYPE[node.operator], *values)
@@ -319,7 +336,7 @@ def comparison(expression: Expression, node: Node, values: list[Value], dtype: s
     return expression.apply(_COMPARISONS[node.operator], *values, dtype="bool")
 
 
-@_pointwise(*_VARIADIC)
+@_pointwise("Min", "Max")
 def variadic(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     """Any number of operands."""
     return reduce(lambda total, value: expression.apply(_VARIADIC[node.operator], total, value), values)
@@ -454,8 +471,9 @@ def plain_leaky_relu(expression: Expression, node: Node, values: list[Value], dt
 
 
 PLAIN: dict[str, Recipe] = {
-    **dict.fromkeys(("Add", "Sub", "Mul"), same_type),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), same_type),
     **dict.fromkeys(("Tanh", "Sigmoid", "Erf"), float_function),
+    "Sum": variadic,
     "Relu": plain_relu,
     "Clip": plain_clip,
     "LeakyRelu": plain_leaky_relu,

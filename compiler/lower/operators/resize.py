@@ -71,7 +71,7 @@ def _matrix(program: Program, node: Node, before: int, after: int, name: str, fa
         raise node.unsupported(f"an axis of {before} numbers becomes one of {after}")
     vector = np.array([1, 1, factor, 1], np.float32) if name == "scales" else np.array([1, 1, after, before])
     inputs: dict[str, Array] = {"x": np.eye(before, dtype=np.float32)[None, None], name: vector}
-    names = ("x", name)
+    names: tuple[str, ...] = ("x", name)
     if program.graph.opset >= ROI_OPSET:  # some of those operator sets want all inputs, though empty
         inputs |= {empty: np.zeros(0, np.float32) for empty in ("roi", "scales") if empty != name}
         names = ("x", "roi", "scales", *(["sizes"] if name == "sizes" else []))

@@ -126,3 +126,52 @@ def test_a_gate_for_the_model_s_input(check: Any, network: Any) -> None:
         node("Tanh", ["b"], ["y"]),
     ]
     assert "Sub+Tanh" in check(network(nodes, DEEP, {"y": None}))
+
+
+# Each node reads x, earlier nodes by their numbers (#0), and constants by theirs.
+SPELLED: dict[str, list[str]] = {
+    "HardSwish": ["Add x 3", "Clip #0 0 6", "Mul x #1", "Div #2 6"],
+    "HardSwish by parts": ["Add 3 x", "Clip #0 0 6", "Div #1 6", "Mul #2 x"],
+    "HardSwish of Relu": ["Add x 3", "Relu #0", "Min #1 6", "Mul #2 0.1666667", "Mul x #3"],
+    "HardSigmoid": ["Add x 3", "Clip #0 0 6", "Mul #1 0.1666667"],
+    "HardSigmoid of limits": ["Mul x 0.2", "Add #0 0.5", "Max #1 0", "Min #2 1"],
+    "Swish": ["Neg x", "Exp #0", "Add #1 1", "Div x #2"],
+    "Swish by a Reciprocal": ["Neg x", "Exp #0", "Add 1 #1", "Reciprocal #2", "Mul #3 x"],
+    "Mish": ["Softplus x", "Tanh #0", "Mul #1 x"],
+    "Div": ["Add x 3", "Clip #0 0 5", "Mul x #1", "Div #2 6"],  # none of them
+}
+
+
+@pytest.mark.parametrize("target", ENDS)
+def test_functions_that_are_spelled_out(check: Any, network: Any, target: str) -> None:
+    nodes, expected = [], []
+    for number, (form, lines) in enumerate(SPELLED.items()):
+        nodes.append(node("Conv", ["x" if not number else f"{number - 1}:y", "w"], [f"{number}:x"], pads=[1] * 4))
+        for index, (operator, *operands) in enumerate(line.split() for line in lines):
+            names = [f"{number}:{text.removeprefix('#')}" if text[0] in "x#" else text for text in operands]
+            nodes.append(node(operator, names, [f"{number}:{'y' if index == len(lines) - 1 else index}"]))
+        expected.append(f"Conv+{form.split()[0]}")
+    constants = {text: np.float32(text) for text in ("0", "1", "3", "5", "6", "0.2", "0.5", "0.1666667")}
+    operators = check(network(nodes, DEEP, {f"{number}:y": None}, {"w": weights(20, 20, 3, 3), **constants}), target)
+    assert operators[1 : len(SPELLED)] == expected[:-1]
+    assert operators[len(SPELLED) :] == ["Conv", "Add+Clip", "Mul", "Div", "Unpack"]
+
+
+@pytest.mark.parametrize("target", ENDS)
+def test_images_are_divided_by_constants_only(check: Any, network: Any, target: str) -> None:
+    """Divisors of a zero, and divisors that are computed, are of no use to surplus channels."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("MaxPool", ["a"], ["m"], kernel_shape=[1, 1]),
+        node("Div", ["m", "one"], ["b"]),
+        node("Div", ["b", "each"], ["c"]),
+        node("Conv", ["c", "w"], ["d"]),
+        node("Div", ["d", "zeros"], ["e"]),
+        node("Tanh", ["e"], ["y"]),
+        node("Exp", ["c"], ["f"]),
+        node("Div", ["d", "f"], ["z"]),
+    ]
+    each = np.arange(1, 21, dtype=np.float32).reshape(20, 1, 1)
+    constants = {"w": weights(20, 20, 1, 1), "one": np.float32(3), "each": each, "zeros": each - 1}
+    operators = check(network(nodes, DEEP, {"y": None, "z": None}, constants), target)
+    assert operators[:6] == ["Pack", "Conv", "MaxPool", "Div", "Div", "Conv"]
