@@ -1,13 +1,15 @@
 """Conversion between plain tensors, as a client sends them, and blocked or planar images and sequences.
 
 Plain tensors are read and written exactly within their bounds, at any 4-byte alignment. Packing writes the interior of
-its output and zeros into surplus channels, and leaves the halo alone.
+its output and zeros into surplus channels, and leaves the halo alone. Squares of as many pixels as channels are
+transposed in registers; images whose lines are shorter, and have no halo, are seen with longer ones.
 
 In a sequence, plain [positions][channels], a vector of channels is adjacent on both sides, so whole vectors move; a few
 positions at a time, so that reads and writes both run on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,7 @@ from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
     Expr,
+    at_most,
     constant,
     either,
     kernel,
@@ -26,6 +29,7 @@ from gangway.compiler.kernels.templates.builder import (
     repeat,
     store,
     strided,
+    transposed,
 )
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -44,13 +48,23 @@ POSITIONS = 8  # moved together
 
 def candidates(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    image = _image(spec, target)
+    image = _image(_with_longer_lines(spec, target), target)
     moved = 2 * image.elements * FLOAT_BYTES
     tasks = plane_tasks(image.blocks, image.height, image.elements, moved, target)
     kind = "unpack" if isinstance(spec, UnpackSpec) else "pack planar" if spec.planar else "pack"
     text = f"{kind} {tasks.groups_per_task}x{tasks.bands_per_task}"
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
     yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), 1)
+
+
+def _with_longer_lines(spec: PackSpec | UnpackSpec, target: TargetSpec) -> PackSpec | UnpackSpec:
+    """Return a spec of the same memory whose lines have at least `lanes` pixels, if that is possible."""
+    halo = spec.input_halo if isinstance(spec, UnpackSpec) else spec.output_halo
+    if halo or spec.width >= target.lanes:
+        return spec
+    lines = (n for n in range(2, spec.height + 1) if spec.height % n == 0 and n * spec.width >= target.lanes)
+    merged = next(lines, 1)
+    return replace(spec, height=spec.height // merged, width=spec.width * merged)
 
 
 def _image(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Image:
@@ -62,8 +76,8 @@ def _image(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Image:
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, PackSpec | UnpackSpec)
+    assert isinstance(plan.spec, PackSpec | UnpackSpec)
+    spec = _with_longer_lines(plan.spec, target)
     image = _image(spec, target)
     tasks = Tasks(image.blocks, image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
 
@@ -96,52 +110,77 @@ def _copy_line(image: Image, buffers: tuple[Buffer, ...], plane: Expr, row: Expr
 
 
 def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block: Expr, row: Expr) -> None:
-    """One line of one channel block, plain to blocked: gathers the channels of each pixel."""
+    """One line of one channel block, plain to blocked: squares of as many channels as pixels, else pixel by pixel."""
     x, y = buffers
     lanes, step = image.lanes, spec.height * spec.width
-    whole, rest = divmod(spec.channels, lanes)
 
-    def pixel(column: Expr) -> None:
-        source = row * spec.width + column
-        into = image.origin + row * image.row + column * lanes
+    def square(column: Expr, channels: int) -> None:
+        source = block * (lanes * step) + row * spec.width + column
+        into = block * image.plane + image.origin + row * image.row + column * lanes
+        rows = [x[lanes_at(source + lane * step, lanes)] for lane in range(channels)]
+        rows += [constant(0.0, lanes)] * (lanes - channels)
+        for i, pixel in enumerate(transposed(rows)):
+            store(y, into + i * lanes, pixel, lanes)
 
-        def full() -> None:
-            gathered = x[strided(block * (lanes * step) + source, step, lanes)]
-            store(y, block * image.plane + into, gathered, lanes)
+    def pixel(column: Expr, channels: int) -> None:
+        source = block * (lanes * step) + row * spec.width + column
+        into = block * image.plane + image.origin + row * image.row + column * lanes
+        if channels == lanes:
+            store(y, into, x[strided(source, step, lanes)], lanes)
+            return
+        for lane in range(lanes):
+            value = x[source + lane * step] if lane < channels else tirx.const(0.0, "float32")
+            store(y, into + lane, value, 1)
 
-        def partial() -> None:
-            for lane in range(lanes):
-                value = x[(whole * lanes + lane) * step + source] if lane < rest else tirx.const(0.0, "float32")
-                store(y, whole * image.plane + into + lane, value, 1)
-
-        _either_block(block, whole, rest, full, partial)
-
-    repeat(spec.width, pixel)
+    _each_square(image, block, square, pixel)
 
 
 def _unpack_line(spec: UnpackSpec, image: Image, buffers: tuple[Buffer, ...], block: Expr, row: Expr) -> None:
-    """One line of one channel block, blocked to plain: scatters the channels of each pixel or keeps them together."""
+    """One line of one channel block, blocked to plain: as `_pack_line`, or channels of a pixel stay together."""
     x, y = buffers
     lanes, step, pixel_step = image.lanes, spec.height * spec.width, 1
     if spec.channels_last:
         step, pixel_step = 1, spec.channels
-    whole, rest = divmod(spec.channels, lanes)
 
-    def pixel(column: Expr) -> None:
-        source = image.origin + row * image.row + column * lanes
-        into = (row * spec.width + column) * pixel_step
+    def square(column: Expr, channels: int) -> None:
+        source = block * image.plane + image.origin + row * image.row + column * lanes
+        into = block * (lanes * step) + row * spec.width + column
+        rows = [x[lanes_at(source + i * lanes, lanes)] for i in range(lanes)]
+        for lane, line in enumerate(transposed(rows)[:channels]):
+            store(y, into + lane * step, line, lanes)
 
-        def full() -> None:
-            value = x[lanes_at(block * image.plane + source, lanes)]
-            store(y, block * (lanes * step) + into, value, lanes, step)
+    def pixel(column: Expr, channels: int) -> None:
+        source = block * image.plane + image.origin + row * image.row + column * lanes
+        into = block * (lanes * step) + (row * spec.width + column) * pixel_step
+        if channels == lanes:
+            store(y, into, x[lanes_at(source, lanes)], lanes, step)
+            return
+        for lane in range(channels):
+            store(y, into + lane * step, x[source + lane], 1)
 
-        def partial() -> None:
-            for lane in range(rest):
-                store(y, (whole * lanes + lane) * step + into, x[whole * image.plane + source + lane], 1)
+    _each_square(image, block, pixel if spec.channels_last else square, pixel)
 
-        _either_block(block, whole, rest, full, partial)
 
-    repeat(spec.width, pixel)
+Place = Callable[[Expr, int], None]  # of a column and a number of channels
+
+
+def _each_square(image: Image, block: Expr, square: Place, pixel: Place) -> None:
+    """Call `square` for every `lanes` pixels of a line, the last of which may overlap, or `pixel` for each one.
+
+    The last block may have fewer channels than the others.
+    """
+    whole, rest = divmod(image.channels, image.lanes)
+    narrow = image.width < image.lanes or square is pixel
+
+    def line(channels: int) -> None:
+        if narrow:
+            repeat(image.width, lambda column: pixel(column, channels))
+            return
+        last = image.width - image.lanes
+        count = -(-image.width // image.lanes)
+        repeat(count, lambda index: square(at_most(index * image.lanes, last), channels))
+
+    _either_block(block, whole, rest, partial(line, image.lanes), partial(line, rest))
 
 
 def _either_block(block: Expr, whole: int, rest: int, full: Any, partial: Any) -> None:

@@ -211,6 +211,9 @@ PACKS = [
     PackSpec(20, 7, 9, planar=False, output_halo=1),
     PackSpec(6, 1, 1, planar=False),
     PackSpec(40, 1, 5, planar=False),
+    PackSpec(37, 3, 37, planar=False, output_halo=2),  # squares of which the last one of a line overlaps
+    PackSpec(35, 6, 9, planar=False),  # lines that are seen as one
+    PackSpec(5, 2, 16, planar=False),
 ]
 
 
