@@ -128,7 +128,8 @@ class ConvSpec(KernelSpec):
     """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
 
     Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1, or `in_channels` (depthwise), or such that
-    inputs and outputs of a group are multiples of MOST_LANES.
+    inputs and outputs of a group are multiples of MOST_LANES. Other groups are one group whose weights are zero but in
+    `diagonal_blocks` equal blocks.
     `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
     Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
     """
@@ -142,6 +143,7 @@ class ConvSpec(KernelSpec):
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    diagonal_blocks: int = 1
     activation: Activation = NONE
     residual: bool = False
     input_planar: bool = False
@@ -162,15 +164,16 @@ class ConvSpec(KernelSpec):
     @property
     def _products(self) -> int:
         """Products summed up for one output."""
-        return self.in_channels // self.groups * math.prod(self.kernel)
+        return self.in_channels // self.groups // self.diagonal_blocks * math.prod(self.kernel)
 
     @property
     def text(self) -> str:
         """Shape for people."""
         if (self.height, self.width, *self.kernel) == (1, 1, 1, 1):
             return f"{self.in_channels} -> {self.out_channels}"
-        depthwise = " depthwise" if self.groups == self.in_channels else f" {self.groups} groups"
-        groups = "" if self.groups == 1 else depthwise
+        count = self.groups * self.diagonal_blocks
+        depthwise = " depthwise" if self.groups == self.in_channels else f" {count} groups"
+        groups = "" if count == 1 else depthwise
         source, size = _image(self.in_channels, self.height, self.width), _image(self.out_channels, *self.output_size)
         return f"{source} -> {size} {_window(self.kernel, self.stride)}{groups}"
 

@@ -111,7 +111,11 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
         return
     haloed = any(spec.pads)
     # With few channels most lanes of a blocked input would be idle; a planar one is also packed faster.
-    planar = spec.groups == 1 and spec.in_channels < memory.lanes and not memory.image(name).is_vector
+    planar = (
+        spec.groups == spec.diagonal_blocks == 1
+        and spec.in_channels < memory.lanes
+        and not memory.image(name).is_vector
+    )
     if planar and memory.home(name).layout == "plain":
         spec = replace(spec, input_planar=True)
         x = memory.planar(name) if haloed else memory.plain(name)

@@ -139,16 +139,38 @@ class Geometry:
         whole, rest = divmod(self.spec.in_channels // self.spec.groups, self.input.lanes)
         return whole, -(-rest // UNROLLED_CHANNELS) * UNROLLED_CHANNELS
 
+    def planes_of(self, group: Expr) -> tuple[Expr, Expr]:
+        """First and end of the input planes whose weights are not all zero for a group of channel blocks.
+
+        Only for weights in blocks on the diagonal, of which all planes count as whole ones.
+        """
+        spec, width = self.spec, self.group_blocks * self.target.lanes
+        outputs, inputs = spec.out_channels // spec.diagonal_blocks, spec.in_channels // spec.diagonal_blocks
+        last = at_most((group + 1) * width, spec.out_channels) - 1
+        end = (quotient(last, outputs) + 1) * inputs
+        return quotient(quotient(group * width, outputs) * inputs, self.input.lanes), quotient(
+            end + (self.input.lanes - 1), self.input.lanes
+        )
+
+    @cached_property
+    def _planes_used(self) -> list[int]:
+        """By group of channel blocks."""
+        spans = [self.planes_of(group) for group in range(self.groups)]
+        return [int(end) - int(first) for first, end in spans]
+
     @cached_property
     def reduction(self) -> int:
-        """Products summed up for one output."""
-        whole, rest = self.plane_channels
+        """Products summed up for one output, at most."""
+        whole, rest = (max(self._planes_used), 0) if self.spec.diagonal_blocks > 1 else self.plane_channels
         return (whole * self.input.lanes + rest) * self.spec.kernel[0] * self.spec.kernel[1]
 
     @cached_property
     def flops(self) -> int:
         """Floating point operations, surplus output channels included."""
-        return 2 * self.pixels * self.output.blocks * self.output.lanes * self.reduction
+        flops = 2 * self.pixels * self.output.blocks * self.output.lanes * self.reduction
+        if self.spec.diagonal_blocks > 1:
+            return flops * sum(self._planes_used) // (max(self._planes_used) * self.groups)
+        return flops
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -226,6 +248,8 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
 def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:
     """The same, of a geometry."""
     spec, target = geometry.spec, geometry.target
+    if spec.diagonal_blocks > 1:
+        return _pack_diagonal(geometry, raw)
     planes, rest = geometry.plane_channels
     channels, width = planes * geometry.input.lanes, geometry.group_blocks * target.lanes
     packed = np.zeros(geometry.output.blocks * target.lanes * geometry.reduction, np.float32)
@@ -238,6 +262,20 @@ def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:
         if rest:
             at = _pack_planes(packed, at, group[:, None, channels:], rest, target.lanes)
     return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % target.lanes))
+
+
+def _pack_diagonal(geometry: Geometry, raw: RawWeights) -> PackedWeights:
+    """The same, with the planes that each group of channel blocks has weights for."""
+    spec, lanes = geometry.spec, geometry.input.lanes
+    width = geometry.group_blocks * geometry.target.lanes
+    packed = np.zeros(geometry.output.blocks * geometry.target.lanes * geometry.reduction, np.float32)
+    surplus = -spec.in_channels % lanes
+    for group, begin in enumerate(range(0, spec.out_channels, width)):
+        first, end = (int(plane) for plane in geometry.planes_of(group))
+        rows = np.pad(raw["weights"][begin : begin + width], ((0, 0), (0, surplus), (0, 0), (0, 0)))
+        parts = rows[:, first * lanes : end * lanes].reshape(len(rows), end - first, lanes, *spec.kernel)
+        _pack_planes(packed, group * width * geometry.reduction, parts, lanes, geometry.target.lanes)
+    return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % geometry.target.lanes))
 
 
 def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: int) -> int:
@@ -293,7 +331,7 @@ def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
     whole = spec.kernel == (spec.height, spec.width) and spec.dilation == (1, 1) and not any(spec.pads)
     side_by_side = not spec.input_planar and not spec.input_halo
     no_gaps = spec.height * spec.width == 1 or spec.in_channels % target.lanes == 0
-    if spec.groups > 1 or not (whole and side_by_side and no_gaps):
+    if spec.groups * spec.diagonal_blocks > 1 or not (whole and side_by_side and no_gaps):
         return None
     geometry = Geometry(spec, target)
     tile = _tile_rows(geometry)
@@ -383,6 +421,9 @@ class RegisterTiles:
         if self._g.spec.groups > 1:
             skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
             inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
+        if self._g.spec.diagonal_blocks > 1:
+            first, _ = self._g.planes_of(group)
+            inputs = [pixel + first * self._g.input.plane for pixel in inputs]
         self._reduce(sums, group, blocks, inputs, self._kernel_rows(row, rows))
         return sums
 
@@ -464,6 +505,10 @@ class RegisterTiles:
 
         if image.lanes == 1:
             repeat(image.blocks, planar_taps)
+            return
+        if spec.diagonal_blocks > 1:
+            first, end = self._g.planes_of(group)
+            repeat(end - first, lambda plane: blocked_taps(plane, image.lanes))
             return
         whole, rest = self._g.plane_channels
         if whole:

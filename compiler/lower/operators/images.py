@@ -50,13 +50,14 @@ def conv(program: Program, node: Node) -> None:
     if weights.ndim == 5:
         _volume_conv(program, node, weights)
         return
-    outputs, per_group, height, width = weights.shape
+    (outputs, per_group, height, width), diagonal_blocks = weights.shape, 1
     groups = node.attributes.get("group", 1)
     if per_group * groups != image.channels:
         raise node.unsupported(f"weights {list(weights.shape)} of {groups} groups do not fit {image.channels} channels")
     if outputs % groups:
         raise node.unsupported(f"{groups} groups of {outputs} outputs")
     if groups != 1 and not groups == image.channels == outputs:
+        diagonal_blocks = groups
         weights, groups = _merge_groups(weights, groups)
     bias = program.optional(node, 2)
     if bias is None:
@@ -74,6 +75,7 @@ def conv(program: Program, node: Node) -> None:
         window.pads,
         window.dilation,
         groups,
+        diagonal_blocks if groups == 1 else 1,
     )
     program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
 

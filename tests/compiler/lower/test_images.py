@@ -98,6 +98,30 @@ def test_groups(check: Any, network: Any, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ENDS)
+def test_groups_that_begin_within_a_register(check: Any, network: Any, target: str) -> None:
+    """Of 34 channels, of more outputs than inputs, with a window, and of a planar image and a vector."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Conv", ["a", "w0"], ["b0"], group=4),
+        node("Relu", ["b0"], ["c0"]),
+        node("Add", ["c0", "a"], ["y0"]),
+        node("Conv", ["a", "w1"], ["y1"], group=8, pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Conv", ["z", "w2"], ["y2"], group=3, pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", ["a"], ["d"]),
+        node("Conv", ["d", "w3"], ["y3"], group=2),
+    ]
+    constants = {
+        "w": weights(136, 20, 1, 1),
+        "w0": weights(136, 34, 1, 1),
+        "w1": weights(40, 17, 3, 3),
+        "w2": weights(51, 1, 3, 3),
+        "w3": weights(42, 68, 1, 1),
+    }
+    inputs: dict[str, list[int | str]] = {**DEEP, "z": ["N", 3, 7, 9]}
+    check(network(nodes, inputs, {f"y{n}": None for n in range(4)}, constants), target)
+
+
+@pytest.mark.parametrize("target", ENDS)
 def test_dense_layers_on_images(check: Any, network: Any, target: str) -> None:
     """No layout but the image's own is needed, whatever its channels and halo."""
     nodes = [
