@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -23,8 +23,10 @@ WEIGHTS_FILE = "weights.bin"
 KERNELS_FILE = "kernels.so"
 ONNX_FOLDER = "onnx"  # the ONNX file, and files with its external data at the places it names
 ONNX_FILE = "onnx/model.onnx"
+ISLAND_SUFFIX = ".onnx"  # of files with layers that onnxruntime computes
 
 MAX_ARGUMENTS = 8  # pointers of one kernel
+MAX_OPERANDS = 32  # and of one island
 MAX_TENSORS = 32  # inputs, and outputs, of one model
 MAX_CHECKS = 8  # of one layer
 MAX_LAYERS = 4096
@@ -45,7 +47,7 @@ ITEM_BYTES: Mapping[str, int] = {
 class Engine(StrEnum):
     """What executes a model."""
 
-    NATIVE = "native"  # kernels.so, layer by layer, by gangs
+    NATIVE = "native"  # kernels.so, layer by layer, by gangs; onnxruntime for layers that are islands
     ONNXRUNTIME = "onnxruntime"  # the ONNX file as a whole, one call for all rows
 
 
@@ -134,6 +136,10 @@ class Layer:
     # the kernels have one argument more, behind all others, `int64_t *refused`: two words that they set when they meet
     # such a number, to the check that it fails, from 1 on, and to itself. What they compute then is of no use.
     checks: tuple[str, ...] = ()
+    # Of an island: the file of the artifact with which onnxruntime computes the layer, row by row. The arguments are
+    # the file's inputs and outputs, plain, in their order. There is one version of one task, without a kernel, and
+    # `max_ranks` is how many threads are useful.
+    onnx_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,11 @@ class Manifest:
     parameters: int = 0  # numbers of the model's weights
     compiler_version: str = ""
     format_version: int = FORMAT_VERSION
+
+    @property
+    def islands(self) -> tuple[Layer, ...]:
+        """The layers of a compiled model that onnxruntime computes."""
+        return tuple(layer for layer in self.layers if layer.onnx_file)
 
 
 @dataclass(frozen=True)

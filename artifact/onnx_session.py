@@ -38,6 +38,15 @@ def open_session(model: Path | bytes, optimised: bool = True, threads: int = 1) 
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+_NAMES = {"float": "float32", "double": "float64"}  # numpy's, where onnxruntime's differ
+
+
+def element_type(kind: str) -> str:
+    """Return numpy's name of what a tensor holds, of a type as sessions state it: "tensor(float)"."""
+    element = kind.removeprefix("tensor(").removesuffix(")")
+    return _NAMES.get(element, element)
+
+
 def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], bfloat16: Collection[str]) -> list[Any]:
     """Return the outputs as arrays. `bfloat16` names the inputs and outputs of that type, whose arrays are of uint16.
 

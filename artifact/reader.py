@@ -9,11 +9,13 @@ from gangway.artifact.files import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
+    ISLAND_SUFFIX,
     KERNELS_FILE,
     MANIFEST_FILE,
     MAX_ARGUMENTS,
     MAX_CHECKS,
     MAX_LAYERS,
+    MAX_OPERANDS,
     MAX_TASKS,
     MAX_TENSORS,
     ONNX_FILE,
@@ -126,7 +128,7 @@ def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
 
 def _has_right_files(manifest: Manifest) -> bool:
     if manifest.engine is Engine.NATIVE:
-        return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE}
+        return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE, *(layer.onnx_file for layer in manifest.islands)}
     paths = [PurePosixPath(name) for name in manifest.files]
     inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
     return ONNX_FILE in manifest.files and inside
@@ -143,11 +145,14 @@ def _check_whole(manifest: Manifest) -> None:
 
 def _check_layer(manifest: Manifest, layer: Layer) -> None:
     name = f"layer '{layer.name}'"
-    _require(1 <= len(layer.arguments) <= MAX_ARGUMENTS, f"{name} has {len(layer.arguments)} arguments")
+    most = MAX_OPERANDS if layer.onnx_file else MAX_ARGUMENTS
+    _require(1 <= len(layer.arguments) <= most, f"{name} has {len(layer.arguments)} arguments")
     _require(1 <= len(layer.versions) <= MAX_VERSIONS, f"{name} has {len(layer.versions)} versions")
     _require(layer.max_ranks >= 1, f"{name} allows no rank")
     _require(0 <= layer.row_ns < 1 << 32, f"{name} takes {layer.row_ns} ns a row")
     _require(len(layer.checks) <= MAX_CHECKS, f"{name} has {len(layer.checks)} checks")
+    if layer.onnx_file:
+        _check_island(name, layer)
     for version in layer.versions:
         _check_kernel(name, version)
         _require(not (layer.checks and version.batch), f"{name} checks numbers of several rows in one call")
@@ -156,6 +161,13 @@ def _check_layer(manifest: Manifest, layer: Layer) -> None:
             _require(1 <= version.batch.rows <= MAX_BATCH_ROWS, f"{name}: a call of {version.batch.rows} rows")
     for argument in layer.arguments:
         _require(0 <= argument.offset_bytes < _space_bytes(manifest, argument), f"{name} points outside its buffer")
+
+
+def _check_island(name: str, layer: Layer) -> None:
+    path = PurePosixPath(layer.onnx_file)
+    _require(len(path.parts) == 1 and path.suffix == ISLAND_SUFFIX, f"{name} is in '{layer.onnx_file}'")
+    tasks = [(version.tasks, version.batch) for version in layer.versions]
+    _require(tasks == [(1, None)] and not layer.checks, f"{name} is not one call for each row")
 
 
 def _check_kernel(name: str, kernel: Version | BatchKernel) -> None:

@@ -15,6 +15,7 @@ from typing import Self
 from gangway.artifact.files import Checksum, file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
+    ISLAND_SUFFIX,
     KERNELS_FILE,
     MANIFEST_FILE,
     ONNX_FILE,
@@ -80,6 +81,7 @@ class ArtifactWriter(_Writer):
         self._weights = (self._temporary / WEIGHTS_FILE).open("wb")
         self._weights_bytes = 0
         self._weights_checksum = Checksum()
+        self._islands: list[str] = []
 
     @property
     def kernels_path(self) -> Path:
@@ -103,27 +105,34 @@ class ArtifactWriter(_Writer):
         self._weights_bytes += len(view) + len(padding)
         return offset_bytes
 
+    def add_island(self, name: str, content: bytes) -> None:
+        """Write an ONNX file of this name."""
+        (self._temporary / name).write_bytes(content)
+        self._islands.append(name)
+
     def _finish(self) -> dict[str, FileSpec]:
         if not self._weights_bytes:
             self.append_weights(bytes(ALIGNMENT_BYTES))  # an empty file could not be mapped
         self._weights.flush()
         weights = FileSpec(self._weights_bytes, self._weights_checksum.hexdigest())
-        return {WEIGHTS_FILE: weights, KERNELS_FILE: _measure(self.kernels_path)}
+        others = {name: _measure(self._temporary / name) for name in (KERNELS_FILE, *self._islands)}
+        return {WEIGHTS_FILE: weights, **others}
 
 
 class VariantWriter(_Writer):
-    """Writes other kernels for the weights of an artifact that exists; both share one copy of them on the disk.
+    """Writes other kernels for the weights and islands of an artifact that exists; both share one copy on the disk.
 
     Raises OSError also when that artifact has gone.
     """
 
     def __init__(self, folder: Path, original: Path) -> None:
         super().__init__(folder)
-        weights = original / WEIGHTS_FILE
-        try:
-            os.link(weights, self._temporary / WEIGHTS_FILE)
-        except OSError:  # some file systems have no links
-            shutil.copyfile(weights, self._temporary / WEIGHTS_FILE)
+        self._shared = (WEIGHTS_FILE, *(path.name for path in sorted(original.glob(f"*{ISLAND_SUFFIX}"))))
+        for name in self._shared:
+            try:
+                os.link(original / name, self._temporary / name)
+            except OSError:  # some file systems have no links
+                shutil.copyfile(original / name, self._temporary / name)
 
     @property
     def kernels_path(self) -> Path:
@@ -131,8 +140,7 @@ class VariantWriter(_Writer):
         return self._temporary / KERNELS_FILE
 
     def _finish(self) -> dict[str, FileSpec]:
-        weights, kernels = (_measure(self._temporary / name) for name in (WEIGHTS_FILE, KERNELS_FILE))
-        return {WEIGHTS_FILE: weights, KERNELS_FILE: kernels}
+        return {name: _measure(self._temporary / name) for name in (*self._shared, KERNELS_FILE)}
 
 
 class OnnxArtifactWriter(_Writer):

@@ -1,11 +1,12 @@
 """One compilation, phase by phase, from the ONNX file to the committed artifact."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import (
+    ISLAND_SUFFIX,
     MAX_LAYERS,
     MAX_TENSORS,
     BufferRef,
@@ -29,7 +30,8 @@ from gangway.compiler.kernels.codegen import (
     with_batch_plans,
     write_weights,
 )
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.plain_specs import IslandSpec
+from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
 from gangway.compiler.place.arena import plan_arena
@@ -87,8 +89,9 @@ class Job:
                 library = writer.kernels_path
                 build_kernels(symbols, self._target, library, lambda *count: self._phases.report("kernels", *count))
             with self._phases.timed("write"):
+                islands = _write_islands(steps, writer)
                 layers = tuple(
-                    _layer(step, plan, make_version(plan, symbols, self._target), weights)
+                    _layer(step, plan, make_version(plan, symbols, self._target), weights, islands.get(step.spec, ""))
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
                 parameters = sum(array.size for step in steps for array in step.weights.values())
@@ -140,7 +143,17 @@ def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> 
     return tuple(specs)
 
 
-def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, ...]) -> Layer:
+def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> dict[KernelSpec, str]:
+    """Write the ONNX files of islands, equal ones once; return their names."""
+    names: dict[KernelSpec, str] = {}
+    for step in steps:
+        if isinstance(step.spec, IslandSpec) and step.spec not in names:
+            names[step.spec] = f"island{len(names)}{ISLAND_SUFFIX}"
+            writer.add_island(names[step.spec], step.spec.model)
+    return names
+
+
+def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, ...], onnx_file: str) -> Layer:
     buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in step.buffers]
     constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
     return Layer(
@@ -154,4 +167,5 @@ def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, .
         max_ranks=max_ranks(step, plan.tasks),
         row_ns=row_ns(step),
         checks=step.checks,
+        onnx_file=onnx_file,
     )

@@ -8,6 +8,7 @@ LAYOUT: dict[str, tuple[int, dict[str, tuple[int, int, str]]]]
 
 LEASE_BYTES: int
 MAX_ARGUMENTS: int
+MAX_OPERANDS: int
 MAX_AWAITED: int
 MAX_CHECKS: int
 MAX_COMPLETED: int
@@ -151,8 +152,15 @@ class Program:
         inputs: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         checks: tuple[tuple[str, ...], ...],
+        calls: tuple[Callable[[tuple[int, ...], tuple[int, ...]], tuple[bool, str] | None] | None, ...],
     ) -> None:
-        """Tensors are pairs: bytes of a row, its place if staged (`artifact/staging.py`). `checks`: of each layer."""
+        """Tensors are pairs: bytes of a row, its place if staged (`plan_staging`). `checks` and `calls`: of each layer.
+
+        A layer with a function is the call `run(addresses, cores)` for each row, without kernels: where its arguments
+        lie, and the CPU numbers on which it may have threads, the caller's first. It returns None, or why the row was
+        not computed: whether what is in the request is to blame (INVALID, else INTERNAL), and a text. An exception
+        answers INTERNAL.
+        """
     @classmethod
     def whole(
         cls,

@@ -45,8 +45,8 @@ def load_whole(folder: Path, manifest: Manifest, most_cores: int = 1) -> _native
     return _native.Program.whole(OnnxRuntimeModel(folder, manifest, most_cores))
 
 
-class _Team:
-    """A session, and its threads beside the one that calls it."""
+class Team:
+    """A session, and its threads beside the one that calls it. Raises what onnxruntime raises."""
 
     def __init__(self, model: Path, threads: int) -> None:
         before = _threads()
@@ -78,7 +78,7 @@ class OnnxRuntimeModel:
     def __init__(self, folder: Path, manifest: Manifest, most_cores: int = 1) -> None:
         self._manifest = manifest
         try:
-            self._teams = {count: _Team(folder / ONNX_FILE, count) for count in thread_counts(most_cores)}
+            self._teams = {count: Team(folder / ONNX_FILE, count) for count in thread_counts(most_cores)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
         self._session = self._teams[1].session

@@ -16,15 +16,15 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gangway.artifact.format import (
     KERNELS_FILE,
-    MAX_ARGUMENTS,
+    MAX_OPERANDS,
     WEIGHTS_FILE,
     Engine,
     Layer,
@@ -252,7 +252,7 @@ def load_program(folder: Path, most_cores: int) -> _native.Program:
     """Load the artifact in `folder`: kernels by dlopen, weights mapped read-only (one copy in the machine).
 
     `most_cores`: of the gangs in which this worker is rank 0, for onnxruntime.
-    A model for onnxruntime makes this process import it, and numpy; others leave it as small as it is.
+    A model for onnxruntime, or with an island, makes this process import it, and numpy; others leave it small.
     The files' checksums are not compared here, that is done once in the machine and not in every worker.
     Raises ArtifactError for a bad manifest, OSError or ValueError where files and manifest do not fit together.
     """
@@ -272,12 +272,27 @@ def load_program(folder: Path, most_cores: int) -> _native.Program:
         inputs=_tensors(manifest.inputs, staging.inputs),
         outputs=_tensors(manifest.outputs, staging.outputs),
         checks=tuple(layer.checks for layer in manifest.layers),
+        calls=_calls(folder, manifest, most_cores),
+    )
+
+
+def _calls(folder: Path, manifest: Manifest, most_cores: int) -> tuple[Callable[..., Any] | None, ...]:
+    """Return what computes each layer that is an island; None for all others."""
+    if not manifest.islands:
+        return (None,) * len(manifest.layers)
+    from gangway.executor.island import Island  # noqa: PLC0415
+
+    return tuple(
+        Island(folder / layer.onnx_file, manifest.model_name, min(most_cores, layer.max_ranks))
+        if layer.onnx_file
+        else None
+        for layer in manifest.layers
     )
 
 
 def symbols(manifest: Manifest) -> list[str]:
     """Names of the kernels in the order of the table: by layer, by version, each followed by its batch kernel."""
-    versions = [version for layer in manifest.layers for version in layer.versions]
+    versions = [version for layer in manifest.layers if not layer.onnx_file for version in layer.versions]
     return [kernel.symbol for version in versions for kernel in (version, version.batch) if kernel]
 
 
@@ -291,7 +306,7 @@ def pack_layer(layer: Layer) -> bytes:
     ]
     return (
         _HEAD.pack(len(arguments), len(versions), layer.max_ranks, layer.row_ns)
-        + b"".join(arguments).ljust(MAX_ARGUMENTS * _ARGUMENT.size, b"\0")
+        + b"".join(arguments).ljust(MAX_OPERANDS * _ARGUMENT.size, b"\0")
         + b"".join(versions).ljust(MAX_VERSIONS * 2 * _KERNEL.size, b"\0")
     )
 

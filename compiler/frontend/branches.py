@@ -4,13 +4,14 @@ Exporters write such nodes for code that asks for a size or a rank. What depends
 values in a batch of one and in a larger one tell what does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import helper, shape_inference
 
 from gangway.compiler.frontend.shape_inference import known_values
+from gangway.compiler.frontend.subgraphs import all_nodes, rename_captured
 from gangway.compiler.kernels.specs import Array
 
 _PICKS = {
@@ -24,14 +25,6 @@ _PICKS = {
     "Unsqueeze",
 }  # parts of what they are given
 _ROUNDS = 64  # of branches in branches, and of conditions on the shapes of what branches compute
-
-
-def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, and those of graphs inside of them."""
-    for node in nodes:
-        yield node
-        for graph in _graphs(node):
-            yield from all_nodes(graph.node)
 
 
 def has_branches(model: Any) -> bool:
@@ -136,24 +129,11 @@ def _body(node: Any, branch: Any, taken: set[str]) -> tuple[list[Any], list[Any]
 
 
 def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
-    """Rename tensors in nodes and in graphs inside of them, which see them unless they have their own of that name."""
+    """Rename tensors in nodes and in graphs inside of them."""
     for node in nodes:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-        for graph in _graphs(node):
-            own = {value.name for value in (*graph.input, *graph.initializer)}
-            own |= {name for inner in graph.node for name in inner.output}
-            seen = {name: new for name, new in names.items() if name not in own}
-            rename(graph.node, seen)
-            for value in graph.output:
-                value.name = seen.get(value.name, value.name)
-
-
-def _graphs(node: Any) -> Iterator[Any]:
-    for item in node.attribute:
-        if item.HasField("g"):
-            yield item.g
-        yield from item.graphs
+        rename_captured(node, names)
 
 
 def _key(node: Any) -> str:

@@ -13,7 +13,6 @@ import onnx
 from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.branches import all_nodes
 from gangway.compiler.frontend.decompositions import decompose
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, TensorType, apply_rule
 from gangway.compiler.frontend.shape_inference import (
@@ -26,6 +25,7 @@ from gangway.compiler.frontend.shape_inference import (
     tensor_types,
     value_proto,
 )
+from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.specs import Array
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}

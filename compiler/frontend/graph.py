@@ -33,13 +33,18 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Node:
-    """One ONNX operator. Optional inputs that are left out are empty strings."""
+    """One ONNX operator. Optional inputs that are left out are empty strings.
+
+    Operators of other domains have those before their names: "com.microsoft.FusedConv". `captured` are the tensors that
+    graphs in attributes read from outside, by their names there; they are the last inputs, by the names that they have.
+    """
 
     name: str
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
 
     def unsupported(self, why: str) -> UnsupportedModelError:
         """Return the error that says why this node cannot be compiled."""
@@ -66,6 +71,7 @@ class Graph:
     types: Mapping[str, TensorType]
     wide_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in a batch of WIDE_BATCH
     opset: int = 21  # of ONNX's own operators
+    domains: Mapping[str, int] = field(default_factory=dict)  # versions of others
 
     def uses(self) -> Counter[str]:
         """How often each tensor is read, by nodes or as an output of the model."""

@@ -25,6 +25,7 @@ from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.frontend.shape_inference import infer_shapes, opset_of
+from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
@@ -323,7 +324,13 @@ def _is_symbolic(dim: Any) -> bool:
 
 def _node(node: Any) -> Node:
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    return Node(_name(node), node.op_type, tuple(node.input), tuple(node.output), attributes)
+    captured = captured_tensors(node)
+    inside = (tensor for graph in graphs_of(node) for tensor in _tensors_in(graph))
+    if any(external_data_helper.uses_external_data(tensor) for tensor in inside):
+        raise UnsupportedModelError(
+            f"node '{_name(node)}' ({node.op_type}): a graph inside has weights in another file"
+        )
+    return Node(_name(node), node.op_type, (*node.input, *captured), tuple(node.output), attributes, captured)
 
 
 def _name(node: Any) -> str:

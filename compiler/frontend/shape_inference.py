@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
 
 OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
@@ -341,12 +343,17 @@ def _require_quotients(dividends: Array, divisors: Array) -> None:
 
 
 def node_proto(node: Node, opset: int) -> Any:
-    """Return the node as a message. Raises defs.SchemaError if this opset has no such operator."""
-    proto = helper.make_node(node.operator, node.inputs, node.outputs, name=node.name)
-    known: Any = defs.get_schema(node.operator, opset, "").attributes
+    """Return the node as a message. Raises defs.SchemaError if this opset has no such operator of ONNX's own."""
+    domain, _, operator = node.operator.rpartition(".")
+    own = len(node.inputs) - len(node.captured)
+    proto = helper.make_node(operator, node.inputs[:own], node.outputs, name=node.name, domain=domain)
+    known: Any = {} if domain else defs.get_schema(operator, opset, "").attributes
     for name, value in node.attributes.items():
         kind = known[name].type.value if name in known else None
-        proto.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+        if kind is not None or value != []:  # an empty list has no type, and says what its absence says
+            proto.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    if node.captured:
+        rename_captured(proto, dict(zip(node.captured, node.inputs[own:], strict=True)))
     return proto
 
 
@@ -372,8 +379,9 @@ def model_proto(
     outputs: Mapping[str, TensorType | None],
     constants: Mapping[str, Array],
     opset: int,
+    domains: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Return a model of these nodes; outputs without a type are left to inference."""
+    """Return a model of these nodes; outputs without a type are left to inference. `domains`: versions of others."""
     graph = helper.make_graph(
         list(nodes),
         "part",
@@ -384,7 +392,8 @@ def model_proto(
         ],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    imports = [helper.make_opsetid(domain, version) for domain, version in {"": opset, **domains}.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def tensor_types(values: Iterable[Any]) -> dict[str, TensorType]:

@@ -21,8 +21,8 @@ from gangway.compiler.frontend.graph import (
 from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
-_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-_UNFOLDED = _RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are not among their inputs
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+_UNFOLDED = RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are not among their inputs
 
 
 def simplify(graph: Graph) -> Graph:

@@ -21,6 +21,7 @@ from tvm import tirx
 from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.memory import Step
@@ -41,8 +42,8 @@ def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
 
 
 def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Plan]:
-    """Return the distinct plans, and those of their kernels for several rows."""
-    distinct = dict.fromkeys(plans)
+    """Return the distinct plans that have kernels, and those of their kernels for several rows."""
+    distinct = dict.fromkeys(plan for plan in plans if not isinstance(plan.spec, IslandSpec))
     batches = (registry.batch_plan(spec, target) for spec in dict.fromkeys(plan.spec for plan in distinct))
     return [*distinct, *(batch for batch in batches if batch)]
 
@@ -59,10 +60,10 @@ def symbol_name(index: int, plan: Plan) -> str:
 
 
 def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSpec) -> Version:
-    """Return how an artifact describes a kernel, and that for several rows."""
+    """Return how an artifact describes a kernel, and that for several rows; or a call of onnxruntime."""
     batch = registry.batch_plan(plan.spec, target)
     return Version(
-        symbols[plan],
+        "onnxruntime" if isinstance(plan.spec, IslandSpec) else symbols[plan],
         plan.tasks,
         plan.description,
         plan.blocking_bytes,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -354,3 +354,15 @@ class TensorProgramSpec(KernelSpec):
         first, *others = places["input"]
         result, *more = places["output"]
         return (first, *places["weight"], *others, *places["scratch"], *more, result)
+
+
+@dataclass(frozen=True)
+class IslandSpec(KernelSpec):
+    """Operators that onnxruntime computes: an ONNX file, in place of a kernel. Its tensors are plain.
+
+    Arguments: the file's inputs and outputs, in their order. `row_us` is what a row takes on one core, 0: not known.
+    Equal files are equal specs, however long they took.
+    """
+
+    model: bytes
+    row_us: int = field(default=0, compare=False)

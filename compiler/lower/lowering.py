@@ -1,4 +1,7 @@
-"""From a graph to layers: by kernels of our own where there are any, else by what ONNX or TVM make of an operator."""
+"""From a graph to layers: by kernels of our own where there are any, else by what ONNX or TVM make of an operator.
+
+What none of them computes becomes islands, layers that onnxruntime executes.
+"""
 
 from collections.abc import Mapping
 
@@ -8,6 +11,7 @@ from gangway.compiler.frontend.graph import Graph, Node
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.frontend.simplify import simplify
+from gangway.compiler.lower.islands import add_islands
 from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS
 
@@ -18,8 +22,8 @@ Resort = Lowering  # for any operator
 def lower_model(graph: Graph) -> Program:
     """Return the layers of a model.
 
-    A node that no lowering takes is replaced by its definition in simpler operators, if ONNX has one. Raises
-    UnsupportedModelError if nodes remain that nothing computes, ModelError if the model is invalid.
+    A node that no lowering takes is replaced by its definition in simpler operators, if ONNX has one. What nothing
+    computes becomes islands. Raises UnsupportedModelError if it cannot, ModelError if the model is invalid.
     """
     graph = state_shapes(graph)
     replaced: dict[str, UnsupportedModelError] = {}
@@ -41,7 +45,11 @@ def lower_model(graph: Graph) -> Program:
 
     program, refusals = lower(simple, lower_by_relax)
     if refusals:
-        raise _reason(replaced, refusal(refusals, simple))
+        try:
+            add_islands(program, refusals)
+        except UnsupportedModelError as error:
+            reason = UnsupportedModelError(f"{refusal(refusals, simple)}; {error}")
+            raise _reason(replaced, reason) from error
     return program
 
 

@@ -6,8 +6,6 @@ outside. The layers are compiled and executed on random numbers, and compared wi
 """
 
 import math
-import multiprocessing
-import resource
 import subprocess
 import tempfile
 import warnings
@@ -31,6 +29,7 @@ from gangway.compiler.kernels.plain_specs import Role, TensorProgramSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.lower.layers import Layer, Program
+from gangway.compiler.lower.reference import example, run_apart
 from gangway.compiler.lower.tensor_expressions import TensorExpression, count_up, reduce_over, resize, slice_at
 from gangway.compiler.target import detect
 
@@ -38,8 +37,6 @@ MOST_ELEMENTS = 1 << 22
 ELEMENT_TYPES = {"float32", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 STACK_BYTES = 16 << 10  # a worker's stack is not large; what is larger becomes memory of the arena
 TASK_OPERATIONS = 1 << 15  # statements of a task, tens of microseconds
-REFERENCE_CPU_S = 5
-REFERENCE_WALL_S = 60
 TOLERANCE = 1e-3  # of a number, and a tenth of it of the largest one
 _C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
 _SPATIAL = 0  # IterVar.DataPar
@@ -323,7 +320,7 @@ def check(
     names = [name for name in node.inputs if name and name not in constants]
     examples = line.examples or {}
     queries = [
-        {name: examples.get(name, _numbers(types[name], seed, infinities)) for seed, name in enumerate(names)}
+        {name: examples.get(name, example(types[name], seed, infinities)) for seed, name in enumerate(names)}
         for infinities in ((False, True) if line.examples is None else (False,))
     ]
     answers = _reference(node, queries, constants, opset)
@@ -345,53 +342,14 @@ def _compare(name: str, found: Array, wanted: Array) -> None:
         raise UnsupportedModelError(f"Relax: '{name}' differs from the reference")
 
 
-def _numbers(kind: TensorType, seed: int, infinities: bool) -> Array:
-    """Return numbers that are valid in most places: integers, which may be indices, are 0 and 1."""
-    random = np.random.default_rng(seed)
-    if kind.dtype == "float32":
-        numbers = np.asarray(4 * random.standard_normal(kind.shape), np.float32)
-        if infinities:
-            odd = numbers.reshape(-1)[seed % 2 :: 3]
-            odd[:] = np.resize(np.array([np.inf, 0, -np.inf], np.float32), odd.shape)
-        return numbers
-    return random.integers(0, 2, kind.shape).astype(kind.dtype)
-
-
 def _reference(
-    node: Node,
-    queries: Sequence[Mapping[str, Array]],
-    constants: Mapping[str, Array],
-    opset: int,
+    node: Node, queries: Sequence[Mapping[str, Array]], constants: Mapping[str, Array], opset: int
 ) -> list[dict[str, Array]]:
-    """Return the node's outputs as the reference computes them, in a process of its own, which can be stopped."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_evaluate, args=(theirs, node, queries, constants, opset)
-    )
-    process.start()
-    theirs.close()
+    """Return the node's outputs as the reference computes them."""
     try:
-        answers: list[dict[str, Array]] | str = ours.recv() if ours.poll(REFERENCE_WALL_S) else "it does not end"
-    except EOFError:
-        answers = f"it takes more than {REFERENCE_CPU_S} s, or crashes"
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-    if isinstance(answers, str):
-        raise UnsupportedModelError(f"Relax: not checked, since the reference fails: {answers}")
-    return answers
-
-
-def _evaluate(
-    pipe: Any, node: Node, queries: Sequence[Mapping[str, Array]], constants: Mapping[str, Array], opset: int
-) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (REFERENCE_CPU_S, REFERENCE_CPU_S))
-    try:
-        with np.errstate(all="ignore"):
-            pipe.send([evaluate(node, {**constants, **query}, opset) for query in queries])
-    except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}"[:200])
+        return run_apart(lambda: [evaluate(node, {**constants, **query}, opset) for query in queries])
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"Relax: not checked, since the reference fails: {error}") from error
 
 
 class _Kernels:

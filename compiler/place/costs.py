@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from gangway.compiler.kernels.plain_specs import GatherSpec
+from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec
 from gangway.compiler.place.memory import Step
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
@@ -12,6 +12,7 @@ _FLOPS_PER_US = 100_000
 _ACTIVATION_BYTES_PER_US = 40_000  # from the second or third level cache
 _WEIGHT_BYTES_PER_US = 20_000  # from memory
 _SHARE_US = 8.0  # what a rank should at least have to do in a layer; a change of phase and a cold cache cost some of it
+_THREAD_US = 50.0  # what a thread of onnxruntime should have to do: to wake it up costs more than a change of phase
 _CACHE_BYTES = 1 << 20  # what rows may take of a core's second level cache, which has one or two megabytes
 
 
@@ -36,12 +37,19 @@ def weight_bytes(step: Step) -> int:
 
 def row_ns(step: Step) -> int:
     """Estimate what one more row of a batch takes on one core; the weights are there already."""
+    if isinstance(step.spec, IslandSpec) and step.spec.row_us:
+        return step.spec.row_us * 1000
     row_us = max(step.spec.flops / _FLOPS_PER_US, activation_bytes(step) / _ACTIVATION_BYTES_PER_US)
     return int(row_us * 1000)
 
 
 def max_ranks(step: Step, tasks: int) -> int:
-    """Estimate beyond how many ranks a layer gets slower: those of under about 15 us alone are not worth sharing."""
+    """Estimate beyond how many ranks, or threads of an island, a layer gets slower.
+
+    Those of under about 15 us alone are not worth sharing.
+    """
+    if isinstance(step.spec, IslandSpec):
+        return max(1, int(step.spec.row_us / _THREAD_US))
     alone_us = max(
         step.spec.flops / _FLOPS_PER_US,
         activation_bytes(step) / _ACTIVATION_BYTES_PER_US,

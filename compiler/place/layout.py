@@ -17,6 +17,7 @@ from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherPlacesSpec,
     GatherSpec,
+    IslandSpec,
     MatMulSpec,
     PointwiseSpec,
     ReduceSpec,
@@ -376,6 +377,14 @@ def _place_tensor_program(memory: Memory, layer: Layer) -> None:
     inputs = tuple(memory.plain(name) for name in layer.inputs)
     step = Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
     memory.steps.append(step)
+
+
+@places(IslandSpec)
+def _place_island(memory: Memory, layer: Layer) -> None:
+    assert isinstance(layer.spec, IslandSpec)
+    output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
+    inputs = tuple(memory.plain(name) for name in layer.inputs)
+    memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))
 
 
 @places(Part)

@@ -56,6 +56,26 @@ static bool must_leave(const struct rank *rank) {
            (control == CONTROL_STOP && rank->query->program->whole);
 }
 
+static bool is_in(const struct lease *lease, uint32_t number) { return atomic_load(&lease->present) >> number & 1; }
+
+/* Whether a phase is one call that is worth several threads: the other ranks lend it their cores. */
+static bool lends_cores(const struct query *query, const struct phase *phase) {
+    return phase->call && phase->tasks == 1 && query->program->layers[phase->layer].max_ranks > 1;
+}
+
+/* Notes on which cores a call may have threads. */
+static void choose_cores(const struct rank *rank, const struct phase *phase) {
+    struct query *query = rank->query;
+    struct lease *lease = rank->lease;
+    uint32_t most = lends_cores(query, phase) ? query->program->layers[phase->layer].max_ranks : 1;
+    query->cpus[0] = atomic_load_explicit(&lease->cpus[rank->number], memory_order_relaxed);
+    query->cpu_count = 1;
+    for (uint32_t number = 0; number < MAX_RANKS && query->cpu_count < most; number++) {
+        if (number == rank->number || !is_in(lease, number)) continue;
+        query->cpus[query->cpu_count++] = atomic_load_explicit(&lease->cpus[number], memory_order_relaxed);
+    }
+}
+
 static bool has_failed(const struct piece *piece) { return atomic_load(&piece->slot->failure) != STATUS_OK; }
 
 /* A request that failed alone, although it was computed with others, does not lead its batch: one of the others does. */
@@ -148,6 +168,7 @@ static enum work_result work(const struct rank *rank, const struct phase *phase)
         bool leave = must_leave(rank);
         bool claimed = !leave && exhausted < parts && claim(rank->lease, phase, part, part == rank->number, &begin, &end);
         if (claimed) {
+            if (phase->call) choose_cores(rank, phase);
             phase_execute(rank->query, phase, begin, end);
             executed += end - begin;
             if (executed < phase->chunk) continue;
@@ -164,22 +185,23 @@ static enum work_result work(const struct rank *rank, const struct phase *phase)
     }
 }
 
-/* Waits until the phase word differs from `seen`; false if no rank finished anything for the lease's time-out. */
-static bool await_advance(const struct rank *rank, uint64_t seen) {
+/* Waits until the phase word differs from `seen`; false if no rank finished anything for the lease's time-out. A call has none: it may take
+ * any time. It has this rank's core meanwhile if it is worth several threads. */
+static bool await_advance(const struct rank *rank, const struct phase *phase, uint64_t seen) {
     struct lease *lease = rank->lease;
-    uint64_t start_ns = now_ns();
+    uint64_t start_ns = now_ns(), spin_ns = lends_cores(rank->query, phase) ? 0 : rank->spin_us * UINT64_C(1000);
     do {
         for (int spin = 0; spin < SPINS_PER_CLOCK; spin++) {
             if (atomic_load_explicit(&lease->phase, memory_order_acquire) != seen) return true;
             spin_pause();
         }
-    } while (now_ns() - start_ns < rank->spin_us * UINT64_C(1000));
+    } while (now_ns() - start_ns < spin_ns);
 
     uint64_t timeout_ns = lease->timeout_us * UINT64_C(1000);
     uint32_t finished = atomic_load(&lease->finished);
     bool advanced;
     atomic_fetch_add(&lease->sleepers, 1);
-    while (!(advanced = atomic_load(&lease->phase) != seen) && now_ns() - start_ns < timeout_ns) {
+    while (!(advanced = atomic_load(&lease->phase) != seen) && (phase->call || now_ns() - start_ns < timeout_ns)) {
         futex_wait(&lease->phase, (uint32_t)seen, timeout_ns);
         uint32_t progress = atomic_load(&lease->finished);
         if (progress != finished) start_ns = now_ns();
@@ -188,8 +210,6 @@ static bool await_advance(const struct rank *rank, uint64_t seen) {
     atomic_fetch_sub(&lease->sleepers, 1);
     return advanced;
 }
-
-static bool is_in(const struct lease *lease, uint32_t number) { return atomic_load(&lease->present) >> number & 1; }
 
 /* A whole program is called by rank 0 alone. The others lend it their cores: they sleep until the query ends, so that its threads have
  * them. They leave if rank 0 does not come, or has left without a call. */
@@ -272,7 +292,7 @@ static enum left_reason run(const struct rank *rank) {
             case WORK_EXHAUSTED:
                 /* The ranks that still hold tasks advance the phase to STOPPED: this one is not needed. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
-                if (await_advance(rank, seen)) break;
+                if (await_advance(rank, &phase, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;
         }
@@ -282,7 +302,8 @@ static enum left_reason run(const struct rank *rank) {
 enum left_reason gang_run(struct lease *lease, struct query *query, uint32_t number, uint32_t spin_us) {
     struct rank rank = {lease, query, number, spin_us};
     uint64_t unset = 0;
-    if (query->program->whole) atomic_store_explicit(&lease->cpus[number], (uint32_t)sched_getcpu(), memory_order_relaxed);
+    bool calls = query->program->whole || query->program->calls;
+    if (calls) atomic_store_explicit(&lease->cpus[number], (uint32_t)sched_getcpu(), memory_order_relaxed);
     atomic_fetch_or(&lease->present, UINT64_C(1) << number);
     if (query->program->whole && number) tell_gathered(lease);
     if (atomic_load(&lease->start_ns) == 0) atomic_compare_exchange_strong(&lease->start_ns, &unset, now_ns());

@@ -22,7 +22,7 @@ struct query {
     uint32_t piece_count, rows;
     char *arena;
     uint64_t arena_stride;
-    uint32_t cpu_count; /* of a whole program: those of the gang, the calling rank's first; the others' ranks sleep */
+    uint32_t cpu_count; /* for calls: those of the gang, the calling rank's first; the others' ranks sleep */
     uint32_t cpus[MAX_RANKS];
 };
 

@@ -23,7 +23,8 @@ enum { CACHE_LINE = 64 };
     VALUE(MAX_AWAITED, 64)     /* slots that one call waits for */                                                            \
     VALUE(MAX_LAYERS, 4096)                                                                                                   \
     VALUE(MAX_TENSORS, 32)                                                                                                    \
-    VALUE(MAX_ARGUMENTS, 8)                                                                                                   \
+    VALUE(MAX_ARGUMENTS, 8)    /* of one kernel */                                                                            \
+    VALUE(MAX_OPERANDS, 32)    /* of one layer that is a call */                                                              \
     VALUE(MAX_VERSIONS, 5)                                                                                                    \
     VALUE(MAX_CHECKS, 8)       /* of one layer: kinds of numbers that its kernels refuse */                                   \
     VALUE(MAX_MODELS, 1024)                                                                                                   \
@@ -218,7 +219,7 @@ struct lease {
     _Alignas(CACHE_LINE) _Atomic uint64_t present; /* bit r: rank r is in */
     _Atomic uint64_t start_ns;                     /* the first rank joined */
     _Atomic uint32_t most_ranks;                   /* largest gang at an advance of the phase */
-    _Atomic uint32_t cpus[MAX_RANKS];              /* of a whole program: where the ranks that are in run */
+    _Atomic uint32_t cpus[MAX_RANKS];              /* of a program with calls: where the ranks that are in run */
 
     struct range ranges[MAX_RANKS];
     _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS]; /* by step */

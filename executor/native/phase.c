@@ -34,7 +34,7 @@ static void call(kernel run, uint32_t count, void **a, int32_t begin, int32_t en
 }
 
 /* The piece that has this row of the lease. */
-static const struct piece *piece_of(const struct query *query, uint32_t row) {
+static struct piece *piece_of(const struct query *query, uint32_t row) {
     uint32_t low = 0, high = query->piece_count;
     while (high - low > 1) {
         uint32_t middle = (low + high) / 2;
@@ -93,14 +93,19 @@ static void refuse(const struct piece *piece, const struct layer *layer, const i
     if (length >= 0) slot_fail(piece->slot, STATUS_INVALID, reason, minimum((uint32_t)length, sizeof reason - 1));
 }
 
-/* One call: tasks [begin, end) of one group of rows, which is one row if the layer checks its numbers. */
-static void execute_group(const struct query *query, const struct phase *phase, uint32_t group, uint32_t begin, uint32_t end) {
+/* One call: tasks [begin, end) of one group of rows, which is one row if the layer checks its numbers, or has no kernel. */
+static void execute_group(struct query *query, const struct phase *phase, uint32_t group, uint32_t begin, uint32_t end) {
     const struct layer *layer = &query->program->layers[phase->layer];
     uint32_t count = layer->argument_count, row = first_row(phase, group);
-    const struct piece *piece = piece_of(query, row);
-    void *arguments[MAX_ARGUMENTS + 1];
-    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(phase, group + 1) - row};
+    struct piece *piece = piece_of(query, row);
+    void *arguments[MAX_OPERANDS + 1];
+    uint64_t batch[MAX_OPERANDS + 1] = {first_row(phase, group + 1) - row};
     for (uint32_t i = 0; i < count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &batch[i + 1]);
+    if (layer->call) { /* what a row that has failed holds is of no use, and may be anything */
+        bool failed = atomic_load(&piece->slot->failure) != STATUS_OK;
+        if (!failed) layer->call(layer->context, piece, arguments, count, query->cpus, query->cpu_count);
+        return;
+    }
     int64_t refused[2] = {0};
     if (phase->batch) arguments[count++] = batch;
     else if (layer->check_count) arguments[count++] = refused;
@@ -164,6 +169,7 @@ static struct phase open_layer(const struct query *query, struct phase phase, ui
     phase.tasks = chosen->tasks * phase.groups;
     phase.chunk = chosen->chunk;
     phase.run = chosen->run;
+    phase.call = layer->call != NULL;
     return phase;
 }
 

@@ -16,6 +16,7 @@ struct phase {
     uint32_t group_tasks, tasks; /* of one group, of all */
     uint32_t chunk;
     bool batch; /* the kernel takes several rows */
+    bool call;  /* there is no kernel */
     kernel run;
 };
 

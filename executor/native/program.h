@@ -30,16 +30,24 @@ struct version {
     struct implementation batch; /* of two rows and more; run NULL: there is none */
 };
 
+struct piece;
+/* Computes a row of a layer in place of a kernel, from and to memory at `arguments`, with threads on these CPUs, of which the first one is
+ * the caller's. Fails the slot of the row's piece if it cannot (`slot_fail`). */
+typedef void (*layer_call)(void *context, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus,
+                           uint32_t cpu_count);
+
 struct layer {
     uint32_t argument_count, version_count;
     uint32_t max_ranks; /* of one row */
     uint32_t row_ns;    /* estimate for each further row */
-    struct argument arguments[MAX_ARGUMENTS];
+    struct argument arguments[MAX_OPERANDS];
     struct version versions[MAX_VERSIONS];
     /* Numbers that its kernels refuse, as texts in which the first {} stands for the number. If there are any, the kernels take one more
      * pointer, the last one, to two words: which check a number has failed, from 1 on, and the number. Such a layer has no batch kernel. */
     uint32_t check_count;
     const char *checks[MAX_CHECKS];
+    layer_call call; /* NULL: kernels. Otherwise there is one version, with one task for each row, and no kernel */
+    void *context;   /* of `call` */
 };
 
 /* One input or output. */
@@ -67,6 +75,7 @@ struct program {
     size_t weights_bytes;
     void *library; /* of dlopen */
     struct layer *layers;
+    bool calls;       /* a layer is a call */
     whole_call whole; /* NULL: kernels. Otherwise there is one layer, with one task for all rows, and no kernel */
     void *context;    /* of `whole` */
 };

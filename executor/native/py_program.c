@@ -14,7 +14,7 @@ PyTypeObject *program_type;
 /* One layer as executor/worker.py packs it. */
 struct layer_record {
     uint32_t argument_count, version_count, max_ranks, row_ns;
-    struct { uint32_t space, index; uint64_t offset; } arguments[MAX_ARGUMENTS];
+    struct { uint32_t space, index; uint64_t offset; } arguments[MAX_OPERANDS];
     struct { struct kernel_record { uint32_t tasks, chunk, rows; } one, batch; } versions[MAX_VERSIONS];
 };
 
@@ -22,7 +22,8 @@ struct program_object {
     PyObject_HEAD
     struct program program;
     PyObject *run;    /* of a whole program: the function in Python */
-    PyObject *checks; /* keeps the layers' texts */
+    PyObject *checks; /* keeps the layers' texts, */
+    PyObject *calls;  /* and their functions in Python */
 };
 
 /* Reads inputs or outputs: a sequence of pairs (row_bytes, staged). Returns what a row's staged ones take; UINT64_MAX for an exception. */
@@ -52,7 +53,7 @@ static bool is_sound_kernel(const struct kernel_record *record) {
 }
 
 static bool is_sound(const struct program *program, const struct layer_record *record) {
-    bool sound = record->argument_count >= 1 && record->argument_count <= MAX_ARGUMENTS && record->version_count >= 1 &&
+    bool sound = record->argument_count >= 1 && record->argument_count <= MAX_OPERANDS && record->version_count >= 1 &&
                  record->version_count <= MAX_VERSIONS && record->max_ranks >= 1;
     uint64_t limits[SPACES] = {[SPACE_WEIGHTS] = program->weights_bytes, [SPACE_ARENA] = program->arena_bytes};
     for (uint32_t i = 0; sound && i < record->argument_count; i++) {
@@ -98,10 +99,23 @@ static bool is_staged(const struct program *program, const struct layer *layer) 
     return staged || !batch;
 }
 
-/* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. */
-static bool read_layer(const struct program *program, const struct layer_record *record, PyObject *symbols, Py_ssize_t *next,
+static void call_layer(void *run, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus, uint32_t cpu_count);
+
+/* Makes a layer one that is a call of `run`. */
+static bool read_call(const struct layer_record *record, PyObject *run, struct layer *layer) {
+    bool sound = PyCallable_Check(run) && record->version_count == 1 && record->versions[0].one.tasks == 1 &&
+                 record->versions[0].batch.rows == 0;
+    if (!sound) return PyErr_Format(PyExc_ValueError, "a layer that is a call has one version of one task"), false;
+    layer->versions[0].one = (struct implementation){NULL, 1, 1, 1};
+    layer->call = call_layer;
+    layer->context = run;
+    return true;
+}
+
+/* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. `run`: None, or a function in place of kernels. */
+static bool read_layer(const struct program *program, const struct layer_record *record, PyObject *symbols, Py_ssize_t *next, PyObject *run,
                        struct layer *layer) {
-    if (!is_sound(program, record)) {
+    if (!is_sound(program, record) || (run == Py_None && record->argument_count > MAX_ARGUMENTS)) {
         PyErr_Format(PyExc_ValueError, "layer %zd of the table is malformed", layer - program->layers);
         return false;
     }
@@ -113,6 +127,7 @@ static bool read_layer(const struct program *program, const struct layer_record 
         layer->arguments[i] =
             (struct argument){record->arguments[i].space, record->arguments[i].index, record->arguments[i].offset};
     }
+    if (run != Py_None) return read_call(record, run, layer);
     for (uint32_t i = 0; i < record->version_count; i++) {
         struct version *version = &layer->versions[i];
         if (!read_kernel(program, &record->versions[i].one, symbols, next, &version->one)) return false;
@@ -137,20 +152,22 @@ static bool read_checks(PyObject *texts, struct layer *layer) {
 }
 
 static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", NULL};
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", "calls", NULL};
     struct program *program = &((struct program_object *)self)->program;
     const char *kernels, *weights, *table;
     Py_ssize_t table_bytes, next = 0;
-    PyObject *symbols, *inputs, *outputs, *checks;
+    PyObject *symbols, *inputs, *outputs, *checks, *calls;
     unsigned long long arena_bytes, staging_bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!", names, &kernels, &weights, &table, &table_bytes, &symbols,
-                                     &arena_bytes, &staging_bytes, &inputs, &outputs, &PyTuple_Type, &checks)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!O!", names, &kernels, &weights, &table, &table_bytes, &symbols,
+                                     &arena_bytes, &staging_bytes, &inputs, &outputs, &PyTuple_Type, &checks, &PyTuple_Type,
+                                     &calls)) {
         return -1;
     }
     if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
     program_close(program);
     Py_CLEAR(((struct program_object *)self)->run);
     Py_XSETREF(((struct program_object *)self)->checks, Py_NewRef(checks));
+    Py_XSETREF(((struct program_object *)self)->calls, Py_NewRef(calls));
     program->arena_bytes = arena_bytes;
     program->staging_bytes = staging_bytes;
     program->pack_bytes = read_tensors(program, inputs, program->inputs, &program->input_count);
@@ -166,7 +183,8 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     size_t count = (size_t)table_bytes / sizeof(struct layer_record);
-    bool whole = (size_t)table_bytes % sizeof(struct layer_record) == 0 && PyTuple_GET_SIZE(checks) == (Py_ssize_t)count;
+    bool whole = (size_t)table_bytes % sizeof(struct layer_record) == 0 && PyTuple_GET_SIZE(checks) == (Py_ssize_t)count &&
+                 PyTuple_GET_SIZE(calls) == (Py_ssize_t)count;
     if (count == 0 || count > MAX_LAYERS || !whole) {
         PyErr_Format(PyExc_ValueError, "a table of %zd bytes", table_bytes);
         return -1;
@@ -178,9 +196,10 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         struct layer_record record;
         struct layer *layer = &program->layers[program->layer_count];
         memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
-        if (!read_layer(program, &record, symbols, &next, layer)) return -1;
+        if (!read_layer(program, &record, symbols, &next, PyTuple_GET_ITEM(calls, program->layer_count), layer)) return -1;
         if (!read_checks(PyTuple_GET_ITEM(checks, program->layer_count), layer)) return -1;
         program->joins = program->joins && is_staged(program, layer);
+        program->calls = program->calls || layer->call;
     }
     return 0;
 }
@@ -228,6 +247,24 @@ static void call_python(void *run, struct query *query) {
     PyGILState_Release(state);
 }
 
+/* The layer_call of a layer that is a function in Python. */
+static void call_layer(void *run, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus, uint32_t cpu_count) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *addresses = PyTuple_New(count), *cores = addresses ? numbers(cpus, cpu_count) : NULL;
+    for (uint32_t i = 0; cores && i < count; i++) {
+        PyObject *address = PyLong_FromVoidPtr(arguments[i]);
+        if (address) PyTuple_SET_ITEM(addresses, i, address);
+        else Py_CLEAR(cores);
+    }
+    PyObject *result = cores ? PyObject_CallFunctionObjArgs(run, addresses, cores, NULL) : NULL;
+    if (!result) PyErr_WriteUnraisable(run);
+    note_result(piece, result);
+    Py_XDECREF(addresses);
+    Py_XDECREF(cores);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+}
+
 /* Program.whole(run): one layer that is a call of `run`, with views of two frames for each request, and the gang's cores. */
 static PyObject *program_whole(PyObject *type, PyObject *run) {
     if (!PyCallable_Check(run)) return PyErr_Format(PyExc_TypeError, "not a function");
@@ -255,6 +292,7 @@ static void program_free(PyObject *self) {
     Py_END_ALLOW_THREADS
     Py_CLEAR(((struct program_object *)self)->run);
     Py_CLEAR(((struct program_object *)self)->checks);
+    Py_CLEAR(((struct program_object *)self)->calls);
     type->tp_free(self);
     Py_DECREF(type);
 }

@@ -30,7 +30,7 @@ from gangway.compiler.kernels.templates import (
     volumes,
     winograd,
 )
-from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
 
@@ -56,6 +56,14 @@ class _BatchTemplate:
 
     plan: Callable[[Any, TargetSpec], BatchPlan | None]
     emit: Callable[[BatchPlan, TargetSpec, str], Any]
+
+
+def _call(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    yield make_plan(spec, {}, 1, "onnxruntime", 0, 1)
+
+
+def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    raise UnsupportedSpecError("an island has no kernel")
 
 
 _DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
@@ -88,6 +96,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
         normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
     ),
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
+    plain_specs.IslandSpec: _Template(_call, _no_kernel),
     plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
     plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
