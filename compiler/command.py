@@ -75,10 +75,11 @@ def _show_reason(manifest: Manifest, console: Console) -> None:
 
 
 def _show_layers(manifest: Manifest, console: Console) -> None:
-    symbols = {version.symbol for layer in manifest.layers for version in layer.versions}
+    symbols = {version.symbol for layer in manifest.layers if not layer.onnx_file for version in layer.versions}
+    islands = f", of which onnxruntime computes {len(manifest.islands)}" if manifest.islands else ""
     console.print(_layer_table(manifest))
     console.print(
-        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers, "
+        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers{islands}, "
         f"{len(symbols)} kernels for {manifest.target.name}, arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
         soft_wrap=True,
@@ -96,7 +97,8 @@ def _layer_table(manifest: Manifest) -> Table:
         version = layer.versions[0]
         numbers = (f"{layer.flops / 1e6:.3g}", f"{layer.bytes / 1e6:.3g}", str(version.tasks), str(layer.max_ranks))
         kernels = "; ".join(version.description for version in layer.versions)
-        table.add_row(layer.name, layer.operator, layer.shape, *numbers, kernels)
+        operator = f"island: {layer.operator}" if layer.onnx_file else layer.operator
+        table.add_row(layer.name, operator, layer.shape, *numbers, kernels)
     return table
 
 

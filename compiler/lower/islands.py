@@ -137,7 +137,7 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     spec = IslandSpec(model, _row_us(model, *types))
     operators = ", ".join(dict.fromkeys(node.operator for node in nodes))
     title = nodes[0].name if len(nodes) == 1 else name
-    return Layer(title, f"island: {operators}", spec, inputs, output, more_outputs=tuple(more))
+    return Layer(title, operators, spec, inputs, output, more_outputs=tuple(more))
 
 
 def _check(graph: Graph, nodes: Iterable[Node], tensors: Sequence[str], constants: Mapping[str, Array]) -> None:

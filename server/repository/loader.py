@@ -166,7 +166,7 @@ class ModelLoader:
             self._scheduler.unload(spec.model_id)
             raise
         seconds = time.monotonic() - begin
-        _log_ready(model, manifest.fallback_reason, seconds)
+        _log_ready(model, manifest, seconds)
         return replace(model, ready=replace(model.ready, load_seconds=seconds))
 
     def announced(self, model: LoadedModel) -> None:
@@ -361,7 +361,7 @@ def _encoded(config: ModelConfig) -> str:
     return base64.b64encode(config.SerializeToString()).decode()
 
 
-def _log_ready(model: LoadedModel, fallback_reason: str, seconds: float) -> None:
+def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
     """Say that a model is ready, what serves it, and when that changes."""
     level, served_by = logging.INFO, "compiled"
     if model.variants is not None:
@@ -371,7 +371,10 @@ def _log_ready(model: LoadedModel, fallback_reason: str, seconds: float) -> None
             " to compile before, set dims or gangway_buckets"
         )
     elif model.engine is Engine.ONNXRUNTIME:
-        level, served_by = logging.WARNING, f"served by onnxruntime: {fallback_reason}"
+        level, served_by = logging.WARNING, f"served by onnxruntime: {manifest.fallback_reason}"
+    elif islands := manifest.islands:
+        operators = ", ".join(dict.fromkeys(layer.operator for layer in islands))
+        served_by = f"compiled, onnxruntime computes {len(islands)} of {len(manifest.layers)} layers: {operators}"
     name, version = model.entry.name, model.entry.version
     _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
 

@@ -23,6 +23,7 @@ from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
+from gangway.executor.island import Island
 
 Array = npt.NDArray[Any]
 GUARD_BYTES = 4096
@@ -53,6 +54,7 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.manifest: Manifest = verify(folder)
         self._library = ctypes.CDLL(str(folder / "kernels.so"))
+        self._islands = {layer.name: Island(folder / layer.onnx_file, "test", 1) for layer in self.manifest.islands}
         with (folder / "weights.bin").open("rb") as file:
             self._weights = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
         self._arena = Region(self.manifest.arena_bytes, fill=0)
@@ -73,8 +75,13 @@ class Runner:
             Space.OUTPUT: [region.address for region in outs],
         }
         for layer in self.manifest.layers:
+            places = [bases[a.space][a.index] + a.offset_bytes for a in layer.arguments]
+            if layer.onnx_file:
+                failure = self._islands[layer.name](tuple(places), (0,))
+                self.refusals += [failure[1]] if failure else []
+                continue
             kernel = self._library[layer.versions[0].symbol]
-            pointers = [ctypes.c_void_p(bases[a.space][a.index] + a.offset_bytes) for a in layer.arguments]
+            pointers = [ctypes.c_void_p(place) for place in places]
             refused = np.zeros(2, np.int64)
             if layer.checks:
                 pointers.append(ctypes.c_void_p(refused.ctypes.data))
