@@ -182,6 +182,7 @@ class Manifest:
     pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/place/costs.py)
     pass_rows: int = 1  # of a pass, for each core
     parameters: int = 0  # numbers of the model's weights
+    slow_nodes: tuple[str, ...] = ()  # first outputs of nodes that are in islands since their kernels were slower
     compiler_version: str = ""
     format_version: int = FORMAT_VERSION
 

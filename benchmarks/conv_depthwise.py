@@ -107,7 +107,7 @@ def main() -> int:
     repository = ensure_zoo(options.repository, MODELS)
     with tempfile.TemporaryDirectory() as folder:
         for model in MODELS:
-            steps, _ = lower_graph(read_graph(onnx_file(repository, model)), target.lanes)
+            steps = lower_graph(read_graph(onnx_file(repository, model)), target.lanes).steps
             specs = {step.spec: step.name for step in reversed(steps) if isinstance(step.spec, ConvDepthwiseSpec)}
             rows = [
                 measure(name, spec, target, options.rounds, Path(folder) / f"{model}{number}.so")

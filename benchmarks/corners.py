@@ -114,13 +114,15 @@ def _model(case: Case) -> bytes:
 def _calls(path: Path, x: Array, folder: Path) -> list[tuple[str, Callable[[], None]]]:
     """A call of each kernel of a model."""
     target = detect(None)
-    steps, arena_bytes = lower_graph(read_graph(path), target.lanes)
+    lowered = lower_graph(read_graph(path), target.lanes)
+    steps = lowered.steps
     plans = codegen.choose_plans(steps, target)
     symbols = {plan: f"k{index}" for index, plan in enumerate(dict.fromkeys(plans))}
     functions = {symbol: registry.emit(plan, target, symbol) for plan, symbol in symbols.items()}
     codegen.build_library(functions, target, folder / "kernels.so")
     library = Library(folder / "kernels.so")
-    arena, y = aligned(np.zeros(arena_bytes, np.uint8)), aligned(np.zeros(steps[-1].output.kind.size_bytes, np.uint8))
+    arena = aligned(np.zeros(lowered.arena_bytes, np.uint8))
+    y = aligned(np.zeros(steps[-1].output.kind.size_bytes, np.uint8))
 
     def memory(buffer: Buffer) -> Array:
         if buffer.constant is not None:

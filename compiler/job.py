@@ -1,7 +1,7 @@
 """One compilation, phase by phase, from the ONNX file to the committed artifact."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.datatypes import DTYPES
@@ -52,6 +52,15 @@ from gangway.compiler.progress import Phases
 _DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """The placed steps of a model, the size of its arena (of one row), and nodes that became islands for speed."""
+
+    steps: list[Step]
+    arena_bytes: int
+    slow_nodes: tuple[str, ...]
+
+
 class Job:
     """Everything that the phases of one compilation share."""
 
@@ -78,7 +87,8 @@ class Job:
             if model_key(self._path, self._target, self._dimensions) != self._key:
                 raise UnreadableModelError(f"{self._path.name} changed while it was read")
         with self._phases.timed("graph"):
-            steps, arena_bytes = lower_graph(graph, self._target.lanes)
+            lowered = lower_graph(graph, self._target.lanes)
+            steps = lowered.steps
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
             symbols = name_symbols(with_batch_plans(plans, self._target))
@@ -95,10 +105,10 @@ class Job:
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
                 parameters = sum(array.size for step in steps for array in step.weights.values())
-                return writer.commit(self._manifest(graph, layers, choose_passes(steps), arena_bytes, parameters))
+                return writer.commit(self._manifest(graph, layers, choose_passes(steps), lowered, parameters))
 
     def _manifest(
-        self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, arena_bytes: int, parameters: int
+        self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, lowered: Lowered, parameters: int
     ) -> Manifest:
         return Manifest(
             key=self._key,
@@ -107,29 +117,33 @@ class Job:
             inputs=_tensors(graph, graph.inputs, batch_symbols(self._path)),
             outputs=_tensors(graph, graph.outputs, {}),
             layers=layers,
-            arena_bytes=arena_bytes,
+            arena_bytes=lowered.arena_bytes,
             target=self._target,
             files={},  # the writer knows them
             phase_us=self._phases.times_us,
             pass_layers=passes.layers,
             pass_rows=passes.rows,
             parameters=parameters,
+            slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
         )
 
 
-def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
-    """Return the placed steps of a model and the size of its arena in bytes (of one row). Raises ModelError."""
+def lower_graph(graph: Graph, lanes: int, slow_nodes: Collection[str] | None = None) -> Lowered:
+    """Return the steps of a model; `slow_nodes` as an earlier call found them, None: by measurement.
+
+    Raises ModelError.
+    """
     for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         if not 1 <= len(names) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
-    program = lower_model(graph)
+    program = lower_model(graph, slow_nodes)
     steps = place(program, fuse(program), lanes)
     if not steps:
         raise UnsupportedModelError("there is nothing to compute")
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")
-    return steps, plan_arena(steps, lanes)
+    return Lowered(steps, plan_arena(steps, lanes), tuple(sorted(program.slow)))
 
 
 def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> tuple[TensorSpec, ...]:

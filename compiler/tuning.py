@@ -67,7 +67,7 @@ def _answer_orders(path: Path, compiled: Compiled, trials: int, scratch: Path, r
     from gangway.compiler.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415
 
     manifest: Manifest = compiled.manifest
-    steps, _ = lower_graph(read_graph(path), manifest.target.lanes)
+    steps = lower_graph(read_graph(path), manifest.target.lanes, manifest.slow_nodes).steps
     space = explore(steps, manifest.target, trials)
     kernels = [
         {

@@ -131,7 +131,7 @@ def compile_tuned(
     """
     begin_ns = time.monotonic_ns()
     target = manifest.target
-    steps, _ = lower_graph(read_graph(path), target.lanes)
+    steps = lower_graph(read_graph(path), target.lanes, manifest.slow_nodes).steps
     versions = find_plans(tuning, steps, target)
     with tempfile.TemporaryDirectory() as scratch:
         store = KernelStore(Path(scratch), target)

@@ -50,7 +50,7 @@ class Case:
 
 def distinct_kernels(path: Path, target: TargetSpec) -> list[Case]:
     """The model's convolutions, dense layers, poolings, normalisations and products, without repetitions."""
-    steps, _ = lower_graph(read_graph(path), target.lanes)
+    steps = lower_graph(read_graph(path), target.lanes).steps
     uses = Counter(step.spec for step in steps)
     first = {step.spec: step for step in reversed(steps)}
     wanted = [spec for spec in uses if isinstance(spec, PeerSpec)]

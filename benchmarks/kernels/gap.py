@@ -56,7 +56,7 @@ class Sweep:
 
 def convolutions(path: Path, target: TargetSpec) -> dict[str, ConvSpec]:
     """The distinct convolutions and dense layers of a model, by a name for people."""
-    steps, _ = lower_graph(read_graph(path), target.lanes)
+    steps = lower_graph(read_graph(path), target.lanes).steps
     specs = dict.fromkeys(step.spec for step in steps if isinstance(step.spec, ConvSpec))
     return {f"{spec.text} {spec.activation.name}{' residual' * spec.residual}": spec for spec in specs}
 

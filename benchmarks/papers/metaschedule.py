@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"trials of each search ({TRIALS})")
     options = parser.parse_args(argv)
     target = detect()
-    steps, _ = lower_graph(read_graph(options.path), target.lanes)
+    steps = lower_graph(read_graph(options.path), target.lanes).steps
     uses = Counter(step.spec for step in steps if searchable(step.spec))
     rows: list[Row] = []
     for spec in longest(uses, target)[: options.kernels]:

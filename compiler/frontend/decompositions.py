@@ -19,7 +19,7 @@ from gangway.compiler.kernels.specs import Array
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
 _ONE_AXIS = 13  # before this operator set, an axis meant all from there on
-_LONGEST_SUM = 512
+_MOST_SUMMED = 1 << 16  # of all sums together: tens of microseconds
 LONGEST = 256  # steps; each is a few layers
 
 
@@ -263,8 +263,8 @@ def cumulative_sum(body: Body) -> None:
     rank = len(kind.shape)
     axis = int(given.reshape(-1)[0]) % rank
     length = kind.shape[axis]
-    if length > _LONGEST_SUM:
-        raise body.node.unsupported(f"the axis has {length} numbers; at most {_LONGEST_SUM} are possible")
+    if length * math.prod(kind.shape) > _MOST_SUMMED:
+        raise body.node.unsupported(f"an axis of {length} numbers would make more than {_MOST_SUMMED} summands")
     into, source = np.indices((length, length))
     taken = source >= into if body.attribute("reverse", 0) else source <= into
     taken = taken & (source != into) if body.attribute("exclusive", 0) else taken

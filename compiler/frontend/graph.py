@@ -35,8 +35,9 @@ class TensorType:
 class Node:
     """One ONNX operator. Optional inputs that are left out are empty strings.
 
-    Operators of other domains have those before their names: "com.microsoft.FusedConv". `captured` are the tensors that
-    graphs in attributes read from outside, by their names there; they are the last inputs, by the names that they have.
+    Operators that only onnxruntime knows have their domain before the name, too: "com.microsoft.FusedConv". `captured`
+    are tensors that graphs in attributes read from outside, by their names there; by their present names they are the
+    last inputs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""  # empty: ONNX's own
     captured: tuple[str, ...] = ()
 
     def unsupported(self, why: str) -> UnsupportedModelError:

@@ -24,7 +24,7 @@ from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
-from gangway.compiler.frontend.shape_inference import infer_shapes, opset_of
+from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
 
@@ -141,6 +141,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         types=types,
         wide_shapes=wide_shapes,
         opset=opset_of(model),
+        domains={item.domain: item.version for item in model.opset_import if item.domain not in OWN_DOMAINS},
     )
 
 
@@ -330,7 +331,9 @@ def _node(node: Any) -> Node:
         raise UnsupportedModelError(
             f"node '{_name(node)}' ({node.op_type}): a graph inside has weights in another file"
         )
-    return Node(_name(node), node.op_type, (*node.input, *captured), tuple(node.output), attributes, captured)
+    domain = "" if node.domain in OWN_DOMAINS else node.domain
+    operator = f"{domain}.{node.op_type}" if domain else node.op_type
+    return Node(_name(node), operator, (*node.input, *captured), tuple(node.output), attributes, domain, captured)
 
 
 def _name(node: Any) -> str:

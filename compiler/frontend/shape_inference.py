@@ -344,10 +344,9 @@ def _require_quotients(dividends: Array, divisors: Array) -> None:
 
 def node_proto(node: Node, opset: int) -> Any:
     """Return the node as a message. Raises defs.SchemaError if this opset has no such operator of ONNX's own."""
-    domain, _, operator = node.operator.rpartition(".")
-    own = len(node.inputs) - len(node.captured)
-    proto = helper.make_node(operator, node.inputs[:own], node.outputs, name=node.name, domain=domain)
-    known: Any = {} if domain else defs.get_schema(operator, opset, "").attributes
+    operator, own = node.operator.removeprefix(f"{node.domain}."), len(node.inputs) - len(node.captured)
+    proto = helper.make_node(operator, node.inputs[:own], node.outputs, name=node.name, domain=node.domain)
+    known: Any = {} if node.domain else defs.get_schema(operator, opset, "").attributes
     for name, value in node.attributes.items():
         kind = known[name].type.value if name in known else None
         if kind is not None or value != []:  # an empty list has no type, and says what its absence says

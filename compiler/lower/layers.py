@@ -133,6 +133,8 @@ class Program:
     constants: dict[str, Array] = field(default_factory=dict)  # operands of elementwise layers
     layers: list[Layer] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)  # a tensor with the same numbers in the same order as another
+    measures: bool = False  # whether layers that no template computes are compared with onnxruntime's speed
+    slow: set[str] = field(default_factory=set)  # nodes, by first outputs, whose layers were slower
 
     def type(self, name: str) -> TensorType:
         """Return a tensor's type. Raises UnsupportedModelError if shape inference could not find it."""

@@ -3,7 +3,7 @@
 What none of them computes becomes islands, layers that onnxruntime executes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
@@ -19,11 +19,14 @@ MAX_TENSOR_BYTES = 1 << 30  # kernels count elements, halos included, in 32 bits
 Resort = Lowering  # for any operator
 
 
-def lower_model(graph: Graph) -> Program:
+def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
     """Return the layers of a model.
 
     A node that no lowering takes is replaced by its definition in simpler operators, if ONNX has one. What nothing
-    computes becomes islands. Raises UnsupportedModelError if it cannot, ModelError if the model is invalid.
+    computes becomes islands, and so does what onnxruntime computes faster than a kernel that no template made: `slow`
+    are such nodes, by their first outputs; None: they are found by measurement.
+
+    Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
     graph = state_shapes(graph)
     replaced: dict[str, UnsupportedModelError] = {}
@@ -43,14 +46,25 @@ def lower_model(graph: Graph) -> Program:
         graph = state_shapes(expand(graph, defined, simple.constants))
     from gangway.compiler.lower.relax import lower_by_relax  # noqa: PLC0415 - TVM's importer takes a second
 
-    program, refusals = lower(simple, lower_by_relax)
-    if refusals:
-        try:
-            add_islands(program, refusals)
-        except UnsupportedModelError as error:
-            reason = UnsupportedModelError(f"{refusal(refusals, simple)}; {error}")
-            raise _reason(replaced, reason) from error
+    program, refusals = lower(simple, lower_by_relax, slow)
+    try:
+        _add_islands(program, refusals)
+    except UnsupportedModelError as error:
+        reason = UnsupportedModelError(f"{refusal(refusals, simple)}; {error}")
+        raise _reason(replaced, reason) from error
     return program
+
+
+def _add_islands(program: Program, refusals: Collection[str]) -> None:
+    """Make islands of nodes without layers, and of slow ones, if they can be islands, too."""
+    if program.slow:
+        try:
+            add_islands(program, {*refusals, *program.slow})
+            return
+        except UnsupportedModelError:  # a slow layer is better than none
+            program.slow = set()
+    if refusals:
+        add_islands(program, refusals)
 
 
 def _reason(replaced: Mapping[str, UnsupportedModelError], error: UnsupportedModelError) -> UnsupportedModelError:
@@ -60,12 +74,15 @@ def _reason(replaced: Mapping[str, UnsupportedModelError], error: UnsupportedMod
     return UnsupportedModelError(f"{next(iter(replaced.values()))}; of simpler operators instead: {error}")
 
 
-def lower(graph: Graph, resort: Resort | None = None) -> tuple[Program, dict[str, UnsupportedModelError]]:
+def lower(
+    graph: Graph, resort: Resort | None = None, slow: Collection[str] | None = None
+) -> tuple[Program, dict[str, UnsupportedModelError]]:
     """Return one layer or view per node, and why some nodes, named by their first outputs, have none.
 
-    A node that no lowering takes goes to `resort`, which may add its layers. Raises ModelError for invalid nodes.
+    A node that no lowering takes goes to `resort`, which may add its layers, and finds whether they are slow if that is
+    not known. Raises ModelError for invalid nodes.
     """
-    program, refusals = Program(graph), {}
+    program, refusals = Program(graph, measures=slow is None, slow=set(slow or ())), {}
     for node in graph.nodes:
         mark = _mark(program)
         try:

@@ -20,6 +20,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from gangway.artifact.format import MAX_ARGUMENTS
+from gangway.artifact.onnx_session import open_session
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.frontend.shape_inference import evaluate, model_proto, node_proto
@@ -29,7 +30,7 @@ from gangway.compiler.kernels.plain_specs import Role, TensorProgramSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.lower.layers import Layer, Program
-from gangway.compiler.lower.reference import example, run_apart
+from gangway.compiler.lower.reference import best_us, example, run_apart
 from gangway.compiler.lower.tensor_expressions import TensorExpression, count_up, reduce_over, resize, slice_at
 from gangway.compiler.target import detect
 
@@ -37,6 +38,10 @@ MOST_ELEMENTS = 1 << 22
 ELEMENT_TYPES = {"float32", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 STACK_BYTES = 16 << 10  # a worker's stack is not large; what is larger becomes memory of the arena
 TASK_OPERATIONS = 1 << 15  # statements of a task, tens of microseconds
+COMPARED_US = 50  # a shorter line of layers is not worth a look
+CALL_US = 30  # what an island costs beside its work, with margin
+SLOWER = 1.1  # times onnxruntime's time
+LOOKS = 3  # so many comparisons must agree
 TOLERANCE = 1e-3  # of a number, and a tenth of it of the largest one
 _C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
 _SPATIAL = 0  # IterVar.DataPar
@@ -85,12 +90,15 @@ def lower_by_relax(program: Program, node: Node) -> None:
     try:
         line = legalise(node, inputs, outputs, constants, program.graph.opset)
         layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]
-        check(node, layers, line, {**inputs, **outputs, **line.between}, constants, program.graph.opset)
+        types = {**inputs, **outputs, **line.between}
+        is_slow = check(node, layers, line, types, constants, program.graph.opset, program.measures)
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer asserts, and TVM raises whatever its passes check
         raise UnsupportedModelError(f"Relax: {_last_line(error)}") from error
     program.add_types(line.between)
+    if is_slow:
+        program.slow.add(node.outputs[0])
     program.layers += layers
     program.views |= line.same
 
@@ -312,10 +320,13 @@ def check(
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
     opset: int,
-) -> None:
-    """Do nothing if the layers compute the node, which is this line of functions.
+    measures: bool = False,
+) -> bool:
+    """Return whether onnxruntime is faster than the layers that compute the node, which is this line of functions.
 
-    Raises UnsupportedModelError if they do not, or if that cannot be found out.
+    False unless that is to be measured.
+
+    Raises UnsupportedModelError if they compute something else, or if that cannot be found out.
     """
     names = [name for name in node.inputs if name and name not in constants]
     examples = line.examples or {}
@@ -331,6 +342,39 @@ def check(
             found |= {output: query[name] for output, name in line.same.items()}
             for name, wanted in expected.items():
                 _compare(name, found[name], wanted)
+        outputs = {name: types[name] for name in node.outputs if name}
+        return measures and _is_slow(kernels, node, queries[0], types, outputs, constants, opset)
+
+
+def _is_slow(
+    kernels: "_Kernels",
+    node: Node,
+    query: Mapping[str, Array],
+    types: Mapping[str, TensorType],
+    outputs: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opset: int,
+) -> bool:
+    """Compare the time of the layers with onnxruntime's, by turns, on one core. What is short is not compared."""
+    run, _ = kernels.prepare(query, types)
+    if best_us(run) < COMPARED_US:
+        return False
+    inputs = {name: types[name] for name in query}
+    model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset).SerializeToString()
+
+    def differs() -> bool:
+        session = open_session(model)
+        ours, theirs = math.inf, math.inf
+        for _ in range(LOOKS):
+            ours, theirs = min(ours, best_us(run)), min(theirs, best_us(lambda: session.run(None, dict(query))))
+            if ours <= theirs * SLOWER or ours - theirs < CALL_US:
+                return False
+        return True
+
+    try:
+        return run_apart(differs)
+    except UnsupportedModelError:  # onnxruntime computed the node before; now it took too long
+        return False
 
 
 def _compare(name: str, found: Array, wanted: Array) -> None:
@@ -377,18 +421,33 @@ class _Kernels:
 
     def run(self, query: Mapping[str, Array], types: Mapping[str, TensorType]) -> dict[str, Array]:
         """Return all tensors after the layers have been executed."""
-        tensors = dict(query)
+        run, tensors = self.prepare(query, types)
+        run()
+        return tensors
+
+    def prepare(
+        self, query: Mapping[str, Array], types: Mapping[str, TensorType]
+    ) -> tuple[Callable[[], None], dict[str, Array]]:
+        """Return a function that executes the layers, and all tensors, which it fills."""
+        tensors = {name: np.ascontiguousarray(value) for name, value in query.items()}
+        calls: list[tuple[Callable[[int, int], None], int, list[Array]]] = []  # arrays must live as long as calls
         for index, (layer, plan) in enumerate(zip(self._layers, self._plans, strict=True)):
             spec = plan.spec
             assert isinstance(spec, TensorProgramSpec)
             names = (layer.output, *layer.more_outputs)
             result, *more = [np.zeros(types[name].shape, types[name].dtype) for name in names]
             scratch = [np.zeros(elements, np.uint8 if kind == "bool" else kind) for elements, kind in spec.scratch]
-            first, *others = [np.ascontiguousarray(tensors[name]) for name in layer.inputs]
+            first, *others = [tensors[name] for name in layer.inputs]
             weights = registry.pack(plan, self._target, layer.weights)
-            self._library.call(f"k{index}", [first, *weights, *others, *scratch, *more, result], 0, plan.tasks)
+            arrays = [first, *weights, *others, *scratch, *more, result]
+            calls.append((self._library.bind(f"k{index}", arrays), plan.tasks, arrays))
             tensors |= dict(zip(names, (result, *more), strict=True))
-        return tensors
+
+        def run() -> None:
+            for call, tasks, _ in calls:
+                call(0, tasks)
+
+        return run, tensors
 
 
 def undefined(path: Path) -> set[str]:
