@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
-from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node
+from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, single
 from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
@@ -258,8 +258,10 @@ def _from_axis(op: Operands) -> Rows:
 
 def _beside_axis(op: Operands) -> Rows:
     """Whatever happens along one axis."""
-    rows = op.only_first()
-    if rows.axis in op.axes((len(op.shapes[0]) - 1,) if op.node.operator == "TopK" else (0,)):
+    rows, rank = op.only_first(), len(op.shapes[0])
+    default = {"TopK": -1, "Split": 0}.get(op.node.operator)  # their input 1 is no axis
+    axes = op.axes((0,)) if default is None else (single(op.node.attributes, "axis", default, rank),)
+    if rows.axis in axes:
         if op.node.operator == "Split":
             raise op.unknown("it picks rows of the batch")
         raise op.mixed("it works along the batch")

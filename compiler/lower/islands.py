@@ -8,7 +8,7 @@ one island, and so is all that lies on paths between the two.
 import heapq
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import defs
 
@@ -130,7 +130,7 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     _check(graph, nodes, (*inputs, output, *more), constants)
     types = [{name: graph.types[name] for name in names} for names in (inputs, (*more, output))]
     try:
-        protos = [node_proto(node, graph.opset) for node in nodes]
+        protos = [node_proto(_with_own_name(node), graph.opset) for node in nodes]
     except defs.SchemaError as error:  # a node that the compiler has made of others
         raise nodes[0].unsupported(f"opset {graph.opset} has no such operator, or one beside it: {error}") from error
     model = model_proto(protos, types[0], types[1], constants, graph.opset, graph.domains).SerializeToString()
@@ -138,6 +138,11 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     operators = ", ".join(dict.fromkeys(node.operator for node in nodes))
     title = nodes[0].name if len(nodes) == 1 else name
     return Layer(title, operators, spec, inputs, output, more_outputs=tuple(more))
+
+
+def _with_own_name(node: Node) -> Node:
+    """Return the node as the file has it, for what onnxruntime says of it: one without a name has that of its output."""
+    return replace(node, name="") if node.name in node.outputs else node
 
 
 def _check(graph: Graph, nodes: Iterable[Node], tensors: Sequence[str], constants: Mapping[str, Array]) -> None:

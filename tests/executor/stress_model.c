@@ -75,6 +75,14 @@ static void batch_kernel_of_layer(int *number, char *row, char *input, char *out
     run_tasks((uint32_t)*number, kernel->tasks, row, input, output, batch[0], batch + 1, begin, end);
 }
 
+static void call_of_layer(void *context, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus,
+                          uint32_t cpu_count) {
+    uint32_t number = (uint32_t)*(int *)arguments[0];
+    CHECK(context == &layers[number] && count == 4 && piece->slot, "wrong call of layer %u", number);
+    CHECK(cpu_count >= 1 && cpu_count <= layers[number].max_ranks && cpus[0] < 1 << 16, "a call on %u cores", cpu_count);
+    run_tasks(number, 1, arguments[1], arguments[2], arguments[3], 1, (int64_t[4]){0}, 0, 1);
+}
+
 static void call_whole(void *context, struct query *query) {
     CHECK(context == numbers && query->rows == gangs[0].rows && query->piece_count == request_count, "wrong query");
     gangs[0].cells[0][0][0].runs++;
@@ -106,11 +114,24 @@ static bool make_versions(struct layer *layer) {
     return batch;
 }
 
+static void make_call(struct layer *layer) {
+    layer->version_count = 1;
+    layer->versions[0].one = (struct implementation){NULL, 1, 1, 1};
+    layer->call = call_of_layer;
+    layer->context = layer;
+    program.calls = true;
+}
+
 void make_program(void) {
     bool batch = false, plain = random_below(4) == 0; /* without batch kernels nothing has to be staged */
     program.layer_count = 1 + random_below(LAYERS);
+    program.calls = false;
     for (uint32_t i = 0; i < program.layer_count; i++) {
         make_layer(i);
+        if (random_below(4) == 0) {
+            make_call(&layers[i]);
+            continue;
+        }
         batch |= make_versions(&layers[i]);
         for (int v = 0; plain && v < VERSIONS; v++) layers[i].versions[v].batch.run = NULL;
     }
