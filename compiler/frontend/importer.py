@@ -24,7 +24,7 @@ from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
-from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of
+from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
 
@@ -119,9 +119,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     if has_branches(model) and inline_branches(model, *([_many_rows(model, constants)] if batched else [])):
         constants |= _take_constants(model, path, {})
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
-    for node in model.graph.node:
-        if not defs.has(node.op_type, domain=node.domain):
-            raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
+    if unknown := [node for node in model.graph.node if not defs.has(node.op_type, domain=node.domain)]:
+        _state_types(model, unknown)
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
         model = _infer(model, bool(dimensions))
@@ -143,6 +142,31 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         opset=opset_of(model),
         domains={item.domain: item.version for item in model.opset_import if item.domain not in OWN_DOMAINS},
     )
+
+
+def _state_types(model: Any, nodes: Sequence[Any]) -> None:
+    """Declare what nodes compute that onnx does not know, as onnxruntime infers it.
+
+    Raises UnsupportedModelError for an operator that onnxruntime does not know, or that is in no domain but ONNX's own.
+    """
+    from gangway.artifact.onnx_session import element_type, open_session  # noqa: PLC0415 - few models need it
+
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    declared = {value.name for value in model.graph.output}
+    wanted = [name for node in nodes for name in node.output if name and name not in declared]
+    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
+    own = next((node for node in nodes if node.domain in OWN_DOMAINS), None)
+    try:
+        found = [] if own else open_session(probe.SerializeToString(), optimised=False).get_outputs()
+    except Exception:  # onnxruntime's own exceptions have no common base
+        own = nodes[0]
+    if own:
+        raise UnsupportedModelError(f"node '{_name(own)}' ({own.op_type}): no such ONNX operator")
+    for value in found:
+        if value.name in wanted and value.type.startswith("tensor(") and all(isinstance(n, int) for n in value.shape):
+            kind = TensorType(tuple(value.shape), element_type(value.type))
+            model.graph.value_info.append(value_proto(value.name, kind))
 
 
 def _infer(model: Any, was_answered: bool) -> Any:

@@ -138,10 +138,9 @@ class Network:
             [helper.make_tensor_value_info(name, result, shape) for name, shape in self.outputs.items()],
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=self.ir_version
-        )
-        onnx.save(model, path, **options)
+        opsets = {**{item.domain: 1 for item in self.nodes}, "": self.opset}
+        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=self.ir_version), path, **options)
         return path
 
 

@@ -127,6 +127,22 @@ def test_a_branch_that_a_request_takes(
         np.testing.assert_allclose(runner({"x": x})["y"], session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)
 
 
+def test_operators_that_only_onnxruntime_knows(check: Any, network: Any) -> None:
+    """Their shapes are those that onnxruntime infers. ONNX has an operator of the same name, which is another one."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("MatMul", ["grid", "m"], ["g"]),
+        node("GridSample", ["c", "g"], ["s"], domain="com.microsoft"),
+        node("Relu", ["s"], ["r"]),
+        node("MatMul", ["r", "square"], ["p"]),
+        node("Inverse", ["p"], ["y"], domain="com.microsoft"),
+    ]
+    constants = {"w": FILTERS, "m": np.eye(2, dtype="f") / 9, "square": floats((4, 2)).astype("f")}
+    shapes = {"x": [1, 3, 6, 6], "grid": [1, 2, 4, 2]}
+    operators = check(network(nodes, shapes, {"y": None}, constants))
+    assert [name for name in operators if "." in name] == ["com.microsoft.GridSample", "com.microsoft.Inverse"]
+
+
 def test_what_relax_computes_slower_is_an_island(check: Any, network: Any) -> None:
     """A product of matrices as one loop over numbers; a small one is not worth an island."""
     nodes = [
