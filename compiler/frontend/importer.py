@@ -153,9 +153,9 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
 
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
-    declared = {value.name for value in model.graph.output}
-    wanted = [name for node in nodes for name in node.output if name and name not in declared]
-    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
+    outputs = {value.name: value for value in model.graph.output}
+    wanted = [name for node in nodes for name in node.output if name]
+    probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted if name not in outputs)
     own = next((node for node in nodes if node.domain in OWN_DOMAINS), None)
     try:
         found = [] if own else open_session(probe.SerializeToString(), optimised=False).get_outputs()
@@ -166,7 +166,7 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
     for value in found:
         if value.name in wanted and value.type.startswith("tensor(") and all(isinstance(n, int) for n in value.shape):
             kind = TensorType(tuple(value.shape), element_type(value.type))
-            model.graph.value_info.append(value_proto(value.name, kind))
+            (outputs.get(value.name) or model.graph.value_info.add()).CopyFrom(value_proto(value.name, kind))
 
 
 def _infer(model: Any, was_answered: bool) -> Any:

@@ -141,7 +141,7 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
 
 
 def _with_own_name(node: Node) -> Node:
-    """Return the node as the file has it, for what onnxruntime says of it: one without a name has that of its output."""
+    """Return the node, without a name if it only has that of its output: onnxruntime tells clients the name."""
     return replace(node, name="") if node.name in node.outputs else node
 
 

@@ -135,9 +135,15 @@ def test_operators_that_only_onnxruntime_knows(check: Any, network: Any) -> None
         node("GridSample", ["c", "g"], ["s"], domain="com.microsoft"),
         node("Relu", ["s"], ["r"]),
         node("MatMul", ["r", "square"], ["p"]),
-        node("Inverse", ["p"], ["y"], domain="com.microsoft"),
+        node("Add", ["p", "large"], ["q"]),
+        node("Inverse", ["q"], ["y"], domain="com.microsoft"),
     ]
-    constants = {"w": FILTERS, "m": np.eye(2, dtype="f") / 9, "square": floats((4, 2)).astype("f")}
+    constants = {
+        "w": FILTERS,
+        "m": np.eye(2, dtype="f") / 9,
+        "square": floats((4, 2)).astype("f"),
+        "large": np.eye(2, dtype="f") * 99,
+    }
     shapes = {"x": [1, 3, 6, 6], "grid": [1, 2, 4, 2]}
     operators = check(network(nodes, shapes, {"y": None}, constants))
     assert [name for name in operators if "." in name] == ["com.microsoft.GridSample", "com.microsoft.Inverse"]

@@ -1,0 +1,308 @@
+"""Layers that onnxruntime computes between native ones, in the workers of the real executor."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.lib.processes import cpu_ns
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import Manifest
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.launch import available_cores
+from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.messages import LeftReason
+from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
+
+HEAP = 1 << 16
+WAIT_US = 20_000_000
+LONG_STEPS = 100_000  # some tenths of a second
+BEGUN_NS = 20_000_000  # of CPU
+Array = np.ndarray[Any, Any]
+node = helper.make_node
+floats = np.random.default_rng(3).standard_normal
+
+
+def loop(steps: str, matrix: str, output: str) -> Any:
+    """As many products as the request says, of a matrix and itself."""
+    kinds = {"step": TensorProto.INT64, "go": TensorProto.BOOL, "before": TensorProto.FLOAT}
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["again"]), node("MatMul", ["before", matrix], ["after"])],
+        "body",
+        [helper.make_tensor_value_info(name, kind, [32, 32][: 2 * (kind == 1)]) for name, kind in kinds.items()],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("after", TensorProto.FLOAT, [32, 32]),
+        ],
+    )
+    return node("Loop", [steps, "", matrix], [output], body=body)
+
+
+def branch(condition: str, x: str, output: str) -> Any:
+    """Products that are worth several threads, of a tensor with weights that the branch sees."""
+    result = [helper.make_tensor_value_info("result", TensorProto.FLOAT, [128, 512])]
+    wide = [node("MatMul", [x, "wide"], ["once"]), node("MatMul", ["once", "wide"], ["result"])]
+    bodies = {
+        "then_branch": helper.make_graph(wide, "then", [], result),
+        "else_branch": helper.make_graph([node("MatMul", [x, "wide"], ["result"])], "else", [], result),
+    }
+    return node("If", [condition], [output], **bodies)
+
+
+def save(path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: list[str], **constants: Array) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "islands",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def control_flow(folder: Path) -> Path:
+    """Islands that last as long as `count` says, that are worth threads, and that refuse lengths."""
+    nodes = [
+        node("MatMul", ["x", "m"], ["a"]),
+        loop("count", "eye", "looped"),
+        node("ReverseSequence", ["a", "lengths"], ["turned"], time_axis=1, batch_axis=0),
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["positive"]),
+        branch("positive", "turned", "branched"),
+        node("Reshape", ["looped", "line"], ["flat"]),  # a loop may change its tensors' shapes
+        node("ReduceSum", ["flat"], ["t"], keepdims=0),
+        node("Add", ["branched", "t"], ["y"]),
+    ]
+    whole = TensorProto.INT64
+    inputs = {"x": (TensorProto.FLOAT, [128, 64]), "lengths": (whole, [128]), "count": (whole, [])}
+    constants = {"m": floats((64, 512)), "wide": floats((512, 512)) / 23, "eye": np.eye(32), "zero": np.array(0)}
+    numbers = {name: value.astype("f") for name, value in constants.items()}
+    return save(folder / "model.onnx", nodes, inputs, ["y"], **numbers, line=np.array([32 * 32]))
+
+
+def ranking(folder: Path) -> Path:
+    """An island between dense layers that take several rows in a call, and one whose results are the answer."""
+    nodes = [
+        node("Gemm", ["x", "m"], ["a"]),
+        node("TopK", ["a", "ten"], ["b", "places"]),
+        node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
+        node("Add", ["b", "numbers"], ["c"]),
+        node("Gemm", ["c", "n"], ["d"]),
+        node("TopK", ["d", "five"], ["y", "which"]),
+        node("Cast", ["which"], ["z"], to=TensorProto.FLOAT),
+    ]
+    constants = {"m": floats((64, 96)).astype("f"), "n": floats((10, 32)).astype("f")}
+    counts = {"ten": np.array([10]), "five": np.array([5])}
+    return save(folder / "model.onnx", nodes, {"x": (TensorProto.FLOAT, ["N", 64])}, ["y", "z"], **constants, **counts)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A compiled model under its number in the workers."""
+
+    number: int
+    manifest: Manifest
+    path: Path
+
+    def expected(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        session = onnxruntime.InferenceSession(str(self.path))
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+class Pair:
+    """Two workers, and requests to them; each in memory of its own, 1 MiB from the one before."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self.executor = executor
+
+    def place(self, model: Model, feeds: dict[str, Array], rows: int, index: int = 0) -> tuple[SlotRequest, Any]:
+        """Write inputs; return the request and what reads its answer."""
+        offset, offsets, views = HEAP + (index << 20), [], {}
+        for tensor in (*model.manifest.inputs, *model.manifest.outputs):
+            view = self.executor.io.view[offset : offset + tensor.row_bytes * rows]
+            if tensor.name in feeds:
+                view[:] = np.ascontiguousarray(feeds[tensor.name]).tobytes()
+            else:
+                views[tensor.name] = view
+            offsets.append(offset)
+            offset += -(-len(view) // 64) * 64
+        count = len(model.manifest.inputs)
+        request = SlotRequest(model.number, rows, tuple(offsets[:count]), tuple(offsets[count:]))
+        return request, lambda: {name: np.frombuffer(bytes(view), np.float32) for name, view in views.items()}
+
+    def begin(self, model: Model, requests: list[SlotRequest], ranks: int, **changes: Any) -> list[tuple[int, int]]:
+        """Start a gang that computes the requests together; return their slots and generations."""
+        started = [self.executor.begin(request) for request in requests]
+        members = tuple(
+            Member(0, slot, generation, rows=request.rows)
+            for (slot, generation), request in zip(started, requests, strict=True)
+        )
+        stride = model.manifest.arena_bytes + (1 << 12)
+        spec = LeaseSpec(model.number, members, 0, stride, 0, len(model.manifest.layers), wanted=ranks)
+        self.executor.start(0, spec._replace(**changes), range(ranks))
+        return started
+
+    def end(self, slot: int) -> SlotOutcome:
+        assert self.executor.slots.wait(slot, WAIT_US)
+        outcome = self.executor.slots.outcome(slot)
+        self.executor.slots.release(slot)
+        return outcome
+
+    def run(self, model: Model, feeds: dict[str, Array], ranks: int) -> tuple[SlotOutcome, dict[str, Array]]:
+        request, answer = self.place(model, feeds, 1)
+        ((slot, _),) = self.begin(model, [request], ranks)
+        outcome = self.end(slot)
+        assert [left.reason for left in self.executor.left(range(ranks))] == [LeftReason.DONE] * ranks
+        return outcome, answer()
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def executor(cache_dir: Path) -> Iterator[LocalExecutor]:
+    """Workers on the first and the last core, which are the same on a machine of one."""
+    cores = available_cores()
+    with LocalExecutor(cache_dir, [cores[0], cores[-1]]) as executor:
+        yield executor
+
+
+def load(executor: LocalExecutor, cache_dir: Path, path: Path, number: int) -> Model:
+    compiled = compile_model(path, path.parent.name, Cache(cache_dir), detect(), lambda *_: None)
+    assert not compiled.manifest.fallback_reason
+    executor.load(number, compiled.manifest.key)
+    return Model(number, compiled.manifest, path)
+
+
+@pytest.fixture(scope="module")
+def flow(executor: LocalExecutor, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(executor, cache_dir, control_flow(tmp_path_factory.mktemp("flow")), 1)
+
+
+@pytest.fixture(scope="module")
+def ranks(executor: LocalExecutor, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(executor, cache_dir, ranking(tmp_path_factory.mktemp("ranks")), 2)
+
+
+@pytest.fixture
+def pair(executor: LocalExecutor) -> Pair:
+    return Pair(executor)
+
+
+def feeds_of(seed: int = 0, count: int = 2, length: int = 7) -> dict[str, Array]:
+    x = np.random.default_rng(seed).standard_normal((128, 64)).astype("f")
+    return {"x": x, "lengths": np.full(128, length), "count": np.array(count)}
+
+
+def test_gangs_answer_like_onnxruntime(pair: Pair, flow: Model) -> None:
+    assert {layer.operator for layer in flow.manifest.islands} == {"Loop, Reshape", "ReverseSequence, If"}
+    for count, (seed, size) in enumerate([(0, 1), (1, 2), (2, 2), (0, 1)]):
+        feeds = feeds_of(seed, count)
+        outcome, answer = pair.run(flow, feeds, size)
+        assert outcome.status is SlotStatus.OK
+        np.testing.assert_allclose(answer["y"], flow.expected(feeds)["y"].ravel(), rtol=1e-4, atol=1e-4)
+
+
+def test_an_island_has_threads_on_the_cores_of_its_gang(pair: Pair, flow: Model) -> None:
+    for seed in range(5):
+        pair.run(flow, feeds_of(seed), ranks=2)
+    pinned = [
+        sorted(os.sched_getaffinity(int(thread.name)))
+        for worker in pair.executor.workers
+        for thread in Path(f"/proc/{worker.pid}/task").iterdir()
+        if int(thread.name) != worker.pid and int((thread / "schedstat").read_text().split()[0]) > BEGUN_NS / 100
+    ]
+    cores = available_cores()
+    assert [cores[-1]] in pinned or [cores[0]] in pinned
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_each_row_of_each_request_has_its_own_answer(pair: Pair, ranks: Model, size: int) -> None:
+    requests = [{"x": floats((rows, 64)).astype("f")} for rows in (1, 3, 2)]
+    placed = [pair.place(ranks, feeds, len(feeds["x"]), index) for index, feeds in enumerate(requests)]
+    slots = pair.begin(ranks, [request for request, _ in placed], size)
+    assert [pair.end(slot).status for slot, _ in slots] == [SlotStatus.OK] * 3
+    assert [left.reason for left in pair.executor.left(range(size))] == [LeftReason.DONE] * size
+    for feeds, (_, answer) in zip(requests, placed, strict=True):
+        for name, expected in ranks.expected(feeds).items():
+            np.testing.assert_allclose(answer()[name], expected.ravel(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_failure_concerns_one_request(pair: Pair, flow: Model) -> None:
+    pids = [worker.pid for worker in pair.executor.workers]
+    for length, status in ((7, SlotStatus.OK), (513, SlotStatus.INVALID), (-1, SlotStatus.INVALID), (0, SlotStatus.OK)):
+        outcome, answer = pair.run(flow, feeds_of(length=length), ranks=2)
+        assert outcome.status is status
+        if status is SlotStatus.OK:
+            expected = flow.expected(feeds_of(length=length))["y"]
+            np.testing.assert_allclose(answer["y"], expected.ravel(), rtol=1e-4, atol=1e-4)
+        else:
+            range_text = "Value must be in range [0,512]"
+            assert outcome.reason == f"ReverseSequence: Invalid sequence length: {length}. {range_text}"
+    assert [worker.poll() for worker in pair.executor.workers] == [None, None]
+    assert [pair.executor.control.status(rank).pid for rank in range(2)] == pids
+
+
+def begin_long_run(pair: Pair, flow: Model, **changes: Any) -> tuple[int, int, int]:
+    """Start a gang of both workers; return slot, generation, and the rank that computes the loop, when it does."""
+    request, _ = pair.place(flow, feeds_of(count=LONG_STEPS), 1)
+    idle_ns = [cpu_ns(worker.pid) for worker in pair.executor.workers]
+    ((slot, generation),) = pair.begin(flow, [request], 2, **changes)
+    deadline = time.monotonic() + 10
+    while True:
+        used_ns = [cpu_ns(worker.pid) - idle for worker, idle in zip(pair.executor.workers, idle_ns, strict=True)]
+        if max(used_ns) > BEGUN_NS and pair.executor.lease(0).progress().present == 0b11:
+            return slot, generation, used_ns.index(max(used_ns))
+        assert time.monotonic() < deadline
+
+
+def test_other_ranks_sleep_without_a_limit(pair: Pair, flow: Model) -> None:
+    slot, _, rank = begin_long_run(pair, flow, timeout_us=1000)
+    other = pair.executor.workers[1 - rank].pid
+    asleep_ns = cpu_ns(other)
+    assert pair.end(slot).status is SlotStatus.OK
+    assert [left.reason for left in pair.executor.left([0, 1])] == [LeftReason.DONE] * 2
+    assert cpu_ns(other) - asleep_ns < BEGUN_NS
+
+
+def test_a_killed_worker_costs_no_request(pair: Pair, flow: Model) -> None:
+    slot, generation, rank = begin_long_run(pair, flow)
+    executor = pair.executor
+    executor.workers[rank].kill()
+    executor.lease(0).abort()
+    assert [left.reason for left in executor.left([1 - rank])] == [LeftReason.ABORTED]
+    executor.restart(rank)
+    executor.load(1, flow.manifest.key, [rank])
+    assert executor.slots.requeue(slot, generation)
+    assert executor.slots.start(slot, generation)
+    _, answer = pair.place(flow, feeds_of(count=3), 1)
+    member = (Member(0, slot, generation),)
+    layers = len(flow.manifest.layers)
+    executor.start(0, LeaseSpec(1, member, 0, flow.manifest.arena_bytes, 0, layers, wanted=2), [0, 1])
+    assert pair.end(slot).status is SlotStatus.OK
+    assert [left.reason for left in executor.left([0, 1])] == [LeftReason.DONE] * 2
+    np.testing.assert_allclose(answer()["y"], flow.expected(feeds_of(count=3))["y"].ravel(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_damaged_file_is_refused_by_the_worker(pair: Pair, cache_dir: Path, tmp_path: Path) -> None:
+    path = ranking(tmp_path / "damaged")
+    compiled = compile_model(path, "damaged", Cache(cache_dir), detect(), lambda *_: None)
+    island = compiled.folder / compiled.manifest.islands[0].onnx_file
+    island.write_bytes(island.read_bytes()[:50])
+    with pytest.raises(RuntimeError, match="worker 0: onnxruntime: "):
+        pair.executor.load(3, compiled.manifest.key, [0])
