@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -34,6 +35,7 @@ from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
+from tests.helpers.island_networks import control_flow
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 TIMEOUT_SECONDS = 30
@@ -66,6 +68,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(folder, name)
     for name, make in NETWORKS.items():
         make().save(folder / name / "1" / "model.onnx")
+    control_flow(folder / "islands" / "1")
     return folder
 
 
@@ -263,6 +266,29 @@ def test_a_failure_concerns_one_request(served: Served) -> None:
     assert served.server.pids()["worker"] == before
 
 
+def island_feeds(count: int = 2, length: int = 7) -> dict[str, Array]:
+    return {"x": floats(128, 64), "lengths": np.full(128, length), "count": np.array(count)}
+
+
+def test_layers_of_a_compiled_model(served: Served) -> None:
+    """One of them refuses a request, which harms no other."""
+    assert served.client.get_model_config("islands").config.parameters["gangway_engine"].string_value == "native"
+    log = served.server.log.read_text()
+    assert re.search(
+        r"INFO .*islands, version 1: .* compiled, onnxruntime computes 2 of \d+ layers: Loop, Reshape", log
+    )
+    session = onnxruntime.InferenceSession(str(served.repository / "islands" / "1" / "model.onnx"))
+    for length in (7, 513, 0):
+        feeds = island_feeds(length=length)
+        if length <= 512:
+            expected = session.run(None, feeds)[0]
+            np.testing.assert_allclose(served.infer("islands", feeds)["y"], expected, rtol=1e-4, atol=1e-4)
+        else:
+            with pytest.raises(InferenceServerException, match=r"'islands': ReverseSequence: Invalid .*: 513") as caught:
+                served.infer("islands", feeds)
+            assert "INVALID_ARGUMENT" in caught.value.status()
+
+
 def test_a_request_that_is_given_up_disturbs_nobody(served: Served) -> None:
     steps = {"count": np.array([LONG_STEPS])}
     with pytest.raises(InferenceServerException) as caught:
@@ -277,11 +303,12 @@ def test_a_request_that_is_given_up_disturbs_nobody(served: Served) -> None:
         served.infer("loop", {"count": np.array([3])})
 
 
-def test_a_killed_worker_costs_no_request(served: Served) -> None:
+@pytest.mark.parametrize("name", ["loop", "islands"])
+def test_a_killed_worker_costs_no_request(served: Served, name: str) -> None:
     answers: list[Array] = []
-    request = threading.Thread(
-        target=lambda: answers.append(served.infer("loop", {"count": np.array([LONG_STEPS])})["y"])
-    )
+    feeds = {"count": np.array([LONG_STEPS])} if name == "loop" else island_feeds(LONG_STEPS)
+    expected = np.eye(32) if name == "loop" else served.infer(name, island_feeds(2))["y"]
+    request = threading.Thread(target=lambda: answers.append(served.infer(name, feeds)["y"]))
     before = served.server.pids()["worker"]
     request.start()
     deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -291,7 +318,7 @@ def test_a_killed_worker_costs_no_request(served: Served) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     request.join(TIMEOUT_SECONDS)
-    np.testing.assert_array_equal(answers[0], np.eye(32))
+    np.testing.assert_array_equal(answers[0], expected)
     assert not set(before) & set(served.server.pids()["worker"])
 
 
