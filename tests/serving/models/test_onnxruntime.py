@@ -284,7 +284,7 @@ def test_layers_of_a_compiled_model(served: Served) -> None:
             expected = session.run(None, feeds)[0]
             np.testing.assert_allclose(served.infer("islands", feeds)["y"], expected, rtol=1e-4, atol=1e-4)
         else:
-            with pytest.raises(InferenceServerException, match=r"'islands': ReverseSequence: Invalid .*: 513") as caught:
+            with pytest.raises(InferenceServerException, match=r"'islands': ReverseSequence: .*: 513") as caught:
                 served.infer("islands", feeds)
             assert "INVALID_ARGUMENT" in caught.value.status()
 
