@@ -11,7 +11,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.branches import all_nodes, rename
+from gangway.compiler.frontend.branches import rename
+from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.specs import Array
 
 _INTEGERS = {onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64}
