@@ -156,13 +156,14 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
     outputs = {value.name: value for value in model.graph.output}
     wanted = [name for node in nodes for name in node.output if name]
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted if name not in outputs)
-    own = next((node for node in nodes if node.domain in OWN_DOMAINS), None)
+    odd = next((node for node in nodes if node.domain in OWN_DOMAINS), nodes[0])
+    refusal = UnsupportedModelError(f"node '{_name(odd)}' ({odd.op_type}): no such ONNX operator")
+    if odd.domain in OWN_DOMAINS:
+        raise refusal
     try:
-        found = [] if own else open_session(probe.SerializeToString(), optimised=False).get_outputs()
-    except Exception:  # onnxruntime's own exceptions have no common base
-        own = nodes[0]
-    if own:
-        raise UnsupportedModelError(f"node '{_name(own)}' ({own.op_type}): no such ONNX operator")
+        found = open_session(probe.SerializeToString(), optimised=False).get_outputs()
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise refusal from error
     for value in found:
         if value.name in wanted and value.type.startswith("tensor(") and all(isinstance(n, int) for n in value.shape):
             kind = TensorType(tuple(value.shape), element_type(value.type))
