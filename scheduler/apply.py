@@ -286,7 +286,7 @@ class Execution:
             return None
         if arena_offset is None:
             return None
-        return self.gangs.open(unit, arena_offset, spec.indivisible, spec.name)
+        return self.gangs.open(unit, arena_offset, spec)
 
     def _cannot_form(self, unit: Unit) -> None:
         """Break up a unit for which there is no memory; fail it if it has a single request."""

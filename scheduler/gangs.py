@@ -36,7 +36,8 @@ class Gang:
     lease: int
     shared: Lease
     arena_offset: int
-    indivisible: bool = False  # its unit is one task, which may last long
+    indivisible: bool = False  # its unit is one task
+    long_tasks: bool = False
     generation: int = 0
     model: str = ""
     end_layer: int = 0
@@ -117,10 +118,18 @@ class GangTable:
         """Return the gang that has this query, running or paused."""
         return self._by_query.get(query_id)
 
-    def open(self, unit: Unit, arena_offset: int, indivisible: bool, model: str) -> Gang:
+    def open(self, unit: Unit, arena_offset: int, model: LoadModel) -> Gang:
         """Take a free lease; there is one (see `free`)."""
         index = self._free.pop()
-        gang = Gang(unit, index, self._control.leases[index], arena_offset, indivisible, model=model)
+        gang = Gang(
+            unit,
+            index,
+            self._control.leases[index],
+            arena_offset,
+            model.indivisible,
+            model.long_tasks,
+            model=model.name,
+        )
         self._gangs[index] = gang
         self._by_query[unit.query.query_id] = gang
         return gang
@@ -131,7 +140,7 @@ class GangTable:
         """Make a gang of what was begun without a decision, with a lease of `spare`."""
         self._free.remove(in_flight.lease)
         self._free.append(in_flight.lease)
-        gang = self.open(unit, arena_offset, model.indivisible, model.name)
+        gang = self.open(unit, arena_offset, model)
         gang.generation = in_flight.lease_generation
         gang.end_layer = start.end_layer
         gang.versions = start.versions

@@ -82,7 +82,7 @@ def _fields(stat: Path) -> list[str]:
 
 
 STALLED_AFTER_US: Final = 5_000_000.0  # a claim is some 200 us of work
-LONGEST_TASK_US: Final = 600_000_000.0  # of an indivisible query: nobody sees how far it is; no front end waits longer
+LONGEST_TASK_US: Final = 600_000_000.0  # of onnxruntime: nobody sees how far it is; no front end waits longer
 STUCK_AFTER_US: Final = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
 CHECK_EVERY_US: Final = 500_000.0
 
@@ -123,7 +123,7 @@ class StallWatch:
                 self._marks[gang.lease] = _Mark(progress)
                 continue
             self._marks[gang.lease] = mark
-            limit_us = LONGEST_TASK_US if gang.indivisible else STALLED_AFTER_US
+            limit_us = LONGEST_TASK_US if gang.long_tasks else STALLED_AFTER_US
             to_blame = [self._is_to_blame(mark, gang.cores[rank], limit_us, now_us) for rank in gang.outstanding]
             if all(to_blame):  # each has been looked at
                 stalled.append(gang)

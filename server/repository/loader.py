@@ -300,6 +300,7 @@ class ModelLoader:
             arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
+            long_tasks=manifest.engine is Engine.ONNXRUNTIME or bool(manifest.islands),
             layer_us=estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
             pass_layers=manifest.pass_layers,
