@@ -322,6 +322,10 @@ class ModelLoader:
         except LOAD_ERRORS as error:
             _log.error("%s: cannot be compiled again, so fewer workers serve it: %s", spec.name, error)
 
+    def _sessions(self, threads: int) -> int:
+        """Return how many sessions of onnxruntime all workers have of a file, for which so many threads are useful."""
+        return sum(len(thread_counts(min(cores, threads))) for cores in range(1, self._workers + 1))
+
     def _require_memory(self, manifest: Manifest) -> None:
         """Raise ModelLoadError if memory cannot hold the model and one row of a request.
 
@@ -331,8 +335,9 @@ class ModelLoader:
         one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
         weights_bytes = _weights_bytes(manifest)
         if manifest.engine is Engine.ONNXRUNTIME:
-            sessions = sum(len(thread_counts(cores)) for cores in range(1, self._workers + 1))
-            weights_bytes = sessions * sum(file.size_bytes for file in manifest.files.values())
+            weights_bytes = self._sessions(MOST_THREADS) * sum(file.size_bytes for file in manifest.files.values())
+        for layer in manifest.islands:
+            weights_bytes += self._sessions(layer.max_ranks) * manifest.files[layer.onnx_file].size_bytes
         budget = memory_budget()
         left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
         if weights_bytes + one_row_bytes > left_bytes:
