@@ -218,9 +218,12 @@ def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compile
         return _mixture(error), False
     from gangway.compiler.lower.lowering import lower_model  # noqa: PLC0415 - few models get so far
 
+    def lower(graph: Graph) -> object:
+        return lower_model(graph, slow=())  # how fast it would be does not count
+
     if sizes and not isinstance(error, MixedRowsError):
-        error = _refusal(path, sizes, lower_model)  # operators become others, of which more is known
-    return _mixture(error), error is not None and _refusal(path, signature.trial_sizes, lower_model) is None
+        error = _refusal(path, sizes, lower)  # operators become others, of which more is known
+    return _mixture(error), error is not None and _refusal(path, signature.trial_sizes, lower) is None
 
 
 def _mixture(error: ModelError | None) -> str:

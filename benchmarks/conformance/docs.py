@@ -21,7 +21,7 @@ opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for
 - **native**: kernels of our own templates compute all layers.
 - **Relax**: TVM's Relax, or a tensor expression, computes some layer. The compiler compares each such layer with
   onnxruntime and does not use it if they differ.
-- **onnxruntime**: onnxruntime runs the whole model on the cores of the gang, on one until the model is measured.
+- **onnxruntime**: onnxruntime runs the model, or layers of it, on the cores of the gang.
 - **not passing**: no answer, or a wrong one. In brackets: those that onnxruntime alone passes.
 
 An operator without a kernel of its own is computed by the simpler operators of its ONNX definition. An index out of

@@ -158,8 +158,8 @@ def batch_of(manifest: Manifest, inputs: Sequence[Array]) -> int:
 
 
 def how(manifest: Manifest) -> str:
-    """Return what executes a model: templates only, some layer of Relax's, or onnxruntime."""
-    if manifest.engine is Engine.ONNXRUNTIME:
+    """Return what executes a model: templates only, some layer of Relax's, or onnxruntime, at least in part."""
+    if manifest.engine is Engine.ONNXRUNTIME or manifest.islands:
         return ONNXRUNTIME
     by_relax = any(layer.versions[0].description.startswith("relax") for layer in manifest.layers)
     return RELAX if by_relax else NATIVE

@@ -22,7 +22,11 @@ from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-_UNFOLDED = RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are not among their inputs
+_NO_TENSORS = """
+    ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty
+    SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence
+"""
+_UNFOLDED = RANDOM | {"If", "Loop", "Scan", *_NO_TENSORS.split()}
 
 
 def simplify(graph: Graph) -> Graph:
