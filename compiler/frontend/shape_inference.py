@@ -18,6 +18,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.loops import loop_types
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
 
@@ -79,7 +80,8 @@ def _follow(model: Any, result: Any, strict: bool) -> tuple[Any, dict[str, Array
     for _ in range(_ROUNDS):
         found = _fold(probe, tensor_types([*result.graph.input, *result.graph.value_info, *result.graph.output]))
         folded |= found
-        if not _go_back(probe, result) and not found:
+        stated = _state_loops(probe, result)
+        if not _go_back(probe, result) and not found and not stated:
             break
         result = _infer(probe, strict)
     return result, folded
@@ -132,6 +134,24 @@ def _evaluate(node: Any, constants: dict[str, Array], types: dict[str, TensorTyp
     except Exception:  # whatever onnxruntime raises: the value stays unknown
         return None
     return array if array.size <= _MOST_ELEMENTS else None
+
+
+def _state_loops(model: Any, inferred: Any) -> bool:
+    """Declare what is known of the results of loops; return whether there were any to declare."""
+    known = tensor_types([*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output])
+    found = {
+        name: kind
+        for node in model.graph.node
+        if node.op_type == "Loop" and node.domain in OWN_DOMAINS and known.keys().isdisjoint(node.output)
+        for name, kind in loop_types(node, model, known, _types_in).items()
+    }
+    model.graph.value_info.extend(value_proto(name, kind) for name, kind in found.items())
+    return bool(found)
+
+
+def _types_in(model: Any) -> dict[str, TensorType]:
+    graph = infer_shapes(model, strict=False).graph
+    return tensor_types([*graph.input, *graph.value_info, *graph.output])
 
 
 def _go_back(model: Any, inferred: Any) -> bool:
