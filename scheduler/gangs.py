@@ -37,7 +37,7 @@ class Gang:
     shared: Lease
     arena_offset: int
     indivisible: bool = False  # its unit is one task
-    long_tasks: bool = False
+    long_layers: tuple[int, ...] = ()
     generation: int = 0
     model: str = ""
     end_layer: int = 0
@@ -127,7 +127,7 @@ class GangTable:
             self._control.leases[index],
             arena_offset,
             model.indivisible,
-            model.long_tasks,
+            model.long_layers,
             model=model.name,
         )
         self._gangs[index] = gang

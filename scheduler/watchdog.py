@@ -123,7 +123,7 @@ class StallWatch:
                 self._marks[gang.lease] = _Mark(progress)
                 continue
             self._marks[gang.lease] = mark
-            limit_us = LONGEST_TASK_US if gang.long_tasks else STALLED_AFTER_US
+            limit_us = LONGEST_TASK_US if at.next_layer in gang.long_layers else STALLED_AFTER_US
             to_blame = [self._is_to_blame(mark, gang.cores[rank], limit_us, now_us) for rank in gang.outstanding]
             if all(to_blame):  # each has been looked at
                 stalled.append(gang)

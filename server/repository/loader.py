@@ -300,7 +300,7 @@ class ModelLoader:
             arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
-            long_tasks=manifest.engine is Engine.ONNXRUNTIME or bool(manifest.islands),
+            long_layers=_long_layers(manifest),
             layer_us=estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
             pass_layers=manifest.pass_layers,
@@ -354,6 +354,12 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
             "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
             f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
         )
+
+
+def _long_layers(manifest: Manifest) -> tuple[int, ...]:
+    """Return the layers that onnxruntime computes."""
+    whole = manifest.engine is Engine.ONNXRUNTIME
+    return tuple(number for number, layer in enumerate(manifest.layers) if whole or layer.onnx_file)
 
 
 def _max_ranks(manifest: Manifest) -> int:

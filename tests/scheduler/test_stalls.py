@@ -27,12 +27,14 @@ def control():
     control.segment.close()
 
 
-def make_gang(control, outstanding=frozenset({0}), long_tasks=False, cores=(1,)):
+def make_gang(control, outstanding=frozenset({0}), long_layers=(), cores=(1,)):
     """A gang on core 1 whose only rank never joins."""
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     generation = control.leases[0].initialise(spec)
     unit = whole_request(Query(1, 0, 1, 0.0, None))
-    return Gang(unit, 0, control.leases[0], 0, False, long_tasks, generation, cores=cores, outstanding=set(outstanding))
+    return Gang(
+        unit, 0, control.leases[0], 0, False, long_layers, generation, cores=cores, outstanding=set(outstanding)
+    )
 
 
 def found_us(watch, gang, until_us, start_us=0.0):
@@ -50,9 +52,10 @@ def test_a_gang_without_progress_is_found_and_given_up_once(control):
     assert found_us(watch, gang, now_us + 3 * STALLED_AFTER_US, now_us) is None
 
 
-def test_a_query_of_one_task_has_longer(control):
-    now_us = found_us(StallWatch(control), make_gang(control, long_tasks=True), 1.5 * LONGEST_TASK_US)
-    assert LONGEST_TASK_US < now_us <= LONGEST_TASK_US + 3 * CHECK_EVERY_US
+def test_a_layer_that_may_last_has_longer(control):
+    for layer, limit_us in ((0, LONGEST_TASK_US), (1, STALLED_AFTER_US)):
+        now_us = found_us(StallWatch(control), make_gang(control, long_layers=(layer,)), 1.5 * LONGEST_TASK_US)
+        assert limit_us < now_us <= limit_us + 3 * CHECK_EVERY_US
 
 
 def test_a_gang_is_let_be_while_one_of_its_ranks_waits_for_a_core(control, monkeypatch):
