@@ -140,6 +140,8 @@ class Layer:
     # the file's inputs and outputs, plain, in their order. There is one version of one task, without a kernel, and
     # `max_ranks` is how many threads are useful.
     onnx_file: str = ""
+    # Numbers too small for the type's full precision count as zero, in what is read and in what is stored.
+    flushes_subnormals: bool = False
 
 
 @dataclass(frozen=True)

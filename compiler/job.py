@@ -181,5 +181,6 @@ def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, .
         max_ranks=max_ranks(step, plan.tasks),
         row_ns=row_ns(step),
         checks=step.checks,
+        flushes_subnormals=step.spec.flushes_subnormals,
         onnx_file=onnx_file,
     )

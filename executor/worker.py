@@ -58,7 +58,7 @@ SWITCH_INTERVAL_S: Final = 0.0005  # how long a load may hold the interpreter, w
 CLAIM_US: Final = 200.0  # largest claim: what STOP_NOW and a joining rank may have to wait for
 _FLOPS_PER_US: Final = 50e3  # what a kernel does on one core where no profile says better
 _BYTES_PER_US: Final = 10e3
-_HEAD: Final = struct.Struct("<4I")  # arguments, versions, max_ranks, row_ns
+_HEAD: Final = struct.Struct("<6I")  # arguments, versions, max_ranks, row_ns, flushes_subnormals, unused
 _ARGUMENT: Final = struct.Struct("<IIQ")  # space, index, offset
 # tasks, chunk, rows: of a version's own kernel, then of its batch kernel (rows 0: none)
 _KERNEL: Final = struct.Struct("<III")
@@ -305,7 +305,7 @@ def pack_layer(layer: Layer) -> bytes:
         for version in layer.versions
     ]
     return (
-        _HEAD.pack(len(arguments), len(versions), layer.max_ranks, layer.row_ns)
+        _HEAD.pack(len(arguments), len(versions), layer.max_ranks, layer.row_ns, layer.flushes_subnormals, 0)
         + b"".join(arguments).ljust(MAX_OPERANDS * _ARGUMENT.size, b"\0")
         + b"".join(versions).ljust(MAX_VERSIONS * 2 * _KERNEL.size, b"\0")
     )

@@ -171,6 +171,8 @@ class MatMulSpec(KernelSpec):
     (i, j) lies at i strides[0] + j strides[1], in elements. Arguments: a, b, y.
     """
 
+    flushes_subnormals = True
+
     batch_shape: tuple[int, ...]
     rows: int
     inner: int

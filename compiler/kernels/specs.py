@@ -20,7 +20,7 @@ layer over it is a 1x1 `ConvSpec`, residual and activation included.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ Check = Literal["index", "zero", "least"]
 @dataclass(frozen=True)
 class KernelSpec:
     """Base of all specs. Specs are frozen and hashable: equal specs share one kernel."""
+
+    # Whether subnormal numbers count as zero: so in sums of products, which are very slow with them.
+    flushes_subnormals: ClassVar[bool] = False
 
     @property
     def flops(self) -> int:
@@ -134,6 +137,8 @@ class ConvSpec(KernelSpec):
     Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
     """
 
+    flushes_subnormals = True
+
     in_channels: int
     height: int
     width: int
@@ -190,6 +195,8 @@ class ConvDepthwiseSpec(KernelSpec):
     "depthwise_weights", "depthwise_bias". Neither has a residual; the window of `depthwise` is not dilated.
     """
 
+    flushes_subnormals = True
+
     conv: ConvSpec
     depthwise: ConvSpec
 
@@ -223,6 +230,8 @@ class ConvTransposeSpec(KernelSpec):
     convolution of x by every stride-th number of the kernel, `taps` of them. Raw weights: "weights" [phases down]
     [phases across][out][in][taps][taps], "bias". `begins`: how much of the full result is cut off at the top and left.
     """
+
+    flushes_subnormals = True
 
     in_channels: int
     height: int
@@ -426,6 +435,8 @@ class VolumeConvSpec(KernelSpec):
     (see `VolumePadSpec`); slices before the first one and after the last one are passed over. Raw weights "weights"
     [out][in][kd][kh][kw], "bias".
     """
+
+    flushes_subnormals = True
 
     conv: ConvSpec
     depth: DepthWindow
@@ -651,6 +662,8 @@ class AttentionSpec(KernelSpec):
     `keys`, `keys` and `queries` positions. `head_size` is a multiple of MOST_LANES. Arguments: q, k, v, one for each of
     `biases` (two at most), y. -inf and the lowest float hide a key; a row of -inf only gives NaN, as in ONNX.
     """
+
+    flushes_subnormals = True
 
     heads: int
     head_size: int

@@ -40,6 +40,7 @@ struct layer {
     uint32_t argument_count, version_count;
     uint32_t max_ranks; /* of one row */
     uint32_t row_ns;    /* estimate for each further row */
+    bool flushes_subnormals;
     struct argument arguments[MAX_OPERANDS];
     struct version versions[MAX_VERSIONS];
     /* Numbers that its kernels refuse, as texts in which the first {} stands for the number. If there are any, the kernels take one more

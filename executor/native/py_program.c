@@ -13,7 +13,7 @@ PyTypeObject *program_type;
 
 /* One layer as executor/worker.py packs it. */
 struct layer_record {
-    uint32_t argument_count, version_count, max_ranks, row_ns;
+    uint32_t argument_count, version_count, max_ranks, row_ns, flushes_subnormals, unused;
     struct { uint32_t space, index; uint64_t offset; } arguments[MAX_OPERANDS];
     struct { struct kernel_record { uint32_t tasks, chunk, rows; } one, batch; } versions[MAX_VERSIONS];
 };
@@ -123,6 +123,7 @@ static bool read_layer(const struct program *program, const struct layer_record 
     layer->version_count = record->version_count;
     layer->max_ranks = record->max_ranks;
     layer->row_ns = record->row_ns;
+    layer->flushes_subnormals = record->flushes_subnormals;
     for (uint32_t i = 0; i < record->argument_count; i++) {
         layer->arguments[i] =
             (struct argument){record->arguments[i].space, record->arguments[i].index, record->arguments[i].offset};
