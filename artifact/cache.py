@@ -43,6 +43,22 @@ def add_cache_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
         help="where compiled models are kept ($XDG_CACHE_HOME/gangway, or ~/.cache/gangway)")  # fmt: skip
 
 
+def add_dimension(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Define the flag --dimension, whose value is a list of names and sizes."""
+
+    def dimension(text: str) -> tuple[str, int]:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isascii() or not size.removeprefix("-").isdigit():  # a value may be negative
+            raise ValueError(text)
+        return name, int(size)
+
+    what = (
+        "size of a symbolic dimension, called by its name or by its place (x.1), or value of an input of one integer;"
+        " may be given for several ones"
+    )
+    parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=what)
+
+
 def usable_cache_dir(text: str) -> Path:
     """Return the folder, which is made if it is absent, and private to who may write it. Empty: the default.
 

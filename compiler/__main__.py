@@ -27,9 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gangway.artifact.cache import Cache, usable_cache_dir
+from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.arguments import DIMENSION, dimension, find_models
+from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.pipeline import compile_model, find_compiled
 from gangway.compiler.progress import Progress
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="where compiled models are kept")
-    parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
+    add_dimension(parser)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
     parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")
     parser.add_argument("--whole", action="store_true", help="leave it to onnxruntime")

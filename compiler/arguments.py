@@ -1,4 +1,4 @@
-"""What the commands of the compiler take: paths of models, and sizes of symbolic dimensions."""
+"""What the commands of the compiler take: paths of models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +8,6 @@ from gangway.compiler.errors import ModelError
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 MODEL_FILE = "model.onnx"
-DIMENSION = (
-    "size of a symbolic dimension, called by its name or by its place (x.1), or value of an input of one integer;"
-    " may be given for several ones"
-)
 
 
 def find_models(path: Path) -> list[tuple[str, Path]]:
@@ -32,11 +28,3 @@ def find_models(path: Path) -> list[tuple[str, Path]]:
         raise ModelError(f"{path} does not exist")
     in_repository = path.name == MODEL_FILE and path.resolve().parent.name.isdigit()
     return [(path.resolve().parents[1].name if in_repository else path.stem, path)]
-
-
-def dimension(text: str) -> tuple[str, int]:
-    """Read NAME=SIZE; the value of an input may be negative. Raises ValueError."""
-    name, _, size = text.rpartition("=")
-    if not name or not size.isascii() or not size.removeprefix("-").isdigit():
-        raise ValueError(text)
-    return name, int(size)

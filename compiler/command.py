@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from gangway.artifact.cache import Cache, add_cache_dir
+from gangway.artifact.cache import Cache, add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
-from gangway.compiler.arguments import DIMENSION, dimension, find_models
+from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
@@ -110,6 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a model directory (all its versions) or an .onnx file")
     add_cache_dir(parser)
-    parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
+    add_dimension(parser)
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     return parser

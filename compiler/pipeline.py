@@ -44,7 +44,7 @@ def compile_model(
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
-    `dimensions` gives values to symbolic dimensions; only models without such are tuned. `optional` names inputs
+    `dimensions` gives values to symbolic dimensions, each set of which is tuned by itself. `optional` names inputs
     that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. `with_batch`: a
     model whose first dimension cannot be a batch is not wanted. `whole`: it is left to onnxruntime, because the first
     dimensions of its inputs may differ. `uncompiled`: why it is, for now. Errors as of `compile_static`.
@@ -62,14 +62,14 @@ def compile_model(
         if optional:
             refusal = f"it has optional inputs: {', '.join(optional)}"
         return _leave(path, model_name, key, mark, optional, refusal, start_ns, cache, target, progress)
-    tuning = None if dimensions else find_tuning(cache.root, key, target.name)
+    tuning = find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
     static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
     if tuning is None:
         return static
     try:
-        return _compile_tuned(path, tuning, static, cache, progress)
+        return _compile_tuned(path, tuning, static, cache, progress, dimensions)
     except TuningError as error:
         _log.warning("tuning ignored: %s", error)
         return static
@@ -84,7 +84,9 @@ def find_compiled(path: Path, cache: Cache, target: TargetSpec) -> Compiled | No
     return Compiled(manifest, cache.folder(key), True) if manifest else None
 
 
-def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress) -> Compiled:
+def _compile_tuned(
+    path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress, dimensions: Mapping[str, int]
+) -> Compiled:
     folder = cache.folder(tuning.tuned_key)
     with cache.lock(tuning.tuned_key):
         if manifest := cache.lookup(tuning.tuned_key):  # another process has compiled it in the meantime
@@ -93,7 +95,13 @@ def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, p
         from gangway.compiler.variants import compile_tuned  # noqa: PLC0415
 
         manifest = compile_tuned(
-            path, tuning, static.folder, static.manifest, folder, lambda *count: progress(TUNED_PHASE, *count)
+            path,
+            tuning,
+            static.folder,
+            static.manifest,
+            folder,
+            lambda *count: progress(TUNED_PHASE, *count),
+            dimensions,
         )
         return Compiled(manifest, folder, False)
 
@@ -136,9 +144,13 @@ def _compile_static(
         if manifest := cache.lookup(key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
-        with phases.timed("import"):
-            from gangway.compiler.job import Job  # noqa: PLC0415 - TVM, onnx and numpy take a second
         try:
+            with phases.timed("import"):
+                if not dimensions:
+                    from gangway.compiler.frontend.importer import require_sizes  # noqa: PLC0415 - onnx and numpy
+
+                    require_sizes(path)
+                from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
             job = Job(path, model_name, key, target, phases, dimensions)
             return Compiled(job.run(folder), folder, False)
         except ModelError as error:

@@ -16,13 +16,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangway.artifact.cache import Cache
+from gangway.artifact.cache import Cache, add_dimension
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
@@ -50,24 +50,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _serve_orders(options: argparse.Namespace, report: Report) -> None:
     name, path = find_models(options.path)[-1]
-    target = detect()
+    target, dimensions = detect(), dict(options.dimension)
 
     def progress(phase: str, done: int, total: int) -> None:
         report({"phase": phase, "done": done, "total": total})
 
-    compiled = compile_static(path, name, Cache(options.cache_dir), target, progress)
+    compiled = compile_static(path, name, Cache(options.cache_dir), target, progress, dimensions)
     if compiled.manifest.engine is not Engine.NATIVE:
         raise ModelError(f"{name} is left to onnxruntime: {compiled.manifest.fallback_reason}")
-    _answer_orders(path, compiled, options.trials, options.scratch, report)
+    _answer_orders(path, dimensions, compiled, options.trials, options.scratch, report)
 
 
-def _answer_orders(path: Path, compiled: Compiled, trials: int, scratch: Path, report: Report) -> None:
+def _answer_orders(
+    path: Path, dimensions: Mapping[str, int], compiled: Compiled, trials: int, scratch: Path, report: Report
+) -> None:
     from gangway.compiler.frontend.importer import read_graph  # noqa: PLC0415 - imports TVM: a second
     from gangway.compiler.job import lower_graph  # noqa: PLC0415
     from gangway.compiler.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415
 
     manifest: Manifest = compiled.manifest
-    steps = lower_graph(read_graph(path), manifest.target.lanes, manifest.slow_nodes).steps
+    steps = lower_graph(read_graph(path, dimensions), manifest.target.lanes, manifest.slow_nodes).steps
     space = explore(steps, manifest.target, trials)
     kernels = [
         {
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gangway.compiler.tuning", description=__doc__)
     parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file, or a model directory (newest version)")
     parser.add_argument("--cache-dir", type=Path, required=True, metavar="DIR", help="where artifacts are kept")
+    add_dimension(parser)
     parser.add_argument("--trials", type=int, required=True, metavar="N", help="candidates of a kernel at most")
     parser.add_argument("--scratch", type=Path, required=True, metavar="DIR", help="for kernels; the caller removes it")
     parser.add_argument("--answers-fd", type=int, required=True, metavar="N", help="file descriptor for JSON lines")

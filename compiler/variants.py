@@ -8,13 +8,14 @@ decided here.
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Candidate, TunedKernel, Tuning, TuningError
 from gangway.artifact.writer import VariantWriter
+from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
@@ -123,15 +124,16 @@ def compile_tuned(
     manifest: Manifest,
     folder: Path,
     progress: Callable[[int, int], None],
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
 ) -> Manifest:
     """Compile the versions that `tuning` chose for the ONNX file `path` into the artifact `folder`.
 
-    `original` is the artifact of static choices, with `manifest`. Raises TuningError when the tuning does not fit the
-    model, ModelError and OSError.
+    `original` is the artifact of static choices for these `dimensions`, with `manifest`. Raises TuningError when the
+    tuning does not fit the model, ModelError and OSError.
     """
     begin_ns = time.monotonic_ns()
     target = manifest.target
-    steps = lower_graph(read_graph(path), target.lanes, manifest.slow_nodes).steps
+    steps = lower_graph(read_graph(path, dimensions), target.lanes, manifest.slow_nodes).steps
     versions = find_plans(tuning, steps, target)
     with tempfile.TemporaryDirectory() as scratch:
         store = KernelStore(Path(scratch), target)

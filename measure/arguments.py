@@ -31,6 +31,11 @@ def model_and_cores(parser: argparse.ArgumentParser, options: argparse.Namespace
         parser.error(str(error))
 
 
+def model_words(options: argparse.Namespace) -> str:
+    """Return what a command was told of the model, for another command."""
+    return " ".join([str(options.path), *(f"--dimension {name}={size}" for name, size in options.dimension)])
+
+
 def positive_number(text: str) -> float:
     """Return a finite number above 0. Raises ValueError."""
     number = float(text)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.executor.launch import available_cores
-from gangway.measure.arguments import find_model, positive_integer
+from gangway.measure.arguments import find_model, model_words, positive_integer
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     console = Console()
     try:
-        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
-        profile = _profile(manifest, options.cache_dir, options.path)
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
+        profile = _profile(manifest, options.cache_dir, model_words(options))
     except (CompileError, ProfileError) as error:
         print(f"gangway plan: {error}", file=sys.stderr)
         return 1
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _profile(manifest: Manifest, cache_dir: Path, argument: Path) -> Profile:
+def _profile(manifest: Manifest, cache_dir: Path, argument: str) -> Profile:
     """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
     if manifest.engine is Engine.ONNXRUNTIME:
         reason = f"onnxruntime serves it whole: {manifest.fallback_reason}"
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
     add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
     add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
+    add_dimension(parser)
     add_cache_dir(parser)
     add("--json", type=Path, metavar="FILE", help="write the plan here, too; times in microseconds")
     return parser

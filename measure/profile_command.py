@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     name, path, cores = model_and_cores(parser, options)
     console = Console()
     try:
-        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
         measured = _measure(name, manifest, options, cores)
         kept = keep_better(options.cache_dir, measured)
         if options.json:
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
     )
     add_cache_dir(parser)
+    add_dimension(parser)
     parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     parser.add_argument(
         "--seconds",

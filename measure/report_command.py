@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.profile import ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
-from gangway.measure.arguments import model_and_cores
+from gangway.measure.arguments import model_and_cores, model_words
 from gangway.measure.report_tables import SERIES, Evidence, Row
 from gangway.server.errors import CompileError
 from gangway.server.repository.compile_jobs import Compiler
@@ -55,16 +55,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _evidence(name: str, path: Path, options: argparse.Namespace, cores: int) -> Evidence:
     """Return what the cache knows of the model. Raises MissingError, ProfileError, CompileError."""
-    manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+    manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
     target = manifest.target.name
     tuning = find_tuning_by_result(options.cache_dir, manifest.key, target)
     profile = profile_path(options.cache_dir, manifest.key, machine_id(cpu_name(), cores, target))
+    words = model_words(options)
     if tuning is None:
-        raise MissingError(f"{name} has not been tuned on this machine: first `gangway tune {options.path}`, then "
-                           f"`gangway profile {options.path}`, with the same --cache-dir and --cores")  # fmt: skip
+        raise MissingError(f"{name} has not been tuned on this machine: first `gangway tune {words}`, then "
+                           f"`gangway profile {words}`, with the same --cache-dir and --cores")  # fmt: skip
     if not profile.exists():
         raise MissingError(f"the tuned {name} has no profile for {cores} cores of this machine: `gangway profile "
-                           f"{options.path}`, with the same --cache-dir and --cores, makes it")  # fmt: skip
+                           f"{words}`, with the same --cache-dir and --cores, makes it")  # fmt: skip
     return Evidence(manifest, read_profile(profile), tuning)
 
 
@@ -87,5 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write; made if it is absent")
     add("--cores", default="all", metavar="LIST", help="cores that the profile was measured on (all)")
+    add_dimension(parser)
     add_cache_dir(parser)
     return parser

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
@@ -56,7 +56,7 @@ def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[in
         def progress(phase: str, share: float) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=share)
 
-        return Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
+        return Tuner(path, options.cache_dir, cores, wanted, progress, dict(options.dimension)).tune(name)
 
 
 def _versions(text: str) -> int:
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
         help=f"time for measurements; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip
+    add_dimension(parser)
     add_cache_dir(parser)
     add("--json", type=Path, metavar="FILE", help="write the tuning here, too")
     return parser

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from gangway.artifact.cache import Cache
@@ -44,6 +44,7 @@ from gangway.server.errors import CompileError
 
 _log = logging.getLogger(__name__)
 USUAL_QOS: Final = 3.0  # times the isolated latency
+NO_DIMENSIONS: Final[Mapping[str, int]] = MappingProxyType({})
 SAMPLES_PART: Final = 0.5  # of the time for measurements; the rest is for finalists
 SAMPLES_SHARE: Final = 0.75  # of all the work, compilation included: for the progress bar
 
@@ -101,11 +102,18 @@ class TuningCompiler:
     """A process that compiles, one order after the other. A context manager; the process ends with it."""
 
     def __init__(
-        self, path: Path, cache_dir: Path, scratch: Path, trials: int, progress: Callable[[int, int], None]
+        self,
+        path: Path,
+        dimensions: Mapping[str, int],
+        cache_dir: Path,
+        scratch: Path,
+        trials: int,
+        progress: Callable[[int, int], None],
     ) -> None:
         self._progress = progress
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "gangway.compiler.tuning", str(path), f"--cache-dir={cache_dir}"]
+        command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
         command += [f"--scratch={scratch}", f"--trials={trials}", f"--answers-fd={write_fd}"]
         self._process = subprocess.Popen(command, pass_fds=(write_fd,), stdin=subprocess.PIPE, text=True)
         os.close(write_fd)
@@ -153,12 +161,19 @@ class TuningCompiler:
 
 
 class Tuner:
-    """Tunes one model, the ONNX file `path`, on some cores."""
+    """Tunes one model, the ONNX file `path`, on some cores. `dimensions`: sizes of its symbolic dimensions."""
 
     def __init__(
-        self, path: Path, cache_dir: Path, cores: Sequence[int], options: TuneOptions, progress: Progress
+        self,
+        path: Path,
+        cache_dir: Path,
+        cores: Sequence[int],
+        options: TuneOptions,
+        progress: Progress,
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
     ) -> None:
         self._path = path
+        self._dimensions = dimensions
         self._cache = Cache(cache_dir)
         self._cores = cores
         self._options = options
@@ -259,7 +274,8 @@ class Tuner:
                 compiler.make(self._cache.folder(tuning.tuned_key), numbers)
 
     def _compiler(self, scratch: Path) -> TuningCompiler:
-        return TuningCompiler(self._path, self._cache.root, scratch, self._options.trials, self._compiled)
+        trials = self._options.trials
+        return TuningCompiler(self._path, self._dimensions, self._cache.root, scratch, trials, self._compiled)
 
     @contextmanager
     def _scratch(self, place: str) -> Iterator[Path]:

@@ -88,6 +88,16 @@ def require_batch(path: Path) -> None:
             )
 
 
+def require_sizes(path: Path) -> None:
+    """Raise UnsupportedModelError if an input has a symbolic dimension that is no batch, without reading weights.
+
+    Raises ModelError, OSError.
+    """
+    model = _parse(path)[0]
+    _check_scope(model, path)
+    _fix_dimensions(model, {tensor.name for tensor in model.graph.initializer}, NO_DIMENSIONS)
+
+
 def batch_symbols(path: Path) -> dict[str, str]:
     """Return what the first dimension of each input is called. Raises ModelError, OSError."""
     graph = _parse(path)[0].graph

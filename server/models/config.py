@@ -10,10 +10,11 @@ import difflib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
@@ -308,6 +309,10 @@ BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are c
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
+NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
+MAX_SIZE = 2**31 - 1  # of a dimension
+MAX_SIZE_DIGITS = 20  # leading zeros included
+_BUCKETS: Final = f"parameter {BUCKETS_PARAMETER}"
 MAX_FILE_BYTES = 1 << 20
 MAX_FILENAME_BYTES = 255
 MAX_CONFIG_BYTES = 40_000  # serialised; it travels to the front end in one message
@@ -347,27 +352,50 @@ def is_batching_off(config: ModelConfig) -> bool:
     return BATCHING_PARAMETER in parameters and parameters[BATCHING_PARAMETER].string_value == BATCHING_OFF
 
 
-def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, ...]]:
-    """Read the parameter `gangway_buckets`: "S=32,64" or "S=32,64; T=1,2" (then every pair of sizes).
+def bucket_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Read the parameter `gangway_buckets`: "S=32,64" or "S=32,64; T=1,2".
 
-    Returns sizes in the order of `symbols`, each once. Raises ConfigError.
+    Returns the sizes of each dimension that it names, each once. Raises ConfigError.
     """
     text = config.parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in config.parameters else ""
-    if not text.strip():
-        return []
-    sizes: dict[str, list[int]] = {}
-    for part in text.split(";"):
-        name, _, numbers = part.strip().rpartition("=")
+    sizes: dict[str, tuple[int, ...]] = {}
+    for part in text.split(";") if text.strip() else ():
+        name, _, numbers = (piece.strip() for piece in part.rpartition("="))
         values = [number.strip() for number in numbers.split(",")]
-        if name.strip() not in symbols or not all(value.isascii() and value.isdigit() for value in values):
-            known = ", ".join(symbols) or "none"
+        if not name or not all(value.isascii() and value.isdigit() for value in values):
+            raise ConfigError(f'{_BUCKETS}: expected "NAME=SIZE,SIZE; NAME=SIZE", got "{shortened(part)}"')
+        if name in sizes:
+            raise ConfigError(f"{_BUCKETS}: '{shortened(name)}' is given twice, write all its sizes behind one name")
+        if any(not 1 <= int(value[:MAX_SIZE_DIGITS]) <= MAX_SIZE or len(value) > MAX_SIZE_DIGITS for value in values):
             raise ConfigError(
-                f'parameter {BUCKETS_PARAMETER}: expected "NAME=SIZE,SIZE" with a name of {known}: "{part}"'
+                f"{_BUCKETS}: '{shortened(name)}' can have sizes of 1 to {MAX_SIZE}: \"{shortened(part)}\""
             )
-        sizes[name.strip()] = [int(value) for value in values]
-    if missing := [symbol for symbol in symbols if symbol not in sizes]:
-        raise ConfigError(f"parameter {BUCKETS_PARAMETER}: no sizes of '{missing[0]}'")
-    return list(dict.fromkeys(itertools.product(*(sizes[symbol] for symbol in symbols))))
+        sizes[name] = tuple(dict.fromkeys(map(int, values)))
+    return sizes
+
+
+def buckets_of(
+    config: ModelConfig, symbols: Sequence[str], known: Mapping[str, int] = NO_SIZES, others: Collection[str] = ()
+) -> list[tuple[int, ...]]:
+    """Return the sizes that `gangway_buckets` declares, every combination once, in the order of `symbols`.
+
+    `known`: sizes of symbols that need no bucket. `others`: names that may have buckets and need none compiled. Raises
+    ConfigError.
+    """
+    sizes = bucket_sizes(config)
+    for name, values in sizes.items():
+        if name not in symbols and name not in others:
+            there_are = ", ".join(dict.fromkeys((*symbols, *others))) or "none"
+            raise ConfigError(
+                f"{_BUCKETS}: the ONNX model has no open dimension '{shortened(name)}'; there are: {there_are}"
+            )
+        if name in known and values != (known[name],):
+            raise ConfigError(f"{_BUCKETS}: '{shortened(name)}' has other sizes, but dims fix it to {known[name]}")
+    if not (sizes and symbols):
+        return []
+    if missing := [symbol for symbol in symbols if symbol not in sizes and symbol not in known]:
+        raise ConfigError(f"{_BUCKETS}: no sizes of '{missing[0]}': give them, or fix this dimension in dims")
+    return list(itertools.product(*(sizes[symbol] if symbol in sizes else (known[symbol],) for symbol in symbols)))
 
 
 def read_config(path: Path) -> ModelConfig:

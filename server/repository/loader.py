@@ -36,6 +36,7 @@ from gangway.server.models.config import (
     LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
     PLATFORM,
+    bucket_sizes,
     buckets_of,
     check_supported,
     log_without_effect,
@@ -134,21 +135,25 @@ class ModelLoader:
             entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch
         )
         may_differ = manifest.engine is Engine.ONNXRUNTIME and not is_one_batch(manifest.inputs)
-        batch = 0 if may_differ else self._options.models.default_max_batch_size
+        is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
+        batch = 0 if is_size else self._options.models.default_max_batch_size
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
         if not config.max_batch_size and manifest.engine is Engine.NATIVE and not is_one_batch(manifest.inputs):
             manifest = await self._compiler.compile(entry.name, entry.path, whole=True)
         tell_batching(config, self._options.models.batching)
-        symbols = open_symbols(manifest.inputs, counts_rows(config, manifest))
-        declared = buckets_of(config, symbols)
-        if declared and config.HasField("sequence_batching"):
+        batched = counts_rows(config, manifest)
+        symbols = open_symbols(manifest.inputs, batched)
+        fixed = fixed_sizes(config, manifest.inputs, symbols)
+        declared = declared_sizes(config, manifest, symbols, fixed)
+        if bucket_sizes(config) and config.HasField("sequence_batching"):
             raise ConfigError(
                 f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
             )
-        if len(declared) > self._max_shapes:
+        if bucket_sizes(config) and len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
-        if not declared and (sizes := fixed_sizes(config, manifest.inputs, symbols)):
-            manifest = await self._compiled_for(entry, manifest, sizes, counts_rows(config, manifest))
+        if symbols and len(fixed) == len(symbols):
+            manifest = await self._compiled_for(entry, manifest, fixed, batched)
+            declared = []
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         self._require_memory(manifest)
         rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
@@ -284,6 +289,9 @@ class ModelLoader:
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         shaped = await self._variants.prepare(ready, entry.path, declared, spec)
+        if shaped is None and bucket_sizes(config) and ready.symbols:
+            why = "nothing is compiled with optional inputs, strings or bfloat16"
+            log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
         if manifest.engine is Engine.NATIVE or tried.isolated is not None:
             self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped)
@@ -382,6 +390,9 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
             f"served by onnxruntime until a size of ({symbols}) has been compiled, which begins with its first request;"
             " to compile before, set dims or gangway_buckets"
         )
+        if model.variants.loaded:
+            sizes = ", ".join("x".join(map(str, each)) for each in model.variants.loaded)
+            served_by = f"compiled for ({symbols}) of {sizes}; onnxruntime serves other sizes until they are compiled"
     elif model.engine is Engine.ONNXRUNTIME:
         level, served_by = logging.WARNING, f"served by onnxruntime: {manifest.fallback_reason}"
     elif islands := manifest.islands:
@@ -484,14 +495,47 @@ def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
     """Whether the first dimension of every tensor counts rows that can be computed apart, or the config says so.
 
     Without max_batch_size it does where the compiler knows that; what onnxruntime executes must have one name for it.
-    A model that can be compiled for each number of rows only is, unless its owner has declared other sizes.
+    A model that can be compiled for each number of rows only is, unless it has sequences. So is what onnxruntime
+    executes, if buckets name its first dimension.
     """
-    declares = BUCKETS_PARAMETER in config.parameters or config.HasField("sequence_batching")
-    if manifest.fixed_rows and not declares:
+    is_open = manifest.engine is not Engine.NATIVE and not config.HasField("sequence_batching")
+    if is_open and (manifest.fixed_rows or names_first_dimension(config, manifest.inputs)):
         return False
     if config.max_batch_size or manifest.engine is Engine.NATIVE:
         return manifest.batched
     return manifest.batched and not manifest.mixes_rows and is_one_batch(manifest.inputs)
+
+
+def names_first_dimension(config: ModelConfig, inputs: Sequence[TensorSpec]) -> bool:
+    """Whether buckets name the first dimension of an input, which then is a size like others. Raises ConfigError."""
+    return not _first_symbols(inputs).isdisjoint(bucket_sizes(config))
+
+
+def _first_symbols(inputs: Sequence[TensorSpec]) -> set[str]:
+    return {spec.symbols[0] for spec in inputs if spec.symbols and spec.symbols[0]}
+
+
+def declared_sizes(
+    config: ModelConfig, manifest: Manifest, symbols: Sequence[str], fixed: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    """Return the sizes of all symbols that a completed config has compiled before the model is ready.
+
+    They come from dims (`fixed`) and buckets. Rows that influence each other are one, unless buckets say how many.
+    Raises ConfigError.
+    """
+    first = _first_symbols(manifest.inputs)
+    for name, sizes in bucket_sizes(config).items():
+        if name in first and config.max_batch_size and max(sizes) > config.max_batch_size:
+            raise ConfigError(
+                f"parameter {BUCKETS_PARAMETER}: '{name}' is the batch, of which max_batch_size allows"
+                f" {config.max_batch_size}, not {max(sizes)}"
+            )
+    rows = {name for name in symbols if name in first} if manifest.fixed_rows and config.max_batch_size else set()
+    known = dict(fixed) | {name: 1 for name in rows if name not in bucket_sizes(config)}
+    buckets = buckets_of(config, symbols, known, () if first.intersection(symbols) else first)
+    if not buckets and fixed and all(name in known for name in symbols):
+        return [tuple(known[name] for name in symbols)]
+    return buckets
 
 
 def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:
@@ -514,14 +558,18 @@ def computable_rows(manifest: Manifest, arena_bytes: float) -> int:
 
 
 def fixed_sizes(config: ModelConfig, inputs: Sequence[TensorSpec], symbols: Sequence[str]) -> dict[str, int]:
-    """Return the sizes that a completed config gives to all symbols of a model; none unless it does to all."""
+    """Return the sizes that a completed config's dims give to symbols of a model. Raises ConfigError for two of one."""
     specs = {spec.name: spec for spec in inputs}
     found: dict[str, int] = {}
-    for tensor in config.input:
+    for tensor in config.input if any(symbols) else ():
         names = specs[tensor.name].symbols[config.max_batch_size > 0 :]
-        if not tensor.HasField("reshape"):
-            found |= {name: size for name, size in zip(names, tensor.dims, strict=False) if name and size > 0}
-    return {name: found[name] for name in symbols} if all(name in found for name in symbols) else {}
+        for name, size in zip(names, tensor.dims, strict=False) if not tensor.HasField("reshape") else ():
+            if name in symbols and size > 0 and found.setdefault(name, size) != size:
+                raise ConfigError(
+                    f"input '{shortened(tensor.name)}': dims give '{name}' the size {size}, those of another input"
+                    f" {found[name]}; dimensions of one name are equal in the ONNX model"
+                )
+    return {name: found[name] for name in symbols if name in found}
 
 
 def is_one_batch(inputs: Sequence[TensorSpec]) -> bool:

@@ -94,7 +94,7 @@ def test_batch_size_without_a_batch_dimension() -> None:
     ("text", "sizes"),
     [
         ('max_batch_size: 2 input { name: "x" dims: [ 3, 8, 16 ] }', {"H": 8, "W": 16}),
-        ('max_batch_size: 2 input { name: "x" dims: [ 3, 8, -1 ] }', {}),
+        ('max_batch_size: 2 input { name: "x" dims: [ 3, 8, -1 ] }', {"H": 8}),
         ('input { name: "x" dims: [ -1, 3, 8, 16 ] }', {"H": 8, "W": 16}),
         ("max_batch_size: 2", {}),
     ],
