@@ -88,7 +88,7 @@ class OnnxRuntimeModel:
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
     def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,)) -> list[Failure | None]:
-        """Compute requests from frame to frame; return why each failed, or None. Failures of other causes are logged.
+        """Compute requests from frame to frame; return why each failed, or None.
 
         `cores`: CPU numbers of the gang, of which the first one is this worker's.
 
@@ -107,10 +107,11 @@ class OnnxRuntimeModel:
             self._run(frames)
         except Exception as error:  # it concerns these requests only
             failure = failure_of(error)
-            together = f"{len(frames)} requests in a batch: " if len(frames) > 1 else "a request: "
-            if not failure[0]:
+            if len(frames) > 1 and not failure[0]:  # who has sent a single one tells its owner, and the log
                 write_log_line(
-                    f"{self._manifest.model_name}: onnxruntime could not execute {together}{failure[1]}", LOG_WARNING
+                    f"{self._manifest.model_name}: onnxruntime could not execute {len(frames)} requests in a batch:"
+                    f" {failure[1]}",
+                    LOG_WARNING,
                 )
             return failure
         return None

@@ -2,9 +2,9 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and `Drain` at the end. A front end
-sends `Listening` or `BindFailed` once, then `ShapeWanted`, `RepositoryCall` and `ModelRetired`. A later message about
-the same (name, version) replaces what was known.
+`ModelRemoved`, `ModelTarget`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and `Drain` at the end.
+A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
+`ModelRetired`. A later message about the same (name, version) replaces what was known.
 
 Regions of shared memory and settings of log and traces change in all front ends (`supervisor/front_ends.py`). The one
 that is asked for a change proposes it to the supervisor. The supervisor has all of them make the change, and settles it
@@ -112,11 +112,23 @@ class ModelRetired:
 
 
 @dataclass(frozen=True)
+class ModelTarget:
+    """A model that is READY has another latency target from now on. All fields are as in ModelReady."""
+
+    model_id: int
+    name: str
+    version: int
+    config: str
+    qos_us: float | None
+    isolated_us: float
+
+
+@dataclass(frozen=True)
 class VariantReady:
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
     `inputs` and `outputs` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in the
-    order of `ModelReady.symbols`.
+    order of `ModelReady.symbols`. `qos_us`: the latency target of these sizes; None: the model's.
     """
 
     model_id: int
@@ -126,6 +138,7 @@ class VariantReady:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_rows: int
+    qos_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,19 @@ class ShapeWanted:
     version: int
     sizes: tuple[int, ...]
     oldest: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """From a front end: a request was answered by a model whose `isolated_us` is not known.
+
+    `row_us`: first task to last, divided by the rows that were computed together.
+    """
+
+    model_id: int
+    name: str
+    version: int
+    row_us: float
 
 
 @dataclass(frozen=True)
@@ -288,9 +314,11 @@ FrontEndMessage = (
     | ModelUnavailable
     | ModelRemoved
     | ModelRetired
+    | ModelTarget
     | VariantReady
     | VariantGone
     | ShapeWanted
+    | FirstAnswer
     | InitialLoadDone
     | RepositoryCall
     | RepositoryAnswer

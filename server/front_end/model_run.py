@@ -1,5 +1,6 @@
 """One run of a model, for a client's request or for a step of an ensemble: its deadline, how it ends, how it counts."""
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -8,15 +9,18 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
+from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError
-from gangway.server.messages import ShapeWanted
+from gangway.server.messages import FirstAnswer, ShapeWanted
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.admission import OVERLOADED
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.statistics import Times
+
+_log = logging.getLogger(__name__)
 
 MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
 LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
@@ -112,14 +116,17 @@ MAX_REMEMBERED = 1024
 class ShapeWatch:
     """Tells the supervisor which sizes of symbolic dimensions requests have: each once, and again after a while.
 
+    It tells the time of a model's first answer, too, where no trial request has shown the model's time alone.
+
     `tell` says whether the supervisor could be told.
     """
 
-    def __init__(self, tell: Callable[[ShapeWanted], bool]) -> None:
+    def __init__(self, tell: Callable[[ShapeWanted | FirstAnswer], bool]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
         self._asked: OrderedDict[tuple[str, int, Sizes], float] = OrderedDict()
         self._used: dict[tuple[str, int, Sizes], float] = {}
+        self._answered: dict[tuple[str, int], int] = {}  # number of the model whose first answer was told
 
     def used(self, model: ServedModel, sizes: Sizes) -> None:
         """A request of these sizes has been answered. Safe for threads."""
@@ -140,6 +147,15 @@ class ShapeWatch:
             }
             if not self._tell(ShapeWanted(model.name, model.version, sizes, tuple(oldest))):
                 del self._asked[key]
+
+    def answered(self, model: ServedModel, shapes: Shapes, row_us: float) -> None:
+        """A request was answered by a model whose time alone is not known. Safe for threads."""
+        key = (model.name, model.version)
+        if model.is_ensemble or (model.symbols and model.compiled_for(shapes) is not None):
+            return  # a compiled size has a time of its own
+        with self._lock:
+            if self._answered.get(key) != model.load and self._tell(FirstAnswer(model.model_id, *key, row_us)):
+                self._answered[key] = model.load
 
 
 class ClientCall(Protocol):
@@ -194,6 +210,10 @@ class ModelRun:
     def failure(self, outcome: SlotOutcome) -> RequestError:
         """Return the error for an outcome that is not OK."""
         status = self.clock.status_of(outcome.status, self.finished_ns)
+        if status is SlotStatus.INTERNAL and outcome.reason:
+            _log.warning(
+                "%s: onnxruntime could not execute a request: %s", self.model.name, outcome.reason, extra=OFTEN
+            )
         return failure(self.model.name, status, self.max_queue, outcome.reason)
 
     def expired(self) -> RequestError:
@@ -206,6 +226,8 @@ class ModelRun:
         times, in_time = self.times_of(outcome), self.is_in_time()
         batch_rows = max(rows, outcome.batch_rows)
         model.statistics.succeeded(rows, times, in_time, outcome.counts, batch_rows, outcome.leads)
+        if not model.isolated_us:
+            self.watch.answered(model, self.shapes, outcome.compute_us / batch_rows)
         if model.symbols and model.sequence is None:
             self.watch.used(model, model.key_of(self.shapes.sizes))
 

@@ -49,6 +49,7 @@ from gangway.server.messages import (
     ModelReady,
     ModelRemoved,
     ModelRetired,
+    ModelTarget,
     ModelUnavailable,
     RegionChange,
     RepositoryAnswer,
@@ -208,6 +209,8 @@ class FrontEnd:
                 self.models = self.models.updated(message, self._make_statistics)
                 if before is not None:
                     before.uses.close(lambda: self._retired(before.model_id))
+            case ModelTarget():
+                self.models = self.models.with_target(message)
             case VariantReady() | VariantGone():
                 self.models = self.models.with_variant(message)
             case Agreed():

@@ -17,6 +17,7 @@ from gangway.server.messages import (
     WHOLE_MODEL,
     ModelReady,
     ModelRemoved,
+    ModelTarget,
     ModelUnavailable,
     VariantGone,
     VariantReady,
@@ -42,12 +43,13 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
 class Compiled:
     """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
 
-    `max_rows`: how many it can compute at a time.
+    `max_rows`: how many it can compute at a time. `qos_us`: its own latency target; None: the model's.
     """
 
     layout: TensorLayout
     outputs: tuple[TensorSpec, ...]
     max_rows: int
+    qos_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,11 @@ class ServedModel:
         """Whether the values of some inputs decide what computes a request."""
         return any(tensor.value_symbol for tensor in self.inputs.values())
 
+    def target_us(self, shapes: Shapes) -> float | None:
+        """Return the latency target of requests of these shapes in microseconds; None: there is none."""
+        compiled = self.compiled_for(shapes) if self.symbols else None
+        return self.qos_us if compiled is None or compiled.qos_us is None else compiled.qos_us
+
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out.
 
@@ -240,6 +247,16 @@ class Models:
             entries.pop(key, None)
         return Models(dict(sorted(entries.items())))
 
+    def with_target(self, message: ModelTarget) -> "Models":
+        """Return the set after a model has got another latency target."""
+        key = (message.name, message.version)
+        model = self.entries.get(key)
+        if not isinstance(model, ServedModel) or model.model_id != message.model_id:
+            return self
+        config = ModelConfig.FromString(base64.b64decode(message.config))
+        changed = replace(model, config=config, qos_us=message.qos_us, isolated_us=message.isolated_us)
+        return Models({**self.entries, key: changed})
+
     def with_variant(self, message: VariantReady | VariantGone) -> "Models":
         """Return the set with more or less of a model compiled."""
         key = (message.name, message.version)
@@ -249,7 +266,7 @@ class Models:
         compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
         if isinstance(message, VariantReady):
             layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
-            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows)
+            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us)
         return Models({**self.entries, key: replace(model, compiled=compiled)})
 
     @property

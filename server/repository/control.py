@@ -16,7 +16,7 @@ import grpc
 
 from gangway.scheduler.backoff import Backoff
 from gangway.server.errors import LOAD_ERRORS, RequestError
-from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
+from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
 from gangway.server.repository.ensembles import EnsembleControl, in_load_order, with_members
@@ -169,6 +169,10 @@ class ModelControl:
     def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
         self._models.model_failed(model_id, reason, at_fault)
+
+    def first_answer(self, message: FirstAnswer) -> None:
+        """A front end has answered the first request of a model whose time alone was not known."""
+        self._models.first_answer(message)
 
     def stop(self) -> None:
         """End what goes on in the background."""
@@ -388,6 +392,18 @@ class ServedModels:
         loaded.clear()
         for name in names:
             self.ensembles.changed(name)
+
+    def first_answer(self, message: FirstAnswer) -> None:
+        """Let the target of a model count whose time alone was not known, and those of ensembles with it."""
+        model = self._served.get(message.name, {}).get(message.version)
+        if model is None or model.ready.model_id != message.model_id or model.isolated is not None:
+            return  # another front end was first, or another model has its place
+        changed = [self._loader.measured(model, message.row_us)]
+        while changed:
+            model = changed.pop()
+            self._served[model.entry.name][model.entry.version] = model
+            self._clients.announce_target(model.ready)
+            changed += self.ensembles.measured(model.entry.name)
 
     def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
         """Give one version of a model, or all, to no further request; `reason` is what clients are told afterwards."""

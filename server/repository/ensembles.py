@@ -4,7 +4,7 @@ import base64
 import itertools
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from gangway.artifact.format import Engine, TensorSpec
@@ -233,6 +233,19 @@ class EnsembleBuilder:
         """An ensemble is not served any more."""
         self._made.pop(model.ready.model_id, None)
 
+    def measured(self, model: LoadedModel, served: Served) -> LoadedModel:
+        """Return a served ensemble with the times of what is served now, of which no model has been loaded again."""
+        members = _members(model.entry, served)
+        number = model.ready.model_id
+        self._made[number] = replace(self._made[number], members=members)
+        isolated = _isolated(model.entry.config.ensemble_scheduling.step, members)
+        if isolated is None:
+            return model
+        qos_us = resolve_qos_us(model.entry.qos, isolated)
+        return replace(
+            model, ready=replace(model.ready, qos_us=qos_us, isolated_us=isolated.compute_us), isolated=isolated
+        )
+
     def is_as_made(self, model: LoadedModel, served: Served) -> bool:
         """Whether a served ensemble is made of what is served now."""
         try:
@@ -384,6 +397,11 @@ class EnsembleControl:
                 self._unmade(entry, before, error)
             else:
                 self._control.serve([model])
+
+    def measured(self, name: str) -> list[LoadedModel]:
+        """Return the served ensembles that a model belongs to whose time alone was not known, with what it changes."""
+        ensembles = [self._served.get(entry.name, {}).get(entry.version) for entry in self._builder.users_of(name)]
+        return [self._builder.measured(model, self._served) for model in ensembles if model is not None]
 
     def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
         """An ensemble does not go together, and may have done so before."""

@@ -46,13 +46,14 @@ class TrialResult:
 
     `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
     `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch;
-    empty: they may.
+    empty: they may. `is_untested`: because no trial request could show it.
     """
 
     isolated: IsolatedLatency | None
     request_cost_us: float
     busy_cost_us: float
     mixed_rows: str = ""
+    is_untested: bool = False
 
 
 @dataclass(eq=False)
@@ -68,6 +69,7 @@ class ModelVariants:
     path: Path
     symbols: tuple[str, ...]
     spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
+    qos: Qos = field(default_factory=Qos)
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
@@ -136,11 +138,16 @@ def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:
     return None if qos.milliseconds is None else qos.milliseconds * 1e3
 
 
-def profile_message(model_id: int, ready: ModelReady, isolated: IsolatedLatency | None = None) -> SetProfile:
-    """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
+def profile_message(
+    model_id: int, ready: ModelReady, isolated: IsolatedLatency | None = None, qos_us: float | None = None
+) -> SetProfile:
+    """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own).
+
+    `qos_us`: the latency target of these sizes; None: the model's.
+    """
     isolated_us = 0.0 if isolated is None else isolated.compute_us
     varies = model_id == ready.model_id and bool(ready.symbols)
-    terms = policies_of(ready).terms(0, 0, ready.qos_us)
+    terms = policies_of(ready).terms(0, 0, ready.qos_us if qos_us is None else qos_us)
     return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
 
 
@@ -157,17 +164,18 @@ def policies_of(ready: ModelReady) -> QueuePolicies:
 def warn_of_target(ready: ModelReady, qos: Qos, isolated: IsolatedLatency | None, request_cost_us: float = 0.0) -> None:
     """Say in the log if the target of a model is out of reach, or not known.
 
-    `request_cost_us`: what any request costs; counts where the model's own latency is not known.
+    `request_cost_us`: what any request costs; counts where the model's own latency is not known yet.
     """
     policies = policies_of(ready)
     timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
     target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
     alone = IsolatedLatency(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
     if isolated is None and qos.multiple is not None:
-        _log.warning(
-            "%s: requests are best effort, because its target is %g times a latency that could not be measured: set"
-            " qos_ms in milliseconds",
+        _log.info(
+            "%s, version %d: requests are best effort until the first one has been answered: the latency target is %g"
+            " times the model's time alone, which no trial request could show",
             ready.name,
+            ready.version,
             qos.multiple,
         )
     elif target_us is not None and target_us < alone.latency_us:

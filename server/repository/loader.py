@@ -10,9 +10,9 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Final
 
 from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, TensorSpec, staging_bytes
@@ -33,9 +33,12 @@ from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
+    FIRST_ANSWER,
     LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
     PLATFORM,
+    TARGET_SINCE_PARAMETER,
+    Qos,
     bucket_sizes,
     buckets_of,
     check_supported,
@@ -62,10 +65,18 @@ from gangway.server.models.tensors import datatype_name, datatype_value
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import LoadedModel, TrialResult, profile_message, resolve_qos_us, warn_of_target
+from gangway.server.repository.loaded import (
+    IsolatedLatency,
+    LoadedModel,
+    config_of,
+    profile_message,
+    resolve_qos_us,
+    warn_of_target,
+)
 from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
+from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import arenas_bytes
@@ -84,7 +95,7 @@ class ModelFiles:
 class ModelLoader:
     """Compiles models and has them tried, one after the other. It does not tell clients.
 
-    `try_model` has a model answer trial requests, which takes its time; it raises ConfigError, ModelLoadError.
+    `trials` have a model answer trial requests, which takes its time.
     `on_model_failed` is for a model that no worker has any more, or that has ended too many of them. It gets the
     model's number, the reason, and whether its requests were at fault. The scheduler calls `model_failed`,
     `artifact_missing` and `forget`, front ends `shape_wanted`.
@@ -97,19 +108,21 @@ class ModelLoader:
         scheduler: SchedulerControl,
         clients: Announcements,
         profiles: BackgroundProfiler,
-        try_model: Callable[[ModelReady, Manifest, ModelConfig, Path], Awaitable[TrialResult]],
+        trials: ModelTrials,
         on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
         self._compiler = compiler
         self._scheduler = scheduler
         self._profiles = profiles
-        self._try_model = try_model
+        self._trials = trials
         self._on_model_lost = on_model_failed
         self._workers = len(options.general.cores)
         self._max_shapes = options.general.max_shapes
         self._free_ids = list(range(_native.MAX_MODELS))
-        self._variants = ShapeCache(compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows)
+        self._variants = ShapeCache(
+            compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles
+        )
         self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
         self._mapped_bytes: dict[int, int] = {}  # of weights, by model
 
@@ -173,6 +186,30 @@ class ModelLoader:
         seconds = time.monotonic() - begin
         _log_ready(model, manifest, seconds)
         return replace(model, ready=replace(model.ready, load_seconds=seconds))
+
+    def measured(self, model: LoadedModel, row_us: float) -> LoadedModel:
+        """Return a model whose time alone was not known, and is now: a client's request took so long, a row of it."""
+        isolated, config, qos = self._trials.latency_of(row_us), config_of(model.ready), model.entry.qos
+        tell_target(config, qos, isolated)
+        ready = replace(
+            model.ready,
+            config=_encoded(config),
+            qos_us=resolve_qos_us(qos, isolated),
+            isolated_us=isolated.compute_us,
+        )
+        if model.variants is not None:
+            model.variants.ready = ready
+        self._scheduler.set_profile(profile_message(ready.model_id, ready, isolated))
+        if qos.multiple is not None:
+            _log.info(
+                "%s, version %d: its latency target is %.3f ms from now on: its first request took %.3f ms a row",
+                ready.name,
+                ready.version,
+                (ready.qos_us or 0.0) / 1e3,
+                row_us / 1e3,
+            )
+        warn_of_target(ready, qos, isolated)
+        return replace(model, ready=ready, isolated=isolated)
 
     def announced(self, model: LoadedModel) -> None:
         """Clients have been told of a model: compile it for the sizes that they use."""
@@ -270,9 +307,11 @@ class ModelLoader:
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
-        tried = await self._try_model(ready, manifest, config, entry.folder)
+        sizes = [dict(zip(ready.symbols, each, strict=True)) for each in declared]
+        tried = await self._trials.try_model(ready, manifest, config, entry.folder, sizes)
         if tried.mixed_rows:
-            _log.warning(
+            _log.log(
+                logging.INFO if tried.is_untested else logging.WARNING,
                 "%s, version %d: every request runs alone, although the configuration asks for batches: %s",
                 entry.name,
                 entry.version,
@@ -280,6 +319,7 @@ class ModelLoader:
             )
             config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
         tell_least_target(config, tried.busy_cost_us)
+        tell_target(config, entry.qos, tried.isolated)
         ready = replace(
             ready,
             config=_encoded(config),
@@ -288,7 +328,7 @@ class ModelLoader:
         )
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        shaped = await self._variants.prepare(ready, entry.path, declared, spec)
+        shaped = await self._variants.prepare(ready, entry.path, declared, spec, entry.qos)
         if shaped is None and bucket_sizes(config) and ready.symbols:
             why = "nothing is compiled with optional inputs, strings or bfloat16"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
@@ -484,6 +524,13 @@ def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> No
     config.parameters[ENGINE_PARAMETER].string_value = engine.value
     if fallback_reason:
         config.parameters[FALLBACK_PARAMETER].string_value = fallback_reason
+
+
+def tell_target(config: ModelConfig, qos: Qos, isolated: IsolatedLatency | None) -> None:
+    """Say in the config's parameters since when a target counts that is a multiple of the model's time alone."""
+    if qos.multiple is not None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        config.parameters[TARGET_SINCE_PARAMETER].string_value = now if isolated else FIRST_ANSWER
 
 
 def tell_least_target(config: ModelConfig, least_us: float) -> None:

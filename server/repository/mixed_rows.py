@@ -30,9 +30,9 @@ Row = Sequence[Any]  # an array for each input, or each output
 
 
 def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event) -> str:
-    """Return how rows of a batched model influence each other, or that it cannot be tested; nothing if they do not.
+    """Return how rows of a batched model influence each other; nothing if they do not.
 
-    Blocks until it is known. Raises ModelLoadError if `stop` is set.
+    Blocks until it is known. Raises TrialError if it cannot be tested, ModelLoadError if `stop` is set.
     """
     failure = "no sizes are known to try the model with"
     for some in sizes:
@@ -44,8 +44,8 @@ def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSiz
             except ModelLoadError as error:
                 if stop.is_set():
                     raise
-                return f"whether rows influence each other cannot be tested: {error}"
-    return f"whether rows influence each other cannot be tested: {failure}"
+                raise TrialError(f"whether rows influence each other cannot be tested: {error}") from error
+    raise TrialError(f"whether rows influence each other cannot be tested: {failure}")
 
 
 @dataclass(frozen=True)

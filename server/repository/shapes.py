@@ -10,14 +10,18 @@ is, when requests ask for it after a pause.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
+from gangway.server.models.config import Qos
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import ModelVariants, Sizes, profile_message
+from gangway.server.repository.loaded import ModelVariants, Sizes, profile_message, resolve_qos_us
+from gangway.server.repository.profiles import BackgroundProfiler
+from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 
@@ -37,6 +41,8 @@ class ShapeCache:
         make_spec: Callable[[str, Manifest, int], LoadModel],
         limit: int,
         computable_rows: Callable[[Manifest], int],
+        trials: ModelTrials,
+        profiles: BackgroundProfiler,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -44,12 +50,14 @@ class ShapeCache:
         self._make_spec = make_spec
         self._limit = limit
         self._computable_rows = computable_rows
+        self._trials = trials
+        self._profiles = profiles
         self._models: dict[tuple[str, int], ModelVariants] = {}
         self._queue: dict[tuple[str, int, Sizes], None] = {}
         self._news = asyncio.Event()
 
     async def prepare(
-        self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel
+        self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel, qos: Qos
     ) -> ModelVariants | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
 
@@ -60,7 +68,7 @@ class ShapeCache:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
-        model = ModelVariants(ready, path, symbols, spec, declared=set(declared))
+        model = ModelVariants(ready, path, symbols, spec, qos, declared=set(declared))
         try:
             for sizes in declared:
                 await self._make(model, sizes)
@@ -84,9 +92,8 @@ class ShapeCache:
     def drop(self, model: ModelVariants) -> None:
         """Unload what is compiled of a model that no request uses any more."""
         self.forget(model)
-        for variant in model.loaded.values():
-            self._scheduler.unload(variant.model_id)
-        model.loaded.clear()
+        for sizes in list(model.loaded):
+            self._unload(model, sizes)
 
     def want(self, message: ShapeWanted) -> None:
         """A front end has answered a request of sizes that are not compiled."""
@@ -107,6 +114,7 @@ class ShapeCache:
             return False
         model, sizes = found
         del model.loaded[sizes]
+        self._profiles.remove(model_id)
         if at_fault:
             model.refused.add(sizes)
         else:
@@ -163,16 +171,25 @@ class ShapeCache:
                 model.failed_for_now(sizes)
             return
         ready = model.ready
+        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs, rows)
+        isolated = await self._trials.try_variant(ready, variant)
         if model.is_dropped:
             self._scheduler.unload(spec.model_id)
             return
-        self._scheduler.set_profile(profile_message(spec.model_id, ready))
-        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs, rows)
+        if model.qos.multiple is not None:
+            variant = replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
+        self._profiles.add(spec.model_id, manifest)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._clients.announce_variant(variant)
         _log.info("%s: ready, compiled for these sizes", title)
+
+    def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
+        model_id = model.loaded.pop(sizes).model_id
+        self._profiles.remove(model_id)
+        self._scheduler.unload(model_id)
 
     def _drop_oldest(self, model: ModelVariants) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""
@@ -180,6 +197,6 @@ class ShapeCache:
         if sizes is None:
             return False
         self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
-        self._scheduler.unload(model.loaded.pop(sizes).model_id)
+        self._unload(model, sizes)
         _log.info("%s: unloaded, because other sizes were used more recently", model.title(sizes))
         return True

@@ -4,14 +4,12 @@ They are ordinary requests, through the supervisor's own io segment. A trial tha
 want other sizes, or other contents.
 """
 
-import math
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from gangway.artifact.format import MOST_PLAUSIBLE_ELEMENTS, PLAUSIBLE_SIZES
 from gangway.executor.frames import example_bytes
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
@@ -32,17 +30,13 @@ class TrialError(ModelLoadError):
     """The model has failed; with other inputs it may not."""
 
 
-def trial_sizes(model: ServedModel, known: SymbolSizes, warmed: Sequence[SymbolSizes]) -> list[SymbolSizes]:
-    """Return the sizes to try a model with, in order; `warmed`, of its owner's samples, and `known` are possible."""
-    if not model.symbols:
-        return [{}]
-    possible = [sizes for sizes in (*warmed, known) if all(symbol in sizes for symbol in model.symbols)]
-    plausible = [dict.fromkeys(model.symbols, size) for size in PLAUSIBLE_SIZES]
-    return possible + [sizes for sizes in plausible if _elements(model, sizes) <= MOST_PLAUSIBLE_ELEMENTS]
+def possible_sizes(model: ServedModel, *known: SymbolSizes) -> list[SymbolSizes]:
+    """Return which of the sizes that are known to be possible give one to all symbols, with what dims say.
 
-
-def _elements(model: ServedModel, sizes: SymbolSizes) -> int:
-    return max(math.prod(shape) for _, shape in trial_shapes(model, sizes).inputs)
+    Without any the model cannot be tried: sizes that nobody has named may be impossible, or never be asked for.
+    """
+    dims = _configured(model)
+    return [sizes for sizes in ({}, *known) if all(symbol in sizes or symbol in dims for symbol in model.symbols)]
 
 
 def first_possible(sizes: Sequence[SymbolSizes], attempt: Callable[[SymbolSizes], ResultT]) -> ResultT:
@@ -56,10 +50,15 @@ def first_possible(sizes: Sequence[SymbolSizes], attempt: Callable[[SymbolSizes]
     raise failed
 
 
+def _configured(model: ServedModel) -> dict[str, int]:
+    """Return the sizes that a model's configuration gives to symbols."""
+    dims = [(tensor, axis, size) for tensor in model.all_inputs for axis, size in enumerate(tensor.shape)]
+    return {tensor.symbols[axis]: size for tensor, axis, size in dims if tensor.symbols and size >= 0}
+
+
 def trial_shapes(model: ServedModel, sizes: SymbolSizes, rows: int = 1) -> Shapes:
     """Return shapes of all inputs to try a model with; sizes that its configuration gives go before these."""
-    dims = [(tensor, axis, size) for tensor in model.all_inputs for axis, size in enumerate(tensor.shape)]
-    configured = {tensor.symbols[axis]: size for tensor, axis, size in dims if tensor.symbols and size >= 0}
+    configured = _configured(model)
     own = {symbol: configured.get(symbol, sizes.get(symbol, 1)) for symbol in model.symbols}
     inputs = []
     for tensor in model.all_inputs:

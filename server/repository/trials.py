@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,14 +32,14 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
 from gangway.server.access import UNIX, socket_address
 from gangway.server.errors import ConfigError, ModelLoadError, RequestError
-from gangway.server.messages import ModelReady
+from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.sequences import END, ID, START
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import ModelBatching
 from gangway.server.models.tensors import datatype_name, item_bytes
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.repository.loaded import IsolatedLatency, TrialResult
-from gangway.server.repository.trial_runs import SymbolSizes, TrialError, measure_isolated, run_once, trial_sizes
+from gangway.server.repository.trial_runs import SymbolSizes, TrialError, measure_isolated, possible_sizes, run_once
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.sequence_codecs import standalone_codec
@@ -67,19 +67,49 @@ class ModelTrials:
         self._stop = threading.Event()
         self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
 
-    async def try_model(self, ready: ModelReady, manifest: Manifest, config: ModelConfig, folder: Path) -> TrialResult:
-        """Warm a loaded model up and measure it. Raises ConfigError, ModelLoadError."""
+    async def try_model(
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        config: ModelConfig,
+        folder: Path,
+        declared: Sequence[SymbolSizes] = (),
+    ) -> TrialResult:
+        """Warm a loaded model up and measure it. `declared`: sizes that it will have.
+
+        Raises ConfigError, ModelLoadError.
+        """
         async with self._turn:
             samples = await asyncio.to_thread(samples_of, config, folder)
             if not self.request_cost_us:  # before that, processes that start have the cores
                 self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._grpc())
             warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
-            sizes = trial_sizes(ServedModel.of(ready), manifest.trial_sizes, warmed)
-            isolated, mixed_rows = await self._measure(ready, manifest.key, sizes), ""
+            sizes = possible_sizes(ServedModel.of(ready), *declared, *warmed, manifest.trial_sizes)
+            isolated = await self._measure(ready, manifest.key, sizes)
+            mixed_rows, is_untested = "", False
             if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
-                mixed_rows = await self._mixed_rows(ready, manifest, sizes, isolated)
+                mixed_rows, is_untested = await self._mixed_rows(ready, manifest, sizes, isolated)
         known = isolated if isinstance(isolated, IsolatedLatency) else None
-        return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows)
+        return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows, is_untested)
+
+    async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
+        """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
+        model = Models().updated(ready).with_variant(variant).served_as(ready.name, ready.version)
+        assert model is not None, "it is ready"
+        sizes = dict(zip(ready.symbols, variant.sizes, strict=True))
+        async with self._turn:
+            try:
+                isolated = await asyncio.to_thread(
+                    measure_isolated, self._plane, model, [sizes], self._stop, self.request_cost_us
+                )
+            except ModelLoadError as error:
+                _log.info("%s, version %d: a compiled size is not measured: %s", ready.name, ready.version, error)
+                return None
+        return replace(isolated, busy_cost_us=self._busy_cost_us)
+
+    def latency_of(self, row_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
+        return IsolatedLatency(row_us, row_us + self.request_cost_us, self.request_cost_us, self._busy_cost_us)
 
     def stop(self) -> None:
         """End what is being tried."""
@@ -104,8 +134,9 @@ class ModelTrials:
         except ModelLoadError as error:
             if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
                 raise
-            _log.warning(
-                "%s, version %d: its time alone is not known, because no trial request of zeros succeeded: %s",
+            _log.info(
+                "%s, version %d: its time alone is not known before its first request, because no trial request"
+                " succeeded: %s",
                 ready.name,
                 ready.version,
                 error,
@@ -129,17 +160,23 @@ class ModelTrials:
         manifest: Manifest,
         sizes: Sequence[SymbolSizes],
         measured: IsolatedLatency | ModelLoadError,
-    ) -> str:
-        """Return why requests must not share a batch; empty if rows are known not to influence each other."""
+    ) -> tuple[str, bool]:
+        """Return why requests must not share a batch, and whether that is only because no trial could show it.
+
+        The reason is empty if rows are known not to influence each other.
+        """
         if manifest.mixes_rows:
-            return manifest.mixes_rows
+            return manifest.mixes_rows, False
         if not ready.batched:
-            return "it is compiled for each number of rows"
+            return "it is compiled for each number of rows", False
         if isinstance(measured, ModelLoadError) and not isinstance(measured, TrialError):
-            return f"no trial run has succeeded: {measured}"  # whatever the inputs: no other would
+            return f"no trial run has succeeded: {measured}", True  # whatever the inputs: no other would
         from gangway.server.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
 
-        return await asyncio.to_thread(why_rows_mix, self._plane, ServedModel.of(ready), sizes, self._stop)
+        try:
+            return await asyncio.to_thread(why_rows_mix, self._plane, ServedModel.of(ready), sizes, self._stop), False
+        except TrialError as error:
+            return str(error), True
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
         codec, members = EnsembleCodec(graph, shapes, tuple(outputs), sinks, classes), graph.members
     else:
         codec, fallback = _calls(model, shapes, outputs, sinks, classes)
-    terms = model.policies.terms(timeout_us, priority, model.qos_us)
+    terms = model.policies.terms(timeout_us, priority, model.target_us(shapes))
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
     decides = model.has_values and model.sequence is None and not model.is_ensemble

@@ -12,6 +12,7 @@ from gangway.server.messages import (
     InitialLoadDone,
     ModelReady,
     ModelRemoved,
+    ModelTarget,
     ModelUnavailable,
     VariantGone,
     VariantReady,
@@ -74,6 +75,15 @@ class Announcements:
         else:
             self._models[key] = message
         self._send(message)
+
+    def announce_target(self, ready: ModelReady) -> None:
+        """Tell clients the latency target of a model that has been announced, and what follows from it."""
+        key = (ready.name, ready.version)
+        known = self._models.get(key)
+        if isinstance(known, ModelReady) and known.model_id == ready.model_id:
+            news = ModelTarget(ready.model_id, *key, ready.config, ready.qos_us, ready.isolated_us)
+            self._models[key] = replace(known, config=news.config, qos_us=news.qos_us, isolated_us=news.isolated_us)
+            self._send(news)
 
     def announce_variant(self, message: VariantReady | VariantGone) -> None:
         """Tell what of a model is compiled, or is not any more."""

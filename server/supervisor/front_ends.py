@@ -21,6 +21,7 @@ from gangway.server.messages import (
     BindFailed,
     Change,
     Drain,
+    FirstAnswer,
     FrontEndMessage,
     Listening,
     LogSettings,
@@ -305,8 +306,8 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
 class FrontEndControl:
     """Starts the front ends, replaces those that die, and passes on what they say.
 
-    `announcements` is what all of them know of the models. `on_shape_wanted`, `on_repository_call` and
-    `on_log_settings` get what concerns other parts of the supervisor; a call is answered by `answer`.
+    `announcements` is what all of them know of the models. `on_shape_wanted`, `on_first_answer`, `on_repository_call`
+    and `on_log_settings` get what concerns other parts of the supervisor; a call is answered by `answer`.
     """
 
     def __init__(
@@ -320,6 +321,7 @@ class FrontEndControl:
         regions: RegionRegistry,
         announcements: Announcements,
         on_shape_wanted: Callable[[ShapeWanted], None],
+        on_first_answer: Callable[[FirstAnswer], None],
         on_repository_call: Callable[[RepositoryCall], None],
         on_log_settings: Callable[[LogSettings], None],
     ) -> None:
@@ -330,6 +332,7 @@ class FrontEndControl:
         self._regions = regions
         self._announcements = announcements
         self._on_shape_wanted = on_shape_wanted
+        self._on_first_answer = on_first_answer
         self._on_repository_call = on_repository_call
         self._on_log_settings = on_log_settings
         self._placement = placement
@@ -446,6 +449,8 @@ class FrontEndControl:
                 self._listens(process, message)
             case ShapeWanted():
                 self._on_shape_wanted(message)
+            case FirstAnswer():
+                self._on_first_answer(message)
             case RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number

@@ -87,6 +87,7 @@ class Supervisor:
             self._regions,
             self._announcements,
             on_shape_wanted=lambda message: self._loader.shape_wanted(message),
+            on_first_answer=lambda message: self._models.first_answer(message),
             on_repository_call=lambda call: self._repository.take(call),
             on_log_settings=self._set_log,
         )
@@ -107,7 +108,7 @@ class Supervisor:
             self._scheduler,
             self._announcements,
             self._profiler,
-            self._trials.try_model,
+            self._trials,
             on_model_failed=lambda model_id, reason, at_fault: self._models.model_failed(model_id, reason, at_fault),
         )
         self._overrides = OverrideStore()
