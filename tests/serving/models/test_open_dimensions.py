@@ -1,0 +1,141 @@
+"""`gangway serve` with configurations that say something of dimensions which the ONNX files leave open."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import numpy_helper
+from tritonclient.utils import np_to_triton_dtype
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+
+TIMEOUT_S = 30
+WEIGHTS = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+GRAPHS = {
+    "picture": "(float[n, 3, H, W] x) => (float[n, 3, H, W] y) { y = Relu(x) }",
+    "windows": "(float[S, 4] x, float[1, 4] w) => (float[S, 4] y) { y = Add(x, w) }",
+    "centre": "(float[N, S] x) => (float[N, S] y) { m = ReduceMean<axes = [0]>(x)  y = Sub(x, m) }",
+    "text": "(float[N, S, 64] x) => (float[N, S, 64] y) { a = MatMul(x, w)  y = Relu(a) }",
+    "quotient": "(int64[N, S] x) => (int64[N, S] y) { y = Div(c, x) }",
+}
+CONSTANTS = {"text": {"w": WEIGHTS}, "quotient": {"c": np.array(720, np.int64)}}
+CONFIGS = {
+    "picture": 'max_batch_size: 4 input { name: "x" dims: [ 3, 8, -1 ] } %s',
+    "windows": "%s",
+    "centre": "max_batch_size: 4 %s",
+    "text": "max_batch_size: 4 %s",
+    "quotient": "max_batch_size: 4 ",
+    "step": 'platform: "ensemble" max_batch_size: 4 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }'
+    ' output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] } ensemble_scheduling { step { model_name: "quotient"'
+    ' model_version: -1 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }',
+}
+BUCKETS = {"picture": "W=16,24", "windows": "S=2,5", "centre": "N=3; S=5", "text": "S=1,4096"}
+COMPILED = {
+    "picture": [{"H": 8, "W": 16}, {"H": 8, "W": 24}],
+    "windows": [{"S": 2}, {"S": 5}],
+    "centre": [{"N": 3, "S": 5}],
+    "text": [{"S": 1}, {"S": 4096}],
+}
+QOS = 'parameters { key: "qos_ms" value: { string_value: "100x" } }'
+
+
+@dataclass(frozen=True)
+class Served:
+    server: LiveServer
+    client: triton.InferenceServerClient
+
+    def infer(self, name: str, **arrays: Any) -> tuple[Any, dict[str, int]]:
+        """Return an answer, and what it says of itself."""
+        inputs = [triton.InferInput(key, list(a.shape), np_to_triton_dtype(a.dtype)) for key, a in arrays.items()]
+        for given, array in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(array)
+        result = self.client.infer(name, inputs, parameters={"gangway_stats": True})
+        return result.as_numpy("y"), {key: value.int64_param for key, value in result.get_response().parameters.items()}
+
+    def parameter(self, name: str, key: str) -> str:
+        return str(self.client.get_model_config(name).config.parameters[key].string_value)
+
+    def lines(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.server.log.read_text())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+    for name, config in CONFIGS.items():
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        buckets = f'parameters {{ key: "gangway_buckets" value: {{ string_value: "{BUCKETS.get(name, "")}" }} }}'
+        (folder.parent / "config.pbtxt").write_text((config % buckets if "%s" in config else config) + QOS)
+        if name in GRAPHS:
+            save(folder / "model.onnx", name)
+            for dimensions in ({}, *COMPILED.get(name, ())):  # in this process: one import of TVM for all
+                compile_model(folder / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None, dimensions)
+    with live_server(repository, [f"--cache-dir={cache_dir}"]) as server, triton.InferenceServerClient(server.url) as c:
+        yield Served(server, c)
+    assert server.process.returncode == 0
+
+
+def save(path: Path, name: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {GRAPHS[name]}')
+    model.graph.initializer.extend(numpy_helper.from_array(a, key) for key, a in CONSTANTS.get(name, {}).items())
+    onnx.save(model, path)
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_what_dims_and_buckets_say_is_compiled_before_the_model_is_ready(served: Served, name: str) -> None:
+    log = served.server.log.read_text()
+    for sizes in COMPILED[name]:
+        title = f"{name}, version 1, {', '.join(f'{key}={size}' for key, size in sizes.items())}"
+        assert f"{title}: ready, compiled for these sizes" in log.partition("ready: gRPC")[0]
+    assert re.search(rf"model {name}, version 1: ready after .* s, compiled for \(", log)
+
+
+def test_answers_of_declared_sizes_and_others(served: Served) -> None:
+    for width in (16, 24, 9):
+        x = floats(2, 3, 8, width)
+        np.testing.assert_array_equal(served.infer("picture", x=x)[0], np.maximum(x, 0))
+    for length in (2, 5, 1):
+        x, w = floats(length, 4), floats(1, 4)
+        np.testing.assert_array_equal(served.infer("windows", x=x, w=w)[0], x + w)
+    for rows in (3, 1):
+        x = floats(rows, 5)
+        np.testing.assert_allclose(served.infer("centre", x=x)[0], x - x.mean(0), atol=1e-6)
+
+
+def test_a_compiled_size_has_a_time_and_a_target_of_its_own(served: Served) -> None:
+    targets_us = [served.infer("text", x=floats(1, length, 64))[1]["target_us"] for length in (1, 4096)]
+    assert 0 < targets_us[0] < targets_us[1]
+    assert re.fullmatch(r"[\d-]+T[\d:]+\+00:00", served.parameter("text", "gangway_target_since"))
+
+
+def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served: Served) -> None:
+    assert served.parameter("quotient", "gangway_target_since") == "the first answer"
+    x = np.array([[1, 2, 3]])
+    answer, report = served.infer("step", x=x)
+    np.testing.assert_array_equal(answer, 720 // x)
+    assert report["target_us"] == 0, "best effort"
+    end = time.monotonic() + TIMEOUT_S
+    while not all(served.infer(name, x=x)[1]["target_us"] for name in ("quotient", "step")):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    since = served.parameter("quotient", "gangway_target_since")
+    assert re.fullmatch(r"[\d-]+T[\d:]+\+00:00", since)
+    assert len(served.lines(r"INFO .*quotient, version 1: its latency target is [\d.]+ ms from now on")) == 1
+    assert not served.lines(r"(?:WARNING|ERROR) .*(?:quotient|step).*"), "a trial that fails is no fault"
+    (statistics,) = served.client.get_inference_statistics("step").model_stats
+    assert statistics.inference_stats.success.count >= 2, "the ensemble has not been made again"
