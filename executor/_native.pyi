@@ -164,14 +164,22 @@ class Program:
     @classmethod
     def whole(
         cls,
-        run: Callable[[list[tuple[memoryview, memoryview]], tuple[int, ...]], list[tuple[bool, str] | None]],
+        run: Callable[
+            [list[tuple[memoryview, memoryview]], tuple[int, ...], bool],
+            Sequence[tuple[bool, str] | tuple[bytes, bytes, Callable[[], object]] | None],
+        ],
         /,
     ) -> Self:
-        """Return a program of one layer that is the call `run([(request, answer), ...], cores)` on frames, by rank 0.
+        """Return a program of one layer that is the call `run([(request, answer), ...], cores, again)` on frames, by
+        rank 0.
 
         `cores`: CPU numbers of the gang, rank 0's first; the other ranks sleep until it returns. The
         views are valid so long. It says of each request None, or why it was not computed: whether what is in it is to
         blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
+
+        `again`: a request in the same memory was computed lately, on one core. Then `run` may say instead of None how
+        the next one is computed there: what its frame begins with, what that of its answer does, and a function that
+        computes the contents. If that raises an exception, the request is given to `run`.
         """
 
 class FastPath:

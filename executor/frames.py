@@ -51,7 +51,7 @@ def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
 
 def write_header(view: memoryview, frame: Frame) -> bool:
     """Write everything but the contents; False, and only the frame's size written, if it has no room in the block."""
-    return _write(view, frame, _header(frame))
+    return _write(view, frame, header_of(frame))
 
 
 def _write(view: memoryview, frame: Frame, header: bytes) -> bool:
@@ -61,7 +61,8 @@ def _write(view: memoryview, frame: Frame, header: bytes) -> bool:
     return fits
 
 
-def _header(frame: Frame) -> bytes:
+def header_of(frame: Frame) -> bytes:
+    """Return everything but the contents."""
     words = [frame.size_bytes, len(frame.parts)]
     for part in frame.parts:
         words += (len(part.shape), *part.shape, part.size_bytes)
@@ -78,7 +79,7 @@ class FrameReader:
         """Return what a block holds. Raises ValueError as `read_frame` does."""
         if bytes(view[: len(self._header)]) != self._header or self._frame.size_bytes > len(view):
             frame = read_frame(view)
-            self._header, self._frame = _header(frame), frame
+            self._header, self._frame = header_of(frame), frame
         return self._frame
 
 
@@ -96,7 +97,7 @@ class FrameWriter:
         """
         if tensors != self._tensors or not self._header:
             self._frame, self._tensors = plan_frame(tensors), tensors
-            self._header = _header(self._frame)
+            self._header = header_of(self._frame)
         return self._frame if _write(view, self._frame, self._header) else None
 
 

@@ -8,7 +8,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,24 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
-from gangway.executor.frames import FrameReader, FrameWriter, Part, is_absent, join_strings, split_strings
+from gangway.executor.frames import (
+    FrameReader,
+    FrameWriter,
+    Part,
+    header_of,
+    is_absent,
+    join_strings,
+    needed_bytes,
+    read_frame,
+    split_strings,
+)
 from gangway.executor.launch import thread_counts
 from gangway.executor.process import LOG_WARNING, use_serving_priority, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
+Prepared = tuple[bytes, bytes, Callable[[], object]]  # headers of a request and its answer; computes its contents
+UNBOUND: Final = ("BYTES", "BF16")  # of types that numpy does not have
 _LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
 _BLAMED: Final = re.compile(
@@ -87,10 +100,13 @@ class OnnxRuntimeModel:
         self._outputs = [tensor.name for tensor in manifest.outputs]
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
-    def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,)) -> list[Failure | None]:
+    def __call__(
+        self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False
+    ) -> Sequence[Failure | Prepared | None]:
         """Compute requests from frame to frame; return why each failed, or None.
 
-        `cores`: CPU numbers of the gang, of which the first one is this worker's.
+        `cores`: CPU numbers of the gang, of which the first one is this worker's. `again`: the memory is that of a
+        request before, so onnxruntime is told of it once, for the next ones with such tensors (`_native.Program`).
 
         Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
         answer without room is no failure: its frame says how much is needed.
@@ -100,7 +116,27 @@ class OnnxRuntimeModel:
         self._session = team.session
         if len(frames) > 1 and self._manifest.batched and self._try(frames) is None:
             return [None] * len(frames)
-        return [self._try([each]) for each in frames]
+        failures = [self._try([each]) for each in frames]
+        return [self._prepared(*frames[0])] if again and failures == [None] else failures
+
+    def _prepared(self, request: memoryview, answer: memoryview) -> Prepared | None:
+        """Return how requests like one that was answered are computed in the same memory; None if they cannot be."""
+        if needed_bytes(answer) > len(answer):
+            return None
+        asked, answered = self._reader.read(request), read_frame(answer)
+        inputs, outputs = self._manifest.inputs, self._manifest.outputs
+        places = [*zip(inputs, asked.parts, strict=True), *zip(outputs, answered.parts, strict=True)]
+        if any(tensor.datatype in UNBOUND or not part.size_bytes for tensor, part in places):
+            return None
+        binding = self._session.io_binding()
+        for bind, tensors, parts, view in (
+            (binding.bind_input, inputs, asked.parts, request),
+            (binding.bind_output, outputs, answered.parts, answer),
+        ):
+            begin = np.frombuffer(view, np.uint8).ctypes.data
+            for tensor, part in zip(tensors, parts, strict=True):
+                bind(tensor.name, "cpu", 0, STORAGE[tensor.datatype].type, part.shape, begin + part.offset)
+        return header_of(asked), header_of(answered), partial(self._session.run_with_iobinding, binding)
 
     def _try(self, frames: list[Frames]) -> Failure | None:
         try:
