@@ -407,7 +407,7 @@ class NonBlockingInference:
         return None
 
     def _start_again(self, request: ClientRequest) -> None:
-        """Go on in the blocking way, in a thread of its own: it finds out what is wrong with a region."""
+        """Go on in the blocking way, in a thread of its own: with more room, or without a region or variant."""
         try:
             threading.Thread(target=self._again, args=(request,), name="again", daemon=True).start()
         except RuntimeError:

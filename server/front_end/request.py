@@ -22,7 +22,7 @@ from gangway.server.errors import RequestError
 from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
 from gangway.server.front_end.model_run import ClientCall, ModelRun, RequestClock, ShapeWatch, no_room
 from gangway.server.front_end.tracing import Tracer
-from gangway.server.requests.codecs import Codec, report_of
+from gangway.server.requests.codecs import Codec, FrameCodec, TensorCodec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
@@ -103,7 +103,7 @@ class ClientRequest(ModelRun):
     """A request whose plan is known. Its maker calls `close`, and before that `fail` if it was refused or failed.
 
     The model and those of an ensemble are in use until then (`uses`). `contents`: of the inputs, for a further attempt;
-    empty while none can follow. `response_id`: stands in the response.
+    empty while they are in the request's memory only. `response_id`: stands in the response.
     """
 
     regions: Mapping[str, Region] = NO_REGIONS
@@ -198,7 +198,7 @@ class ClientRequest(ModelRun):
         self.finished_ns = time.monotonic_ns()
         response, plan, submission = None, self.plan, self.submission
         assert submission is not None, "opened"
-        external = submission.external
+        external, codec = submission.external, self._codec
         try:
             if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
@@ -208,6 +208,8 @@ class ClientRequest(ModelRun):
                 self._codec, self._maps = plan.fallback, False
             else:
                 raise self.failure(submission.outcome())
+            if response is None and not self.contents and isinstance(codec, TensorCodec | FrameCodec):
+                self.contents = codec.contents_in(submission)
         finally:
             if response is None:
                 submission.close()

@@ -135,12 +135,13 @@ class RequestPlan:
         return self.may_be_cached and not self.regions
 
     @cached_property
-    def plain_codec(self) -> TensorCodec | None:
-        """How it is carried out, if it is compiled, one attempt answers it, and its header has no contents."""
-        if self.typed or self.may_be_cached or self.wants_report:
+    def plain_codec(self) -> TensorCodec | FrameCodec | None:
+        """How it is carried out, if its header has no contents, and the sizes of these are known."""
+        if self.typed or self.may_be_cached or self.wants_report or self.model.config.HasField("sequence_batching"):
             return None
-        ordered = self.model.config.HasField("sequence_batching")
-        return self.codec if type(self.codec) is TensorCodec and self.fallback is None and not ordered else None
+        if any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs):
+            return None
+        return self.codec if type(self.codec) in (TensorCodec, FrameCodec) else None  # type: ignore[return-value]
 
     @cached_property
     def input_sizes(self) -> tuple[int, ...]:
