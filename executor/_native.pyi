@@ -179,7 +179,7 @@ class Program:
 
         `again`: a request in the same memory was computed lately, on one core. Then `run` may say instead of None how
         the next one is computed there: what its frame begins with, what that of its answer does, and a function that
-        computes the contents. If that raises an exception, the request is given to `run`.
+        computes the contents. If that raises an exception, the request is given to `run`. None: it is not asked again.
         """
 
 class FastPath:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from gangway.executor.process import LOG_WARNING, use_serving_priority, write_lo
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
 Prepared = tuple[bytes, bytes, Callable[[], object]]  # headers of a request and its answer; computes its contents
+PREPARED_NS: Final = 2_000_000  # a longer run does not become noticeably shorter by it
 UNBOUND: Final = ("BYTES", "BF16")  # of types that numpy does not have
 _LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
@@ -116,11 +118,16 @@ class OnnxRuntimeModel:
         self._session = team.session
         if len(frames) > 1 and self._manifest.batched and self._try(frames) is None:
             return [None] * len(frames)
+        begin_ns = time.perf_counter_ns()
         failures = [self._try([each]) for each in frames]
-        return [self._prepared(*frames[0])] if again and failures == [None] else failures
+        is_short = again and time.perf_counter_ns() - begin_ns < PREPARED_NS
+        return [self._prepared(*frames[0])] if is_short and failures == [None] else failures
 
     def _prepared(self, request: memoryview, answer: memoryview) -> Prepared | None:
-        """Return how requests like one that was answered are computed in the same memory; None if they cannot be."""
+        """Return how requests like one that was answered are computed in the same memory; None if they cannot be.
+
+        That is tried: what is an input, too, onnxruntime leaves where it is.
+        """
         if needed_bytes(answer) > len(answer):
             return None
         asked, answered = self._reader.read(request), read_frame(answer)
@@ -136,7 +143,19 @@ class OnnxRuntimeModel:
             begin = np.frombuffer(view, np.uint8).ctypes.data
             for tensor, part in zip(tensors, parts, strict=True):
                 bind(tensor.name, "cpu", 0, STORAGE[tensor.datatype].type, part.shape, begin + part.offset)
-        return header_of(asked), header_of(answered), partial(self._session.run_with_iobinding, binding)
+        compute = partial(self._session.run_with_iobinding, binding)
+        views = [answer[part.offset : part.offset + part.size_bytes] for part in answered.parts]
+        contents = [bytes(view) for view in views]
+        for view in views:
+            view[:] = np.invert(np.frombuffer(view, np.uint8)).data
+        try:
+            compute()
+            is_same = views == contents
+        except Exception:  # onnxruntime's own exceptions have no common base
+            is_same = False
+        for view, content in zip(views, contents, strict=True):
+            view[:] = content
+        return (header_of(asked), header_of(answered), compute) if is_same else None
 
     def _try(self, frames: list[Frames]) -> Failure | None:
         try:

@@ -18,16 +18,17 @@ struct layer_record {
     struct { struct kernel_record { uint32_t tasks, chunk, rows; } one, batch; } versions[MAX_VERSIONS];
 };
 
-/* How a whole program computes a request whose frames lie where those of one before did. `call` NULL: there was one, or the call has failed.
- * `header` begins the frame of the request, `answer` that of the answer. */
+/* How a whole program computes a request whose frames lie where those of one before did. `header` begins the frame of the request,
+ * `answer` that of the answer. `call` NULL: there was such a request, and the next one may be prepared unless `unfit`. */
 struct prepared_call {
     const char *input, *output; /* NULL: the place is free */
     uint64_t input_bytes, output_bytes;
     PyObject *header, *answer, *call;
-    bool failed;
+    uint32_t misses; /* requests with other headers */
+    bool unfit;
 };
 
-enum { PREPARED_CALLS = 16 };
+enum { PREPARED_CALLS = 16, MOST_MISSES = 4 };
 
 struct program_object {
     PyObject_HEAD
@@ -235,12 +236,11 @@ static PyObject *frames_of(const struct query *query) {
     return frames;
 }
 
-/* `result`: None, or why the request failed: (whether its contents are to blame, text). */
+/* `result`: why the request failed: (whether its contents are to blame, text). */
 static void note_result(struct piece *piece, PyObject *result) {
     int invalid = 0;
     const char *reason = "";
     Py_ssize_t length = 0;
-    if (result == Py_None) return;
     if (!result || !PyTuple_Check(result) || !PyArg_ParseTuple(result, "ps#", &invalid, &reason, &length)) PyErr_Clear();
     slot_fail(piece->slot, invalid ? STATUS_INVALID : STATUS_INTERNAL, reason, (size_t)length);
 }
@@ -275,12 +275,17 @@ static bool begins_with(const char *frame, uint64_t frame_bytes, PyObject *heade
 
 /* False: nothing is computed. A call that fails is not made again: what is wrong is found, and told, without it. */
 static bool call_prepared(struct prepared_call *known, const struct piece *piece) {
-    if (!known->call || !begins_with(piece->inputs[0], piece->input_frame_bytes, known->header)) return false;
+    if (!known->call) return false;
+    if (!begins_with(piece->inputs[0], piece->input_frame_bytes, known->header)) {
+        forget_call(known);
+        known->unfit = ++known->misses >= MOST_MISSES;
+        return false;
+    }
     PyObject *result = PyObject_CallNoArgs(known->call);
     if (!result) {
         PyErr_Clear();
         forget_call(known);
-        known->failed = true;
+        known->unfit = true;
         return false;
     }
     Py_DECREF(result);
@@ -288,9 +293,11 @@ static bool call_prepared(struct prepared_call *known, const struct piece *piece
     return true;
 }
 
-/* `result` of a request that succeeded: (header, header of the answer, function). */
+/* `result` of a request that succeeded: (header, header of the answer, function), or None if such cannot be prepared. */
 static void prepare_call(struct prepared_call *known, PyObject *result) {
     PyObject *header, *answer, *call;
+    known->unfit = result == Py_None;
+    if (known->unfit) return;
     if (!PyArg_ParseTuple(result, "SSO", &header, &answer, &call)) {
         PyErr_Clear();
         return;
@@ -311,18 +318,16 @@ static void call_python(void *context, struct query *query) {
         PyGILState_Release(state);
         return;
     }
-    PyObject *again = known && !known->failed ? Py_True : Py_False;
+    bool again = known && !known->unfit;
     PyObject *frames = frames_of(query), *cpus = frames ? numbers(query->cpus, query->cpu_count) : NULL;
-    PyObject *results = cpus ? PyObject_CallFunctionObjArgs(self->run, frames, cpus, again, NULL) : NULL;
+    PyObject *results = cpus ? PyObject_CallFunctionObjArgs(self->run, frames, cpus, again ? Py_True : Py_False, NULL) : NULL;
     if (!results) PyErr_WriteUnraisable(self->run);
     bool answered = results && PyList_Check(results) && PyList_GET_SIZE(results) == (Py_ssize_t)query->piece_count;
     for (uint32_t i = 0; i < query->piece_count; i++) {
         PyObject *result = answered ? PyList_GET_ITEM(results, i) : NULL;
-        if (result && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 3) {
-            if (known) prepare_call(known, result);
-        } else {
-            note_result(&query->pieces[i], result);
-        }
+        bool succeeded = result == Py_None || (result && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 3);
+        if (!succeeded) note_result(&query->pieces[i], result);
+        else if (again) prepare_call(known, result);
     }
     Py_XDECREF(frames);
     Py_XDECREF(cpus);

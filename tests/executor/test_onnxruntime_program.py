@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 
 from benchmarks.lib.frame_requests import read_answer, write_request
 from benchmarks.lib.processes import cpu_ns
@@ -22,7 +23,7 @@ from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
-from tests.helpers.onnx_networks import FOREIGN, Array, wide
+from tests.helpers.onnx_networks import FOREIGN, Array, Foreign, wide
 
 HEAP = 1 << 16
 WAIT_US = 20_000_000
@@ -167,6 +168,28 @@ def test_a_failure_concerns_one_request(own: Runner, tmp_path: Path) -> None:
             )
             assert outcome.reason == reason
     assert own.executor.workers[0].poll() is None and own.executor.control.status(0).pid == worker
+
+
+def test_requests_in_one_memory_get_their_own_answers(runner: Runner, tmp_path: Path) -> None:
+    """What onnxruntime was told of the memory is not used for other shapes, and no failure stays."""
+    nodes = [helper.make_node("NonZero", ["x"], ["y"]), helper.make_node("Gather", ["t", "i"], ["z"])]
+    network = Foreign(
+        nodes,
+        {"x": ("float32", ["S"]), "i": ("int64", ["T"])},
+        {"y": ("int64", [1, "count"]), "z": ("float32", ["T"]), "x": ("float32", ["S"])},
+        {"t": np.arange(10, dtype=np.float32)},
+    )
+    path = network.save(tmp_path / "model.onnx")
+    model_id = runner.load(path, "places")
+    for found, index in ((2, 1), (2, 2), (2, 3), (2, 10), (2, 4), (5, 4), (5, 5), (5, 6), (0, 7), (3, 8), (3, 9)):
+        x = (np.arange(8) < found).astype(np.float32) * index
+        outcome, outputs = runner.run(model_id, {"x": x, "i": np.array([index])}, 1)
+        if index == 10:
+            assert outcome.status is SlotStatus.INVALID and "idx=10 must be within" in outcome.reason
+            continue
+        assert outcome.status is SlotStatus.OK
+        for key, expected in answers_of(path, {"x": x, "i": np.array([index])}).items():
+            np.testing.assert_array_equal(np.frombuffer(outputs[key], expected.dtype), expected.ravel())
 
 
 def test_an_answer_without_room_says_how_much_it_needs(runner: Runner, tmp_path: Path) -> None:
