@@ -235,4 +235,5 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
     "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
+    "gangway_target_since": _honoured("set by the server: when a target that is a multiple began to count"),
 }

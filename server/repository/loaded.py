@@ -3,10 +3,12 @@
 import base64
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from gangway.artifact.format import Engine
+from gangway.artifact.format import Engine, Manifest
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
@@ -54,6 +56,28 @@ class TrialResult:
     busy_cost_us: float
     mixed_rows: str = ""
     is_untested: bool = False
+
+
+class Trials(Protocol):
+    """Trial requests to loaded models, which take their time (`trials.py`)."""
+
+    async def try_model(
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        config: ModelConfig,
+        folder: Path,
+        declared: Sequence[Mapping[str, int]] = (),
+    ) -> TrialResult:
+        """Warm a loaded model up and measure it. Raises ConfigError, ModelLoadError."""
+        ...
+
+    async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
+        """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
+
+    def latency_of(self, row_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
+        ...
 
 
 @dataclass(eq=False)

@@ -68,6 +68,7 @@ from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.loaded import (
     IsolatedLatency,
     LoadedModel,
+    Trials,
     config_of,
     profile_message,
     resolve_qos_us,
@@ -76,7 +77,6 @@ from gangway.server.repository.loaded import (
 from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
-from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import arenas_bytes
@@ -108,7 +108,7 @@ class ModelLoader:
         scheduler: SchedulerControl,
         clients: Announcements,
         profiles: BackgroundProfiler,
-        trials: ModelTrials,
+        trials: Trials,
         on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
@@ -208,7 +208,6 @@ class ModelLoader:
                 (ready.qos_us or 0.0) / 1e3,
                 row_us / 1e3,
             )
-        warn_of_target(ready, qos, isolated)
         return replace(model, ready=ready, isolated=isolated)
 
     def announced(self, model: LoadedModel) -> None:

@@ -19,9 +19,8 @@ from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
 from gangway.server.models.config import Qos
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import ModelVariants, Sizes, profile_message, resolve_qos_us
+from gangway.server.repository.loaded import ModelVariants, Sizes, Trials, profile_message, resolve_qos_us
 from gangway.server.repository.profiles import BackgroundProfiler
-from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 
@@ -41,7 +40,7 @@ class ShapeCache:
         make_spec: Callable[[str, Manifest, int], LoadModel],
         limit: int,
         computable_rows: Callable[[Manifest], int],
-        trials: ModelTrials,
+        trials: Trials,
         profiles: BackgroundProfiler,
     ) -> None:
         self._compiler = compiler

@@ -62,7 +62,7 @@ def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixtu
         warn_of_target(refusing, Qos(milliseconds=0.5), ALONE)
         warn_of_target(ready("", qos_us=300.0), Qos(milliseconds=0.3), None, request_cost_us=400.0)
         warn_of_target(ready(LEVELS), Qos(), ALONE)
-        warn_of_target(ready(""), Qos(multiple=3), None)
+        warn_of_target(ready(""), Qos(multiple=3), None)  # its first answer will show its time
     late = "is out of reach: a request takes"
     least = "0.400 ms of which any model would take; set a larger target"
     assert caplog.messages == [
@@ -70,6 +70,4 @@ def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixtu
         f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least}",
         f"m: its latency target of 0.300 ms {late} 0.400 ms alone, {least}",
         f"m: its latency target of 0.090 ms {late} 1.000 ms alone, {least}",
-        "m: requests are best effort, because its target is 3 times a latency that could not be measured: set qos_ms in"
-        " milliseconds",
     ]
