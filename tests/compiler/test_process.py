@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+from gangway.artifact.reader import read_manifest
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.progress import PHASES
 from gangway.zoo import write_model
 
 TIMEOUT_S = 60
+OPEN = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 3, H, 4] x) => (float[n, 3, H, 4] y) { y = Relu(x) }'
 
 
 @pytest.fixture
@@ -29,6 +32,18 @@ def start(arguments: Sequence[str | Path], **options: Any) -> subprocess.Popen[s
 
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_open_sizes_are_found_without_tvm(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(OPEN), path)
+    code = "import sys; from gangway.compiler.__main__ import main; status = main(sys.argv[1:])"
+    code += "; sys.exit(status or any(name.partition('.')[0] == 'tvm' for name in sys.modules))"
+    command = [sys.executable, "-c", code, str(path), f"--cache-dir={tmp_path / 'cache'}", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(Path(lines(done.stdout)[-1]["folder"]))
+    assert manifest.fallback_reason.startswith("input 'x': dimension 2 is dynamic, 'H'")
 
 
 def test_progress_and_result(mlp: Path, tmp_path: Path) -> None:

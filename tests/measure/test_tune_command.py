@@ -1,4 +1,4 @@
-"""`gangway tune` and `gangway report` of a small model, really tuned: killed, resumed, used, damaged, drawn."""
+"""`gangway tune` and `gangway report` of a small model of open height: killed, resumed, used, damaged, drawn."""
 
 import json
 import logging
@@ -23,10 +23,12 @@ from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
-from gangway.measure import profile_command, report_command, tune_command
+from gangway.measure import plan_command, profile_command, report_command, tune_command
 from gangway.measure.model_runner import ModelRunner
 
 TRIALS = 6  # two artifacts of samples
+SIZES = {"H": 20}  # of the model's height, which is open
+DIMENSION = "--dimension=H=20"
 needs_two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="nothing is disturbed on one core")
 
 
@@ -41,7 +43,7 @@ class Tuned:
 
     def compile(self) -> Manifest:
         """What serving gets."""
-        return compile_model(self.path, "small", Cache(self.cache_dir), detect(), lambda *_: None).manifest
+        return compile_model(self.path, "small", Cache(self.cache_dir), detect(), lambda *_: None, SIZES).manifest
 
 
 def write_model(path: Path) -> Path:
@@ -57,8 +59,8 @@ def write_model(path: Path) -> Path:
             helper.make_node("Conv", ["b", "w1"], ["y"]),
         ],
         "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, 20, 20])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 48, 20, 20])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", 20])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 48, "H", 20])],
         [weights("w0", 32, 16, 3, 3), weights("w1", 48, 32, 1, 1)],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -70,7 +72,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     folder = tmp_path_factory.mktemp("tune")
     path, cache_dir = write_model(folder / "small.onnx"), folder / "cache"
     arguments = [str(path), f"--cache-dir={cache_dir}", f"--trials={TRIALS}", "--seconds=0.3", "--versions=3"]
-    arguments.append("--least-loss=0")  # none is dropped
+    arguments += [DIMENSION, "--least-loss=0"]  # none is dropped
     process = subprocess.Popen([sys.executable, "-m", "gangway.server.cli", "tune", *arguments])
     children: set[psutil.Process] = set()
     end = time.monotonic() + 60
@@ -84,7 +86,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     _, alive = psutil.wait_procs(list(children), timeout=20)
     assert not alive
     assert tune_command.main([*arguments, f"--json={folder / 'tuning.json'}"]) == 0
-    tuning = find_tuning(cache_dir, model_key(path, detect()), detect().name)
+    tuning = find_tuning(cache_dir, model_key(path, detect(), SIZES), detect().name)
     assert tuning is not None
     return Tuned(path, cache_dir, tuning, left)
 
@@ -141,10 +143,13 @@ def test_a_lost_artifact_is_made_again_from_the_tuning(tuned: Tuned) -> None:
 
 @needs_two_cores
 def test_report_wants_a_profile_then_draws(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(tuned.path), f"--cache-dir={tuned.cache_dir}"]
+    arguments = [str(tuned.path), f"--cache-dir={tuned.cache_dir}", DIMENSION]
     assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 1
-    assert "gangway profile" in capsys.readouterr().err
+    assert f"`gangway profile {tuned.path} --dimension H=20`" in capsys.readouterr().err
+    assert plan_command.main(arguments) == 1
+    assert f"`gangway profile {tuned.path} --dimension H=20`" in capsys.readouterr().err
     assert profile_command.main([*arguments, "--seconds=0.3"]) == 0
+    assert plan_command.main(arguments) == 0
     assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 0
     names = ("speed_up", "interference", "loss_by_count", "pareto", "version_counts")
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
@@ -168,7 +173,10 @@ def test_a_damaged_tuning_is_ignored(
             assert tuned.compile().key == tuned.tuning.key
             assert "damaged tuning ignored" in caplog.text
             assert (
-                report_command.main([str(tuned.path), f"--cache-dir={tuned.cache_dir}", f"-o={tmp_path / 'no'}"]) == 1
+                report_command.main(
+                    [str(tuned.path), f"--cache-dir={tuned.cache_dir}", DIMENSION, f"-o={tmp_path / 'no'}"]
+                )
+                == 1
             )
         assert "gangway tune" in capsys.readouterr().err
     finally:

@@ -1,14 +1,24 @@
+from dataclasses import replace
+
 import pytest
 from google.protobuf import text_format
 
-from gangway.artifact.format import TensorSpec
+from gangway.artifact.format import Engine, Manifest, TargetSpec, TensorSpec
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.errors import ConfigError
-from gangway.server.repository.loader import complete_config, fixed_sizes, max_rows
+from gangway.server.messages import open_symbols
+from gangway.server.repository.loader import (
+    complete_config,
+    counts_rows,
+    declared_sizes,
+    fixed_sizes,
+    max_rows,
+)
 
 IMAGE = TensorSpec("image", "FP32", (-1, 3, 8, 8), 768)
 MASK = TensorSpec("mask", "BOOL", (-1, 8), 8)
 SCORES = TensorSpec("scores", "FP32", (-1, 10), 40)
+WHOLE_MANIFEST = Manifest("", "m", True, (), (), (), 0, TargetSpec("", "", 16, ()), {}, engine=Engine.ONNXRUNTIME)
 WHOLE = TensorSpec("x", "INT64", (1, 3), 24)
 
 
@@ -103,3 +113,44 @@ def test_sizes_that_a_configuration_fixes(text: str, sizes: dict[str, int]) -> N
     open_sizes = [TensorSpec("x", "FP32", (-1, 3, -1, -1), 0, ("N", "", "H", "W"))]
     config = complete_config(text_format.Parse(text, ModelConfig()), "m", open_sizes, open_sizes, batched=True)
     assert fixed_sizes(config, open_sizes, ["H", "W"]) == sizes
+
+
+def test_dims_that_give_one_dimension_two_sizes_are_refused() -> None:
+    inputs = [TensorSpec(name, "FP32", (-1, -1), 0, ("N", "S")) for name in "xz"]
+    text = 'max_batch_size: 2 input { name: "x" dims: [ 3 ] } input { name: "z" dims: [ 4 ] }'
+    config = complete_config(text_format.Parse(text, ModelConfig()), "m", inputs, inputs, batched=True)
+    with pytest.raises(ConfigError, match="input 'z': dims give 'S' the size 4, those of another input 3"):
+        fixed_sizes(config, inputs, ["S"])
+
+
+@pytest.mark.parametrize(
+    ("buckets", "dims", "rows", "sizes"),
+    [
+        ("", "[ 8, -1 ]", "apart", []),
+        ("", "[ 8, 9 ]", "apart", [(8, 9)]),
+        ("", "[ 8, 9 ]", "mixed", [(1, 8, 9)]),
+        ("W=5,6", "[ 8, -1 ]", "apart", [(8, 5), (8, 6)]),
+        ("W=5; H=8", "[ 8, -1 ]", "apart", [(8, 5)]),
+        ("W=5; H=1,2", "[ -1, -1 ]", "mixed", [(1, 1, 5), (1, 2, 5)]),
+        ("W=5; N=2,4", "[ 8, -1 ]", "mixed", [(2, 8, 5), (4, 8, 5)]),
+        ("W=5; N=2,4", "[ 8, -1 ]", "apart", [(2, 8, 5), (4, 8, 5)]),
+        ("W=5; H=7", "[ 8, -1 ]", "apart", "'H' has other sizes, but dims fix it to 8"),
+        ("H=8", "[ 8, -1 ]", "apart", "no sizes of 'W'"),
+        ("V=8", "[ 8, -1 ]", "apart", "no open dimension 'V'; there are: H, W, N"),
+        ("W=5; N=5", "[ 8, -1 ]", "mixed", "'N' is the batch, of which max_batch_size allows 4, not 5"),
+    ],
+)
+def test_sizes_that_are_compiled_before_the_model_is_ready(
+    buckets: str, dims: str, rows: str, sizes: list[tuple[int, ...]] | str
+) -> None:
+    x = TensorSpec("x", "FP32", (-1, -1, -1), 0, ("N", "H", "W"))
+    parameter = f'parameters {{ key: "gangway_buckets" value: {{ string_value: "{buckets}" }} }}'
+    text = f'max_batch_size: 4 input {{ name: "x" dims: {dims} }} {parameter}'
+    config = complete_config(text_format.Parse(text, ModelConfig()), "m", [x], [x], batched=True)
+    manifest = replace(WHOLE_MANIFEST, inputs=(x,), outputs=(x,), fixed_rows=rows == "mixed")
+    symbols = open_symbols([x], counts_rows(config, manifest))
+    if isinstance(sizes, str):
+        with pytest.raises(ConfigError, match=sizes):
+            declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols))
+    else:
+        assert declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols)) == sizes

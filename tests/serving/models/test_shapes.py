@@ -277,7 +277,9 @@ def test_buckets(text: str, symbols: list[str], sizes: list[tuple[int, ...]]) ->
     assert buckets_of(config_with(text), symbols) == sizes
 
 
-@pytest.mark.parametrize("text", ["S", "S=", "S=a", "S=-1", "T=3", "S=3;", "=3", "S=3;T=4"])
+@pytest.mark.parametrize(
+    "text", ["S", "S=", "S=a", "S=-1", "S=0", f"S={1 << 31}", "T=3", "S=3;", "=3", "S=3;T=4", "S=1;S=2"]
+)
 def test_wrong_buckets(text: str) -> None:
     with pytest.raises(ConfigError, match="gangway_buckets"):
         buckets_of(config_with(text), ["S"])
