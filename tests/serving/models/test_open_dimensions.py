@@ -26,6 +26,7 @@ GRAPHS = {
     "windows": "(float[S, 4] x, float[1, 4] w) => (float[S, 4] y) { y = Add(x, w) }",
     "centre": "(float[N, S] x) => (float[N, S] y) { m = ReduceMean<axes = [0]>(x)  y = Sub(x, m) }",
     "text": "(float[N, S, 64] x) => (float[N, S, 64] y) { a = MatMul(x, w)  y = Relu(a) }",
+    "copies": "(float[1] x, int64[1] n) => (float[T] y) { y = Expand(x, n) }",
     "quotient": "(int64[N, S] x) => (int64[N, S] y) { y = Div(c, x) }",
 }
 CONSTANTS = {"text": {"w": WEIGHTS}, "quotient": {"c": np.array(720, np.int64)}}
@@ -34,6 +35,7 @@ CONFIGS = {
     "windows": "%s",
     "centre": "max_batch_size: 4 %s",
     "text": "max_batch_size: 4 %s",
+    "copies": "",
     "quotient": "max_batch_size: 4 ",
     "step": 'platform: "ensemble" max_batch_size: 4 input { name: "x" data_type: TYPE_INT64 dims: [ -1 ] }'
     ' output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] } ensemble_scheduling { step { model_name: "quotient"'
@@ -115,6 +117,17 @@ def test_answers_of_declared_sizes_and_others(served: Served) -> None:
     for rows in (3, 1):
         x = floats(rows, 5)
         np.testing.assert_allclose(served.infer("centre", x=x)[0], x - x.mean(0), atol=1e-6)
+
+
+def test_an_answer_that_outgrows_its_room_is_computed_again(served: Served) -> None:
+    """Equal headers, so all but the first are answered without a thread of their own."""
+    x = floats(1)
+    for count in (10, 10, 5000, 3, 9000):
+        n = np.array([count])
+        inputs = [triton.InferInput("x", [1], "FP32"), triton.InferInput("n", [1], "INT64")]
+        for given, array in zip(inputs, (x, n), strict=True):
+            given.set_data_from_numpy(array)
+        np.testing.assert_array_equal(served.client.infer("copies", inputs).as_numpy("y"), np.repeat(x, count))
 
 
 def test_a_compiled_size_has_a_time_and_a_target_of_its_own(served: Served) -> None:
