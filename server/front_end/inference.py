@@ -348,14 +348,15 @@ class NonBlockingInference:
 
     def _begin(self, request: ClientRequest, raws: list[memoryview]) -> bool:
         """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
+        if request.plan.regions:
+            request.contents = contents = request.contents_of(raws)
+        else:
+            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
+        request.decide(contents)
         plan = request.plan
         codec = plan.plain_codec
         if codec is None or codec.answer_bytes(plan.shapes.rows) >= LARGE_ANSWER_BYTES:
             return False  # the gate sees to it that such answers are taken
-        if plan.regions:
-            request.contents = contents = request.contents_of(raws)
-        else:
-            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
         submission = request.open(contents)
         if plan.regions:
             mapped = submission.external.inputs

@@ -135,13 +135,17 @@ class ClientRequest(ModelRun):
         self.regions = self._resources.regions.hold(self.plan.regions)
         return self.plan.contents(raws, self.regions)
 
+    def decide(self, contents: Contents) -> None:
+        """Go on with the plan for these contents, of a request to no ensemble. Raises RequestError."""
+        self.plan = self.plan.decided(contents)
+        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
+
     def answer(self, contents: Contents) -> bytes:
         """Return the serialised response. Blocks. Raises RequestError."""
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
-        self.plan = self.plan.decided(contents)
-        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment] # not of an ensemble
+        self.decide(contents)
         while True:
             submission = self.open(contents)
             try:
