@@ -133,7 +133,8 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
         protos = [node_proto(_with_own_name(node), graph.opset) for node in nodes]
     except defs.SchemaError as error:  # a node that the compiler has made of others
         raise nodes[0].unsupported(f"opset {graph.opset} has no such operator, or one beside it: {error}") from error
-    model = model_proto(protos, types[0], types[1], constants, graph.opset, graph.domains).SerializeToString()
+    domains = {item.domain: graph.domains[item.domain] for item in all_nodes(protos) if item.domain in graph.domains}
+    model = model_proto(protos, types[0], types[1], constants, graph.opset, domains).SerializeToString()
     spec = IslandSpec(model, _row_us(model, *types))
     operators = ", ".join(dict.fromkeys(node.operator for node in nodes))
     title = nodes[0].name if len(nodes) == 1 else name
