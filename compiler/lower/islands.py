@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from onnx import defs
 
@@ -168,20 +169,26 @@ def _row_us(model: bytes, inputs: Mapping[str, TensorType], outputs: Mapping[str
     """
     from gangway.artifact.onnx_session import element_type, open_session  # noqa: PLC0415 - most models have no island
 
-    def declared() -> list[tuple[str, list[object], str]]:
-        return [(item.name, item.shape, element_type(item.type)) for item in open_session(model).get_outputs()]
+    def opened() -> tuple[Any, list[tuple[str, list[object], str]]]:
+        session = open_session(model)
+        return session, [(item.name, item.shape, element_type(item.type)) for item in session.get_outputs()]
 
-    def timed() -> float:
-        session, feeds = open_session(model), {name: example(kind, 0) for name, kind in inputs.items()}
-        return best_us(lambda: session.run(None, feeds))
+    def timed() -> tuple[list[tuple[str, list[object], str]], float]:
+        session, declared = opened()
+        feeds = {name: example(kind, 0) for name, kind in inputs.items()}
+        try:
+            return declared, best_us(lambda: session.run(None, feeds))
+        except Exception:  # the examples are not valid
+            return declared, 0.0
 
-    for name, shape, dtype in run_apart(declared):
+    try:
+        declared, row_us = run_apart(timed)
+    except UnsupportedModelError:  # it may be the examples with which it takes too long
+        declared, row_us = run_apart(lambda: opened()[1]), 0.0
+    for name, shape, dtype in declared:
         if (tuple(shape), dtype) != (outputs[name].shape, outputs[name].dtype):
             raise UnsupportedModelError(f"onnxruntime makes '{name}' {dtype}{shape}, not as declared")
-    try:
-        return math.ceil(run_apart(timed))
-    except UnsupportedModelError:
-        return 0
+    return math.ceil(row_us)
 
 
 @dataclass(frozen=True)
