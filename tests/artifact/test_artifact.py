@@ -25,7 +25,7 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.reader import ArtifactError, read_manifest, verify
-from gangway.artifact.writer import ArtifactWriter, OnnxArtifactWriter
+from gangway.artifact.writer import ArtifactWriter, OnnxArtifactWriter, VariantWriter
 
 KEY = "0123456789abcdef" * 4
 TARGET = TargetSpec("avx2", "x86-64-v3", 8, ("avx2",))
@@ -368,3 +368,46 @@ def test_a_manifest_names_no_files_elsewhere(tmp_path: Path, name: str) -> None:
     change(folder, files={**files, name: {"size_bytes": 1, "checksum": ""}})
     with pytest.raises(ArtifactError, match="wrong set of files"):
         read_manifest(folder)
+
+
+ISLAND = replace(MANIFEST.layers[0], versions=(Version("onnxruntime", 1, "onnxruntime"),), onnx_file="island0.onnx")
+
+
+def write_island(folder: Path, layer: Layer = ISLAND) -> Manifest:
+    with ArtifactWriter(folder) as writer:
+        writer.append_weights(bytes(128))
+        writer.kernels_path.write_bytes(b"\x7fELF")
+        writer.add_island("island0.onnx", b"graph")
+        return writer.commit(replace(MANIFEST, layers=(*MANIFEST.layers, layer)))
+
+
+def test_other_kernels_come_with_the_same_islands(tmp_path: Path) -> None:
+    written = write_island(tmp_path / KEY)
+    assert written.islands == (ISLAND,)
+    other = tmp_path / ("f" * 64)
+    with VariantWriter(other, tmp_path / KEY) as writer:
+        writer.kernels_path.write_bytes(b"\x7fELF other")
+        copied = writer.commit(replace(written, key=other.name))
+    assert verify(other) == copied
+    assert copied.files["island0.onnx"] == written.files["island0.onnx"]
+    (other / "island0.onnx").write_bytes(b"graqh")
+    assert Cache(tmp_path).lookup(other.name) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"onnx_file": ""},  # the file has no layer then
+        {"onnx_file": "island1.onnx"},
+        {"onnx_file": "../island0.onnx"},
+        {"onnx_file": "kernels.so"},
+        {"versions": (Version("onnxruntime", 2, ""),)},
+        {"versions": MANIFEST.layers[0].versions},
+        {"versions": ISLAND.versions * 2},
+        {"checks": ("odd",)},
+        {"arguments": (BufferRef(Space.WEIGHTS, 0),) * 33},
+    ],
+)
+def test_a_wrong_island_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match="manifest"):
+        write_island(tmp_path / KEY, replace(ISLAND, **fields))
