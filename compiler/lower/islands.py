@@ -128,12 +128,12 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     constants = {name: graph.constants[name] for name in read if name in graph.constants}
     inputs = tuple(name for name in read if name not in constants)
     output, *more = (name for name in made if name in elsewhere)
-    _check(graph, nodes, (*inputs, output, *more), constants)
-    types = [{name: graph.types[name] for name in names} for names in (inputs, (*more, output))]
     try:
         protos = [node_proto(_with_own_name(node), graph.opset) for node in nodes]
     except defs.SchemaError as error:  # a node that the compiler has made of others
         raise nodes[0].unsupported(f"opset {graph.opset} has no such operator, or one beside it: {error}") from error
+    _check(graph, protos, (*inputs, output, *more), constants)
+    types = [{name: graph.types[name] for name in names} for names in (inputs, (*more, output))]
     domains = {item.domain: graph.domains[item.domain] for item in all_nodes(protos) if item.domain in graph.domains}
     model = model_proto(protos, types[0], types[1], constants, graph.opset, domains).SerializeToString()
     spec = IslandSpec(model, _row_us(model, *types))
@@ -147,12 +147,10 @@ def _with_own_name(node: Node) -> Node:
     return replace(node, name="") if node.name in node.outputs else node
 
 
-def _check(graph: Graph, nodes: Iterable[Node], tensors: Sequence[str], constants: Mapping[str, Array]) -> None:
+def _check(graph: Graph, protos: Iterable[Any], tensors: Sequence[str], constants: Mapping[str, Array]) -> None:
     """Raise UnsupportedModelError for what no island can have."""
-    for node in nodes:
-        inside = {inner.op_type for inner in all_nodes([node_proto(node, graph.opset)])} if node.captured else set()
-        if RANDOM.intersection({node.operator, *inside}):
-            raise node.unsupported("its result is left to chance")
+    if random := next((item for item in all_nodes(protos) if item.op_type in RANDOM), None):
+        raise UnsupportedModelError(f"{random.op_type} node '{random.name}': its result is left to chance")
     for name in tensors:
         if not _is_tensor(name, graph):
             raise UnsupportedModelError(f"tensor '{name}' has no static shape of 1 byte to 1 GiB, or no numbers")
