@@ -346,7 +346,7 @@ static void call_layer(void *run, struct piece *piece, void *const *arguments, u
     }
     PyObject *result = cores ? PyObject_CallFunctionObjArgs(run, addresses, cores, NULL) : NULL;
     if (!result) PyErr_WriteUnraisable(run);
-    note_result(piece, result);
+    if (result != Py_None) note_result(piece, result);
     Py_XDECREF(addresses);
     Py_XDECREF(cores);
     Py_XDECREF(result);
