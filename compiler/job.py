@@ -104,7 +104,8 @@ class Job:
                     _layer(step, plan, make_version(plan, symbols, self._target), weights, islands.get(step.spec, ""))
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
-                parameters = sum(array.size for step in steps for array in step.weights.values())
+                arrays = {id(array): array for step in steps for array in step.weights.values()}
+                parameters = sum(array.size for array in arrays.values())
                 return writer.commit(self._manifest(graph, layers, choose_passes(steps), lowered, parameters))
 
     def _manifest(

@@ -445,13 +445,15 @@ def _tile(op: Operands) -> Rows:
 
 
 def _recurrent(op: Operands) -> tuple[Rows, ...]:
-    """X and the first states have the batch as second axis, and so have the last states; Y as third."""
-    inputs = (0, 5, 6)
-    if op.node.attributes.get("layout", 0):
-        raise op.unknown("its layout has the batch first")
-    if any(rows and (rows != Rows(1) or index not in inputs) for index, rows in enumerate(op.rows)):
-        raise op.mixed("the batch is not the second axis")
-    return Rows(2), Rows(1), Rows(1)
+    """X and the first states have the batch as second axis, or first (layout 1), as have the last states; Y as third,
+    or first. Lengths are one of each row.
+    """
+    first = bool(op.node.attributes.get("layout", 0))
+    state = Rows(0 if first else 1)
+    places = {0: state, 4: Rows(0), 5: state, 6: state}
+    if any(rows != places.get(index) for index, rows in op.batched()):
+        raise op.mixed(f"the batch is not the {'first' if first else 'second'} axis")
+    return Rows(0 if first else 2), state, state
 
 
 def _einsum(op: Operands) -> Rows:

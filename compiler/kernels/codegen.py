@@ -22,7 +22,7 @@ from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Ve
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.kernels.plain_specs import IslandSpec
-from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan
+from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.memory import Step
 
@@ -89,10 +89,14 @@ def write_weights(
             known[digest] = writer.append_weights(content)
         return known[digest]
 
+    packed: dict[tuple[int, KernelSpec], tuple[int, ...]] = {}
     offsets = []
     for step, plan in zip(steps, plans, strict=True):
-        packed = registry.pack(plan, target, step.weights) if step.weights else ()
-        offsets.append(tuple(append(array) for array in packed))
+        key = id(step.weights), plan.spec
+        if key not in packed:
+            arrays = registry.pack(plan, target, step.weights) if step.weights else ()
+            packed[key] = tuple(append(array) for array in arrays)
+        offsets.append(packed[key])
         for buffer in step.inputs:
             if buffer.constant is not None:
                 buffer.offset_bytes = append(buffer.constant)

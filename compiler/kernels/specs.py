@@ -29,8 +29,10 @@ Array = npt.NDArray[Any]
 MOST_LANES = 16  # of any target
 RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
 PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
-Check = Literal["index", "zero", "least"]
-"""Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1."""
+Check = Literal["index", "zero", "least", "length"]
+"""Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1, a length of
+less than 0 or of more steps than there are.
+"""
 
 
 @dataclass(frozen=True)
@@ -676,3 +678,81 @@ class AttentionSpec(KernelSpec):
     def flops(self) -> int:
         """Arithmetic operations of one row, of both products."""
         return 4 * self.heads * self.head_size * self.queries * self.keys
+
+
+Cell = Literal["LSTM", "GRU", "RNN"]
+GATES: Final[Mapping[Cell, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
+CACHED_MATRIX_BYTES = 3 << 19
+
+
+@dataclass(frozen=True)
+class RecurrentSpec(KernelSpec):
+    """All steps of ONNX's LSTM, GRU or RNN, given the products of all inputs with their weights.
+
+    Arguments: x, weights, [h,] [c,] [lengths,] then those of (Y, Y_h, Y_c) that `outputs` says, the first one last.
+
+    x is a blocked sequence of steps x sequences positions, with the biases, and `channels` channels: direction by
+    direction, gate by gate, each gate filled up to `units`. The others are plain, of ONNX's shapes. Raw weights:
+    "recurrent" [directions][gates x hidden][hidden], "peepholes" [directions][3 x hidden] if there are any, and, with
+    `linear_before_reset`, "bias" [directions][hidden], the recurrent one of the hidden gate.
+    """
+
+    flushes_subnormals = True
+
+    cell: Cell
+    steps: int
+    sequences: int  # the batch axis of the tensors
+    hidden: int
+    activations: tuple[tuple[Activation, ...], ...]  # f, g and h of each direction, as far as the cell has them
+    reverse: bool = False  # the only direction begins with the last step
+    sequences_first: bool = False  # layout 1
+    clip: float = math.inf  # of what activations get
+    input_forget: bool = False
+    peepholes: bool = False
+    linear_before_reset: bool = False
+    initial_h: bool = False
+    initial_c: bool = False
+    lengths: bool = False
+    outputs: tuple[bool, bool, bool] = (True, False, False)
+    positions: int = 0  # of x, if it has those of other steps, too
+
+    @property
+    def directions(self) -> int:
+        """1, or 2: forward and backward."""
+        return len(self.activations)
+
+    @property
+    def gates(self) -> int:
+        """Gates of the cell."""
+        return GATES[self.cell]
+
+    @property
+    def units(self) -> int:
+        """Units of a gate in x, those that fill up vectors of any target included."""
+        return -(-self.hidden // MOST_LANES) * MOST_LANES
+
+    @property
+    def channels(self) -> int:
+        """Channels of x."""
+        return self.directions * self.gates * self.units
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the matrix of a direction stays in a second level cache of one or two megabytes from step to step."""
+        return 4 * self.gates * self.units * self.hidden <= CACHED_MATRIX_BYTES
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Lengths."""
+        return ("length",) if self.lengths else ()
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row: products, and roughly 16 for an activation of a number."""
+        numbers = self.steps * self.sequences * self.directions * self.gates * self.hidden
+        return numbers * (2 * self.hidden + 16)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.steps} steps of {self.sequences}x{self.directions}x{self.hidden}"

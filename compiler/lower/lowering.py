@@ -16,6 +16,7 @@ from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS
 
 MAX_TENSOR_BYTES = 1 << 30  # kernels count elements, halos included, in 32 bits
+SEVERAL_OUTPUTS = {"LSTM", "GRU", "RNN"}  # operators that are lowered with all of their outputs
 Resort = Lowering  # for any operator
 
 
@@ -129,10 +130,11 @@ def _lower_node(program: Program, node: Node) -> None:
 
 
 def _check_types(program: Program, node: Node) -> None:
-    for name in filter(None, node.outputs[1:]):
+    first, *others = filter(None, node.outputs)
+    for name in others if node.operator not in SEVERAL_OUTPUTS else ():
         if program.graph.uses()[name]:
             raise node.unsupported(f"its output '{name}' is used")
-    kind = program.type(node.outputs[0])
+    kind = program.type(first)
     if kind.size_bytes > MAX_TENSOR_BYTES:
         raise node.unsupported(f"its output of shape {list(kind.shape)} has more than {MAX_TENSOR_BYTES >> 20} MiB")
 

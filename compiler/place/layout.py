@@ -38,6 +38,7 @@ from gangway.compiler.kernels.specs import (
     KernelSpec,
     LayerNormSpec,
     PoolSpec,
+    RecurrentSpec,
     ResizeSpec,
     UnpackSpec,
     VolumeConvSpec,
@@ -62,10 +63,11 @@ from gangway.compiler.lower.layers import (
 )
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
 from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
+from gangway.compiler.place.recurrent import place_recurrent
 
 Placing = Callable[[Memory, Layer], None]
 
-_placings: dict[type[LayerSpec], Placing] = {}
+_placings: dict[type[LayerSpec], Placing] = {RecurrentSpec: place_recurrent}
 
 
 def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:

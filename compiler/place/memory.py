@@ -10,7 +10,16 @@ from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
-from gangway.compiler.kernels.specs import Array, Check, KernelSpec, PackSpec, RawWeights, SequencePackSpec, UnpackSpec
+from gangway.compiler.kernels.specs import (
+    Array,
+    Check,
+    KernelSpec,
+    PackSpec,
+    RawWeights,
+    RecurrentSpec,
+    SequencePackSpec,
+    UnpackSpec,
+)
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
 
 FormatName = Literal["plain", "blocked", "planar"]
@@ -236,6 +245,12 @@ def _sentence(check: Check, operator: str, spec: KernelSpec) -> str:
             return f"Integer {'modulo' if operator == 'Mod' else 'division'} by zero"
         case "least":
             return "the least integer divided by -1 is no integer of its type"
+        case "length":
+            assert isinstance(spec, RecurrentSpec)
+            return (
+                "Invalid value/s in sequence_lens. All values must be >= 0 and <= seq_length."
+                f" seq_length={spec.steps}, found {{}}"
+            )
         case "index":
             length = _length(spec)
             bounds = f"[{-length},{length - 1}]"

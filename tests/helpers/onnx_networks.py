@@ -80,7 +80,7 @@ def _type(kind: str) -> int:
 
 
 def _recurrent(operator: str, gates: int, states: int) -> Foreign:
-    """Batch in front, as requests have it: the recurrent operators want it second."""
+    """Batch in front, as requests have it: the recurrent operators want it second. No kernel has its activation."""
     random = np.random.default_rng(1)
     size, hidden, steps = 6, 5, 7
     weights = {
@@ -89,10 +89,11 @@ def _recurrent(operator: str, gates: int, states: int) -> Foreign:
         "b": random.standard_normal((1, 2 * gates * hidden)),
     }
     last = [f"h{index}" for index in range(states)]
+    functions = ["Sigmoid", "Softsign", "Tanh"][: 1 + states]
     return Foreign(
         [
             node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-            node(operator, ["t", "w", "r", "b"], ["ys", *last], hidden_size=hidden),
+            node(operator, ["t", "w", "r", "b"], ["ys", *last], hidden_size=hidden, activations=functions),
             node("Squeeze", ["ys", "axis"], ["s"]),
             node("Transpose", ["s"], ["y"], perm=[1, 0, 2]),
             node("Transpose", [last[-1]], ["state"], perm=[1, 0, 2]),

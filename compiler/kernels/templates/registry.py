@@ -12,7 +12,15 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import plain_specs, specs
-from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.kernels.specs import (
+    BatchPlan,
+    ConvSpec,
+    KernelPlan,
+    KernelSpec,
+    PackedWeights,
+    RawWeights,
+    RecurrentSpec,
+)
 from gangway.compiler.kernels.templates import (
     attention,
     convolution,
@@ -23,6 +31,7 @@ from gangway.compiler.kernels.templates import (
     movements,
     normalisation,
     pooling,
+    recurrent,
     reduce,
     resize,
     tensor_program,
@@ -67,6 +76,7 @@ def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 
 _DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
+_RECURRENT_BATCH = _BatchTemplate(recurrent.batch_plan, recurrent.batch_emit)
 _WINOGRAD_BATCH = _BatchTemplate(winograd.batch_plan, winograd.batch_emit)
 _DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
 _WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
@@ -97,6 +107,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     ),
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
     plain_specs.IslandSpec: _Template(_call, _no_kernel),
+    specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),
     plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
     plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
@@ -135,6 +146,8 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
 
 
 def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
+    if isinstance(spec, RecurrentSpec):
+        return _RECURRENT_BATCH
     if not isinstance(spec, ConvSpec):
         return None
     return _WINOGRAD_BATCH if _template(spec, target) is _WINOGRAD else _DENSE_BATCH

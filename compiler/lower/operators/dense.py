@@ -23,7 +23,7 @@ def gemm(program: Program, node: Node) -> None:
     weights = weights if node.attributes.get("transB", 0) else weights.T
     alpha, beta = (np.float32(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     bias = program.optional(node, 2)
-    _dense(program, node, _scaled(weights, alpha), None if bias is None else _scaled(bias, beta))
+    dense(program, node, _scaled(weights, alpha), None if bias is None else _scaled(bias, beta))
 
 
 @lowers("MatMul")
@@ -32,7 +32,7 @@ def matmul(program: Program, node: Node) -> None:
     left, right = node.inputs
     constants = program.graph.constants
     if left not in constants and right in constants and constants[right].ndim == 2:
-        _dense(program, node, constants[right].T, None)
+        dense(program, node, constants[right].T, None)
         return
     shapes = [constants[name].shape if name in constants else program.type(name).shape for name in node.inputs]
     if program.type(node.outputs[0]).dtype != "float32":
@@ -64,7 +64,7 @@ def _batch_strides(shape: Shape, rank: int) -> Shape:
     return (*(0 for _ in range(rank - len(strides))), *strides)
 
 
-def _dense(program: Program, node: Node, weights: Array, bias: Array | None) -> None:
+def dense(program: Program, node: Node, weights: Array, bias: Array | None) -> None:
     """Add a dense layer with weights [outputs, inputs]: a convolution of one pixel over a sequence."""
     shape = program.type(node.inputs[0]).shape
     outputs, inputs = weights.shape

@@ -1,0 +1,76 @@
+"""The kernels of an LSTM against numpy: of one row, and of several rows at strides of any kind, between guards."""
+
+from pathlib import Path
+
+import numpy as np
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import Activation, Array, RecurrentSpec
+from gangway.compiler.kernels.templates import registry
+
+STEPS, HIDDEN = 3, 21
+ACTIVATIONS = (Activation("sigmoid"), Activation("tanh"), Activation("tanh"))
+SPEC = RecurrentSpec(
+    "LSTM", STEPS, 1, HIDDEN, (ACTIVATIONS,) * 2, initial_h=True, initial_c=True, outputs=(True, True, True)
+)
+GAP = 5  # numbers between rows that belong to nobody
+GUARD = 77.0
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm(x: Array, matrices: Array, h: Array, c: Array) -> tuple[Array, Array, Array]:
+    """Products [directions][gates][hidden][steps] of one row to y, the last h and the last c, in double precision."""
+    y, last_h, last_c = np.zeros((STEPS, 2, HIDDEN)), np.zeros((2, HIDDEN)), np.zeros((2, HIDDEN))
+    for direction in range(2):
+        state, cell = h[direction].astype(np.float64), c[direction].astype(np.float64)
+        for step in range(STEPS)[:: -1 if direction else 1]:
+            sums = x[direction, :, :, step] + (matrices[direction] @ state).reshape(4, HIDDEN)
+            cell = sigmoid(sums[2]) * cell + sigmoid(sums[0]) * np.tanh(sums[3])
+            y[step, direction] = state = sigmoid(sums[1]) * np.tanh(cell)
+        last_h[direction], last_c[direction] = state, cell
+    return y, last_h, last_c
+
+
+def blocked(x: Array, lanes: int) -> Array:
+    """[rows][directions][gates][hidden][steps] -> [rows][blocks of channels x steps x lanes]; surplus is no number."""
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, SPEC.units - HIDDEN), (0, 0)), constant_values=np.nan)
+    return padded.reshape(len(x), -1, lanes, STEPS).swapaxes(2, 3).reshape(len(x), -1)
+
+
+def rows_in_memory(values: Array) -> Array:
+    """The rows, each before GAP numbers that nobody may touch."""
+    memory = np.full((len(values), values[0].size + GAP), GUARD, np.float32)
+    memory[:, :-GAP] = values.reshape(len(values), -1)
+    return aligned(memory, offset_bytes=4)
+
+
+def test_every_number_of_rows(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+    plan, batch = registry.plan(SPEC, target), registry.batch_plan(SPEC, target)
+    assert batch is not None
+    functions = {"one": registry.emit(plan, target, "one"), "batch": registry.emit(batch, target, "batch")}
+    codegen.build_library(functions, target, library_path)
+    library = Library(library_path)
+    matrices = (rng.standard_normal((2, 4 * HIDDEN, HIDDEN)) / 5).astype(np.float32)
+    (packed,) = registry.pack(plan, target, {"recurrent": matrices})
+    for rows in range(1, batch.rows + 1):
+        x = rng.standard_normal((rows, 2, 4, HIDDEN, STEPS), np.float32)
+        h, c = (rng.standard_normal((rows, 2, HIDDEN), np.float32) for _ in range(2))
+        wanted = [lstm(*row) for row in zip(x, [matrices] * rows, h, c, strict=True)]
+        results = [np.full((rows, size), 5, np.float32) for size in (2 * HIDDEN, 2 * HIDDEN, STEPS * 2 * HIDDEN)]
+        blocks = rows_in_memory(blocked(x, target.lanes))
+        for symbol, tasks in (("batch", batch.tasks), *([("one", plan.tasks)] if rows == 1 else [])):
+            outputs = [rows_in_memory(result) for result in results]
+            arguments = [blocks, aligned(packed), rows_in_memory(h), rows_in_memory(c), *outputs]
+            strides = [0 if array.ndim == 1 else array.strides[0] for array in arguments]
+            more = [np.array([rows, *strides], np.int64)] if symbol == "batch" else []
+            for task in reversed(range(tasks)):
+                library.call(symbol, [*arguments, *more], task, task + 1)
+            for row, (y, last_h, last_c) in enumerate(wanted):
+                for output, value in zip(outputs, (last_h, last_c, y), strict=True):
+                    np.testing.assert_allclose(output[row, :-GAP], value.reshape(-1), rtol=1e-5, atol=1e-6)
+                    assert (output[row, -GAP:] == GUARD).all()
