@@ -3,6 +3,7 @@
 Lines on --progress-fd (or with --json on standard output), each one JSON object:
   {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.py`
   {"warning": "..."}                              zero or more: damage that was found in the cache
+  {"info": "..."}                                 zero or more: what the served model does not do as the file says
   {"key": "...", "folder": "...", "cached": true}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
 With --uncompiled REASON the model is left to onnxruntime for this reason, and not found by jobs without it.
@@ -49,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     if len(options.path) > 1 and not options.look_up:
         parser.error("one PATH is compiled at a time")
     report = _reporter(1 if options.json else options.progress_fd)
-    logging.getLogger("gangway").addHandler(_Warnings(report))
+    logger = logging.getLogger("gangway")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Records(report))
     try:
         cache = Cache(usable_cache_dir(options.cache_dir))
         target = detect(options.target)
@@ -88,15 +91,16 @@ def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Re
     return 0
 
 
-class _Warnings(logging.Handler):
+class _Records(logging.Handler):
     """Makes log records reports."""
 
     def __init__(self, report: Report) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._report({"warning": record.getMessage()[:LONGEST_MESSAGE]})
+        kind = "warning" if record.levelno >= logging.WARNING else "info"
+        self._report({kind: record.getMessage()[:LONGEST_MESSAGE]})
 
 
 def _failure(error: Exception, report: Report) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import (
@@ -39,8 +40,10 @@ from gangway.compiler.frontend.importer import (
     dimension_name,
     external_locations,
     read_graph,
+    zipped_outputs,
 )
 from gangway.compiler.frontend.simplify import simplify
+from gangway.compiler.frontend.zip_maps import drop_zip_maps
 from gangway.compiler.key import compiler_version, model_key
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
@@ -90,6 +93,8 @@ def leave_to_onnxruntime(
             writer.copy(path, sorted(external_locations(path)))
             if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
+            if zipped_outputs(path):
+                _leave_out_zip_maps(writer.model_path)
             session = open_session(writer.model_path)
             signature = read_signature(session, optional)
             if not isinstance(refusal, UnsupportedModelError) and not _has_open_sizes(session.get_inputs()):
@@ -125,6 +130,13 @@ def leave_to_onnxruntime(
             compiler_version=compiler_version(),
         )
         return writer.commit(manifest)
+
+
+def _leave_out_zip_maps(path: Path) -> None:
+    """Rewrite an ONNX file so that requests can hold its outputs."""
+    model = onnx.load(path, load_external_data=False)
+    drop_zip_maps(model)
+    onnx.save(model, path)
 
 
 def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:

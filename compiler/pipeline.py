@@ -151,8 +151,9 @@ def _compile_static(
 
                     require_sizes(path)
                 from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
-            job = Job(path, model_name, key, target, phases, dimensions)
-            return Compiled(job.run(folder), folder, False)
+            manifest = Job(path, model_name, key, target, phases, dimensions).run(folder)
+            _tell_zip_maps(path, model_name)
+            return Compiled(manifest, folder, False)
         except ModelError as error:
             if dimensions or isinstance(error, UnreadableModelError):
                 raise
@@ -164,7 +165,18 @@ def _compile_static(
             manifest = leave_to_onnxruntime(path, model_name, key, target, phases.times_us, folder, refusal)
         except UnsupportedModelError as error:
             raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
+        _tell_zip_maps(path, model_name)
         return Compiled(manifest, folder, False)
+
+
+def _tell_zip_maps(path: Path, model_name: str) -> None:
+    """Log which outputs a served model answers otherwise than its file says."""
+    from gangway.compiler.frontend.importer import zipped_outputs  # noqa: PLC0415
+
+    for name in zipped_outputs(path):
+        _log.info(
+            "%s: output '%s' is a tensor of scores [rows, classes], since its ZipMap is left out", model_name, name
+        )
 
 
 def _leave(
@@ -190,4 +202,5 @@ def _leave(
 
         error = UnsupportedModelError(refusal)
         manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, error, optional, mark)
+        _tell_zip_maps(path, model_name)
         return Compiled(manifest, folder, False)

@@ -33,7 +33,7 @@ ELEMENTWISE = """
 FIRST_AXIS = """
     AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
     GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv Resize SpaceToDepth
-    Upsample
+    TreeSums Upsample
 """
 VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}

@@ -56,10 +56,10 @@ class Body:
         """An attribute of the node."""
         return self.node.attributes.get(name, default)
 
-    def op(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+    def op(self, operator: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
         """Add a node with one output; return the output's name."""
-        name = output or f"{self.node.outputs[0]}/{len(self.nodes)}"
-        self.nodes.append(Node(f"{self.node.name}/{len(self.nodes)}", operator, inputs, (name,), attributes))
+        name = output or f"{next(filter(None, self.node.outputs))}/{len(self.nodes)}"
+        self.nodes.append(Node(f"{self.node.name}/{len(self.nodes)}", operator, inputs, (name,), attributes, domain))
         return name
 
     def constant(self, value: Any, dtype: str = "") -> str:
@@ -96,14 +96,14 @@ class Body:
 
 
 Writer = Callable[[Body], None]
-_writers: dict[str, Writer] = {}
+_writers: dict[tuple[str, str], Writer] = {}
 
 
-def defines(*operators: str) -> Callable[[Writer], Writer]:
+def defines(*operators: str, domain: str = "") -> Callable[[Writer], Writer]:
     """Register the decorated function as the one that writes the bodies of these operators."""
 
     def register(writer: Writer) -> Writer:
-        _writers.update(dict.fromkeys(operators, writer))
+        _writers.update({(domain, operator): writer for operator in operators})
         return writer
 
     return register
@@ -111,13 +111,26 @@ def defines(*operators: str) -> Callable[[Writer], Writer]:
 
 def decompose(node: Node, graph: Graph) -> tuple[Node, ...]:
     """Return the simpler nodes; empty if there are none."""
-    if node.operator not in _writers:
-        return ()
-    body = Body(node, graph)
     try:
-        _writers[node.operator](body)
+        return write_body(node, graph)
     except UnsupportedModelError:
         return ()
+
+
+def is_defined(domain: str, operator: str) -> bool:
+    """Whether a definition is registered."""
+    return (domain, operator) in _writers
+
+
+def write_body(node: Node, graph: Graph) -> tuple[Node, ...]:
+    """Return the simpler nodes; empty if nothing defines the operator.
+
+    Raises UnsupportedModelError that says what the definition does not cover.
+    """
+    if (node.domain, node.operator) not in _writers:
+        return ()
+    body = Body(node, graph)
+    _writers[node.domain, node.operator](body)
     return tuple(body.nodes)
 
 

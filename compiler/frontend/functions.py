@@ -95,11 +95,11 @@ def expand(graph: Graph, names: Collection[str], constants: Mapping[str, Array] 
         body = _body(node, known) if node.outputs[0] in names else ()
         if not body:
             return
-        editor.types = types = _infer(node, body, editor.types, graph) | editor.types
+        editor.types = types = infer_body(node, body, editor.types, graph) | editor.types
         if graph.batched:
             shapes = editor.wide_shapes
             wide = {name: replace(kind, shape=shapes.get(name, kind.shape)) for name, kind in types.items()}
-            found = _infer(node, body, {name: wide[name] for name in node.inputs if name in wide}, graph)
+            found = infer_body(node, body, {name: wide[name] for name in node.inputs if name in wide}, graph)
             editor.wide_shapes = {name: kind.shape for name, kind in found.items()} | shapes
         editor.replace(node.outputs[0], list(body))
 
@@ -192,8 +192,10 @@ def _inner_node(inner: Any, names: Mapping[str, str], values: Mapping[str, Any],
     return Node(name, inner.op_type, inputs, outputs, attributes)
 
 
-def _infer(node: Node, body: tuple[Node, ...], types: Mapping[str, TensorType], graph: Graph) -> dict[str, TensorType]:
-    """Return the types inside of a body."""
+def infer_body(
+    node: Node, body: tuple[Node, ...], types: Mapping[str, TensorType], graph: Graph
+) -> dict[str, TensorType]:
+    """Return the types of what a node's body computes. Raises UnsupportedModelError if the body does not fit."""
     given = {name: _type(name, types, graph.constants) for name in node.inputs if name}
     small = {
         name: graph.constants[name]

@@ -15,6 +15,7 @@ import numpy as np
 from gangway.compiler.errors import MixedRowsError, OneEngineError, UnsupportedModelError
 from gangway.compiler.kernels.specs import Array
 
+PRIVATE_DOMAIN = "gangway"  # of operators that no file has, only definitions
 WIDE_BATCH = 7  # the second batch size, at which shapes are inferred to see where the batch is
 
 

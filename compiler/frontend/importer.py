@@ -22,10 +22,12 @@ from gangway.compiler.errors import ModelError, UnreadableModelError, Unsupporte
 from gangway.compiler.frontend.branches import has_branches, inline_branches
 from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
-from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
+from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.frontend.onnx_file import Stretch, split
+from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
+from gangway.compiler.frontend.zip_maps import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.kernels.specs import Array
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
@@ -98,6 +100,11 @@ def require_sizes(path: Path) -> None:
     _fix_dimensions(model, {tensor.name for tensor in model.graph.initializer}, NO_DIMENSIONS)
 
 
+def zipped_outputs(path: Path) -> list[str]:
+    """Return the outputs that are made by a ZipMap, which the served model lacks. Raises ModelError, OSError."""
+    return outputs_of_zip_maps(_parse(path)[0])
+
+
 def batch_symbols(path: Path) -> dict[str, str]:
     """Return what the first dimension of each input is called. Raises ModelError, OSError."""
     graph = _parse(path)[0].graph
@@ -120,6 +127,7 @@ def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Gra
 def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     model, weights = _parse(path)
     _check_scope(model, path)
+    drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
     model = inline_functions(model)
     model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
@@ -128,8 +136,14 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     batched = _fix_dimensions(model, constants, dimensions)
     if has_branches(model) and inline_branches(model, *([_many_rows(model, constants)] if batched else [])):
         constants |= _take_constants(model, path, {})
+    define_operators(model, constants, batched)
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
-    if unknown := [node for node in model.graph.node if not defs.has(node.op_type, domain=node.domain)]:
+    unknown = [
+        node
+        for node in model.graph.node
+        if node.domain != PRIVATE_DOMAIN and not defs.has(node.op_type, domain=node.domain)
+    ]
+    if unknown:
         _state_types(model, unknown)
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
@@ -367,7 +381,7 @@ def _node(node: Any) -> Node:
             f"node '{_name(node)}' ({node.op_type}): a graph inside has weights in another file"
         )
     domain = "" if node.domain in OWN_DOMAINS else node.domain
-    operator = f"{domain}.{node.op_type}" if domain else node.op_type
+    operator = node.op_type if domain in ("", PRIVATE_DOMAIN) else f"{domain}.{node.op_type}"
     return Node(_name(node), operator, (*node.input, *captured), tuple(node.output), attributes, domain, captured)
 
 

@@ -211,12 +211,13 @@ def _find_layer_norm(editor: Editor, node: Node) -> None:
     """Put LayerNormalization over the last axis in the place of the nodes that end with this one.
 
     (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon), then perhaps a scale and a shift of one number per channel:
-    so exporters wrote it before ONNX had an operator for it.
+    so exporters wrote it before ONNX had an operator for it. RMSNormalization is the same of x itself.
     """
     for deviation, rest in (node.inputs, node.inputs[::-1]):
         epsilon = _epsilon(editor, node, rest, deviation)
-        x = _centred(editor, deviation)
-        if x is None or epsilon is None or not editor.is_float(x):
+        centred = _centred(editor, deviation)
+        x = centred or deviation
+        if epsilon is None or not editor.is_float(x):
             continue
         channels = editor.types[x].shape[-1]
         scale, shift = np.ones(channels, np.float32), np.zeros(channels, np.float32)
@@ -227,8 +228,8 @@ def _find_layer_norm(editor: Editor, node: Node) -> None:
             end, shift = found
         output = end.outputs[0]
         inputs = (x, editor.constant(f"{output}:scale", scale), editor.constant(f"{output}:shift", shift))
-        attributes = {"axis": -1, "epsilon": epsilon}
-        editor.replace(output, [Node(end.name, "LayerNormalization", inputs, (output,), attributes)])
+        operator = "LayerNormalization" if centred else "RMSNormalization"
+        editor.replace(output, [Node(end.name, operator, inputs, (output,), {"axis": -1, "epsilon": epsilon})])
         return
 
 
@@ -275,7 +276,7 @@ def _is_square(editor: Editor, name: str, deviation: str) -> bool:
         return False
     square = node.inputs[0] == node.inputs[1] if node.operator == "Mul" else editor.scalar(node.inputs[1]) == 2.0
     x = _centred(editor, deviation)
-    return square and x is not None and (node.inputs[0] == deviation or _centred(editor, node.inputs[0]) == x)
+    return square and (node.inputs[0] == deviation or (x is not None and _centred(editor, node.inputs[0]) == x))
 
 
 def _per_channel(editor: Editor, node: Node, operator: str, channels: int) -> tuple[Node, np.ndarray] | None:

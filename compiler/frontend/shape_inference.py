@@ -17,7 +17,7 @@ import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import ModelError
-from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
 from gangway.compiler.frontend.loops import loop_types
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
@@ -80,8 +80,8 @@ def _follow(model: Any, result: Any, strict: bool) -> tuple[Any, dict[str, Array
     for _ in range(_ROUNDS):
         found = _fold(probe, tensor_types([*result.graph.input, *result.graph.value_info, *result.graph.output]))
         folded |= found
-        stated = _state_loops(probe, result)
-        if not _go_back(probe, result) and not found and not stated:
+        stated = [_state_loops(probe, result), _state_private(probe, result)]
+        if not _go_back(probe, result) and not found and not any(stated):
             break
         result = _infer(probe, strict)
     return result, folded
@@ -152,6 +152,22 @@ def _state_loops(model: Any, inferred: Any) -> bool:
 def _types_in(model: Any) -> dict[str, TensorType]:
     graph = infer_shapes(model, strict=False).graph
     return tensor_types([*graph.input, *graph.value_info, *graph.output])
+
+
+def _state_private(model: Any, inferred: Any) -> bool:
+    """Declare the outputs of private operators with known inputs; return whether there were any to declare."""
+    known = tensor_types([*inferred.graph.input, *inferred.graph.value_info])
+    declared = {value.name for value in model.graph.value_info}
+    changed = False
+    for node in model.graph.node:
+        if node.domain == PRIVATE_DOMAIN and node.input[0] in known and node.output[0] not in declared:
+            (width,) = (item.i for item in node.attribute if item.name == "outputs")
+            kind = known[node.input[0]]
+            model.graph.value_info.append(
+                value_proto(node.output[0], TensorType((*kind.shape[:-1], width), kind.dtype))
+            )
+            changed = True
+    return changed
 
 
 def _go_back(model: Any, inferred: Any) -> bool:
@@ -400,9 +416,10 @@ def model_proto(
     opset: int,
     domains: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Return a model of these nodes; outputs without a type are left to inference. `domains`: versions of others."""
+    """Return a model of these nodes; outputs without a type are left to inference. `domains`: versions, if not 1."""
+    nodes = list(nodes)
     graph = helper.make_graph(
-        list(nodes),
+        nodes,
         "part",
         [value_proto(name, kind) for name, kind in inputs.items()],
         [
@@ -411,7 +428,8 @@ def model_proto(
         ],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    imports = [helper.make_opsetid(domain, version) for domain, version in {"": opset, **domains}.items()]
+    others = dict.fromkeys(sorted({node.domain for node in nodes} - {*OWN_DOMAINS}), 1)
+    imports = [helper.make_opsetid(name, version) for name, version in {"": opset, **others, **domains}.items()]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 

@@ -15,6 +15,7 @@ ELEMENT_TYPES = frozenset(
 FLOATS = frozenset({"float16", "float32", "float64"})
 MOST_OPERANDS = 6
 _POLYNOMIAL = 16
+_STEP = 512  # of a tree: about 5 ns, while a core computes 100,000 operations in a microsecond
 _SIMPLE = frozenset(
     """
     constant cast where equal less less_or_equal greater greater_or_equal is_nan is_inf add sub mul div and or xor not
@@ -322,6 +323,39 @@ class ScatterSpec(KernelSpec):
     def flops(self) -> int:
         """Updates."""
         return math.prod(self.shape)
+
+
+TreeOperator = Literal["add", "min", "max"]
+
+
+@dataclass(frozen=True)
+class TreeSpec(KernelSpec):
+    """Sums, or extremes, of the leaves that each row of x [rows][columns] reaches: y [rows][groups][targets].
+
+    The trees are in `groups` of adjacent ones. Node n leads to its first child if x[feature] <= threshold, else to its
+    second one; NaN leads to the second one, or, if `missing`, to the one that the node says. Nodes from `inner` on are
+    leaves, which lead to themselves. Arguments: x, the raw weights, y. Raw weights: "thresholds" [nodes]; "links",
+    int32 [nodes][4], feature, children, whether NaN leads to the first one; "roots", int32 [trees]; "weights" [leaves],
+    added to the target that "targets", int32 [leaves], says, or, if `dense`, [leaves][targets].
+    """
+
+    dtype: Literal["float32", "float64"]
+    rows: int
+    columns: int
+    trees: int
+    inner: int
+    leaves: int
+    targets: int
+    groups: int
+    operator: TreeOperator
+    dense: bool
+    missing: bool
+    steps: int  # from the roots to the leaves of all trees, on an average
+
+    @property
+    def flops(self) -> int:
+        """Steps, each as so many operations as take its time: it waits for memory."""
+        return self.rows * self.steps * _STEP
 
 
 Role = Literal["input", "weight", "scratch", "output"]

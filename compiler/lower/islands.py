@@ -19,7 +19,7 @@ from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.shape_inference import model_proto, node_proto
 from gangway.compiler.frontend.simplify import RANDOM
 from gangway.compiler.frontend.subgraphs import all_nodes
-from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, IslandSpec, MatMulSpec
+from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, IslandSpec, MatMulSpec, TreeSpec
 from gangway.compiler.kernels.specs import Array, ConvSpec, ConvTransposeSpec, RecurrentSpec, VolumeConvSpec
 from gangway.compiler.lower.layers import Attention, Layer, LayerSpec, Program
 from gangway.compiler.lower.reference import best_us, example, run_apart
@@ -30,6 +30,7 @@ WORTHWHILE: tuple[type[LayerSpec], ...] = (
     VolumeConvSpec,
     MatMulSpec,
     RecurrentSpec,
+    TreeSpec,
     Attention,
 )
 MAX_BYTES = 1 << 30  # of a tensor, and of an island's constants

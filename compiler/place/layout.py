@@ -25,6 +25,7 @@ from gangway.compiler.kernels.plain_specs import (
     ScatterSpec,
     SoftmaxSpec,
     TensorProgramSpec,
+    TreeSpec,
     contiguous,
 )
 from gangway.compiler.kernels.specs import (
@@ -352,7 +353,7 @@ def _plain_operand(memory: Memory, name: str) -> Buffer:
     return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, Space.WEIGHTS, constant=value)
 
 
-@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec)
+@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec, TreeSpec)
 def _place_plain(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")

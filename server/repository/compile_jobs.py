@@ -223,7 +223,7 @@ class Compiler:
     ) -> tuple[Child, bool]:
         """Run a job to its end, or for `timeout_seconds`; return it, and whether it was killed because they were over.
 
-        Its warnings are logged, all else that it reports is taken.
+        Its warnings and information are logged, all else that it reports is taken.
         """
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "gangway.compiler", *arguments]
@@ -250,7 +250,8 @@ class Compiler:
             async for report in _reports(read_fd):
                 if "warning" in report:
                     _log.warning("%s", report["warning"])
-                    continue
+                elif "info" in report:
+                    _log.info("%s", report["info"])
                 if "phase" in report:
                     give_way_timer.cancel()  # the cache does not have it: compiling has time
                 take(report)

@@ -36,6 +36,7 @@ from gangway.compiler.kernels.templates import (
     resize,
     tensor_program,
     transposed,
+    trees,
     volumes,
     winograd,
 )
@@ -109,6 +110,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     plain_specs.IslandSpec: _Template(_call, _no_kernel),
     specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),
     plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
+    plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
     plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
 }

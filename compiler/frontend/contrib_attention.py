@@ -1,0 +1,185 @@
+"""Definitions of onnxruntime's attention operators (com.microsoft), as the nodes that `attention.py` finds.
+
+Masks are added to the scores, as onnxruntime does it: `mask_filter_value` hides a key, not minus infinity.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from gangway.compiler.frontend.contrib_operators import DOMAIN, number, optional, require_one_output
+from gangway.compiler.frontend.decompositions import Body, defines
+
+_MASK_FILTER_VALUE = -10000.0
+_HEADS_AND_POSITIONS, _TO_KEYS = [0, 2, 1, 3], [0, 2, 3, 1]
+
+
+@defines("Attention", domain=DOMAIN)
+def attention(body: Body) -> None:
+    """Queries, keys and values are products of one input and one matrix."""
+    require_one_output(body)
+    _refuse(body, {4: "past", 6: "past_sequence_length"}, ("do_rotary",))
+    product = body.op("MatMul", *body.node.inputs[:2])
+    if bias := optional(body, 2):
+        product = body.op("Add", product, bias)
+    width = body.type(1).shape[1]
+    sizes = list(body.attribute("qkv_hidden_sizes", ())) or [width // 3] * 3
+    _attend_parts(body, product, sizes, mask=3, added=optional(body, 5))
+
+
+@defines("QAttention", domain=DOMAIN)
+def quantised_attention(body: Body) -> None:
+    """The product with the matrix is one of integers; it is computed as floats, which hold them."""
+    require_one_output(body)
+    _refuse(body, {8: "past"}, ("do_rotary",))
+    factors = []
+    for index, zero_point in ((0, 6), (1, 7)):
+        whole = body.op("Cast", body.node.inputs[index], to=TensorProto.FLOAT)
+        if name := optional(body, zero_point):
+            whole = body.op("Sub", whole, body.op("Cast", name, to=TensorProto.FLOAT))
+        factors.append(whole)
+    scale = body.op("Mul", *body.node.inputs[3:5])
+    scaled = body.op("Mul", body.op("MatMul", *factors), scale)
+    product = body.op("Add", scaled, body.node.inputs[2])
+    _attend_parts(body, product, [body.type(1).shape[1] // 3] * 3, mask=5, added="")
+
+
+@defines("MultiHeadAttention", domain=DOMAIN)
+def multi_head_attention(body: Body) -> None:
+    """Queries, keys and values are given, each in its own tensor."""
+    require_one_output(body)
+    _refuse(body, {6: "past_key", 7: "past_value", 8: "past_sequence_length", 9: "cache_indirection"}, ())
+    heads, shape = body.attribute("num_heads", 1), body.type(0).shape
+    biases = _biases(body, heads)
+    if len(shape) != 3 or not optional(body, 2):
+        raise body.node.unsupported("queries, keys and values in one tensor")
+    queries, keys, values = (_headed(body, index, heads, bias) for index, bias in enumerate(biases))
+    known = body.type(1).shape
+    lengths = (shape[1], known[2] if len(known) == 4 else known[1])
+    turned = body.op("Transpose", keys, perm=[0, 1, 3, 2])
+    _attend(body, (queries, turned, values), lengths, shape[2] // heads, mask=4, added=optional(body, 5))
+
+
+def _refuse(body: Body, inputs: dict[int, str], attributes: Sequence[str]) -> None:
+    given = [name for index, name in inputs.items() if optional(body, index)]
+    given += [name for name in attributes if body.attribute(name, 0)]
+    if given:
+        raise body.node.unsupported(f"{', '.join(given)} is not supported")
+
+
+def _attend_parts(body: Body, product: str, sizes: Sequence[int], mask: int, added: str) -> None:
+    """Attention of queries, keys and values that lie side by side in [batch, positions, channels]."""
+    heads = body.attribute("num_heads", 1)
+    ends = np.cumsum(sizes).tolist()
+    parts = [body.slice(product, 2, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    shaped = [body.reshape(part, [0, 0, heads, size // heads]) for part, size in zip(parts, sizes, strict=True)]
+    orders = (_HEADS_AND_POSITIONS, _TO_KEYS, _HEADS_AND_POSITIONS)
+    queries, keys, values = (body.op("Transpose", part, perm=order) for part, order in zip(shaped, orders, strict=True))
+    positions = body.type(0).shape[1]
+    _attend(body, (queries, keys, values), (positions, positions), sizes[0] // heads, mask, added)
+
+
+def _attend(
+    body: Body, parts: tuple[str, str, str], lengths: tuple[int, int], head_size: int, mask: int, added: str
+) -> None:
+    """softmax(scale Q K^T + masks) V, heads side by side. `mask`: which input is the mask."""
+    queries, keys, values = parts
+    scale = body.attribute("scale", 0.0) or 1 / math.sqrt(head_size)
+    scores = body.op("Mul", body.op("MatMul", queries, keys), body.constant(scale, "float32"))
+    for bias in (_mask(body, mask, lengths), _causal(body, lengths), added):
+        scores = body.op("Add", scores, bias) if bias else scores
+    context = body.op("MatMul", body.op("Softmax", scores, axis=3), values)
+    side_by_side = body.op("Transpose", context, perm=_HEADS_AND_POSITIONS)
+    body.reshape(side_by_side, [0, 0, _value_channels(body)], body.node.outputs[0])
+
+
+def _value_channels(body: Body) -> int:
+    """Channels of the result."""
+    if body.node.operator != "MultiHeadAttention":
+        sizes = list(body.attribute("qkv_hidden_sizes", ()))
+        return int(sizes[2]) if sizes else body.type(1).shape[1] // 3
+    shape = body.type(2).shape
+    return shape[1] * shape[3] if len(shape) == 4 else shape[2]
+
+
+def _mask(body: Body, index: int, lengths: tuple[int, int]) -> str:
+    """What a mask adds: it shows keys, [batch, keys] or [batch, queries, keys], or counts shown ones, [batch]."""
+    name = optional(body, index)
+    if not name:
+        return ""
+    kind, (queries, keys) = body.type(index), lengths
+    hidden, nothing = (body.constant(value, "float32") for value in (_filter(body), 0))
+    batch = body.type(0).shape[0]
+    if kind.shape == (batch,):
+        positions = body.constant(np.arange(keys, dtype=kind.dtype))
+        shown = body.op("Less", positions, body.reshape(name, [-1, 1, 1, 1]))
+        return body.op("Where", shown, nothing, hidden)
+    if len(kind.shape) not in (2, 3) or kind.shape[-1] != keys:
+        raise body.node.unsupported(f"a mask of shape {list(kind.shape)} is not supported")
+    wide = body.reshape(name, [0, 1, 1, keys] if len(kind.shape) == 2 else [0, 1, queries, keys])
+    shown = body.op("Greater", wide, body.constant(0, kind.dtype))
+    return body.op("Where", shown, nothing, hidden)
+
+
+def _causal(body: Body, lengths: tuple[int, int]) -> str:
+    """A query sees no later keys."""
+    if not body.attribute("unidirectional", 0):
+        return ""
+    row, column = np.indices(lengths)
+    return body.constant(np.where(column > row, _filter(body), 0), "float32")
+
+
+def _filter(body: Body) -> float:
+    return float(body.attribute("mask_filter_value", _MASK_FILTER_VALUE))
+
+
+def _biases(body: Body, heads: int) -> list[str]:
+    """The biases of queries, keys and values, [heads, head size]; empty without any."""
+    name = optional(body, 3)
+    if not name:
+        return ["", "", ""]
+    size = body.type(0).shape[2]
+    ends = [size, 2 * size, body.type(3).shape[0]]
+    begins = [0, *ends[:2]]
+    parts = [body.slice(name, 0, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    return [body.reshape(part, [heads, -1]) for part in parts]
+
+
+def _headed(body: Body, index: int, heads: int, bias: str) -> str:
+    """[batch, heads, positions, head size] of an input, plus the bias, if any."""
+    name, shape = body.node.inputs[index], body.type(index).shape
+    if len(shape) == 4:  # heads apart already
+        if bias:
+            raise body.node.unsupported("a bias for heads that lie apart")
+        return name
+    headed = body.reshape(name, [0, 0, heads, shape[2] // heads])
+    return body.op("Transpose", body.op("Add", headed, bias) if bias else headed, perm=_HEADS_AND_POSITIONS)
+
+
+@defines("RotaryEmbedding", domain=DOMAIN)
+def rotary_embedding(body: Body) -> None:
+    """Pairs of channels, turned by an angle of their position: cosines and sines are tables."""
+    _refuse(body, {}, ("rotary_embedding_dim", "is_packed_batching", "interleaved"))
+    x, positions, cosines, sines = body.node.inputs
+    shape, half = body.type(0).shape, body.type(2).shape[1]
+    flat = len(shape) == 3
+    if flat:
+        heads = body.attribute("num_heads", 0) or shape[2] // (2 * half)
+        x = body.reshape(x, [0, 0, heads, 2 * half])
+    length = shape[1] if flat else shape[2]
+    if body.type(1).shape != (shape[0], length):
+        raise body.node.unsupported(f"positions of shape {list(body.type(1).shape)}")
+    to = [0, length, 1, half] if flat else [0, 1, length, half]
+    cosine, sine = (body.reshape(body.op("Gather", table, positions), to) for table in (cosines, sines))
+    left, right = body.slice(x, 3, 0, half), body.slice(x, 3, half, 2 * half)
+    first = body.op("Sub", body.op("Mul", left, cosine), body.op("Mul", right, sine))
+    second = body.op("Add", body.op("Mul", right, cosine), body.op("Mul", left, sine))
+    scale = body.attribute("scale", 1.0)
+    turned = body.op("Concat", first, second, axis=3)
+    turned = turned if scale == 1.0 else body.op("Mul", turned, number(body, scale))
+    if flat:
+        body.reshape(turned, [0, 0, shape[2]], body.node.outputs[0])
+    else:
+        body.op("Identity", turned, output=body.node.outputs[0])
