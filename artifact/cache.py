@@ -9,11 +9,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from gangway.artifact.files import file_digest
-from gangway.artifact.format import FORMAT_VERSION, Manifest, TargetSpec
+from gangway.artifact.format import FORMAT_VERSION, MANIFEST_FILE, Manifest, TargetSpec
 from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
 
@@ -107,8 +108,16 @@ def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec, 
     """
     total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target, sorted(dimensions.items()))).encode())
     for path in files:
-        total.update(file_digest(path).encode())
+        status = path.stat()
+        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        total.update(_digest(path, stamp).encode())
     return total.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, stamp: tuple[int, ...]) -> str:
+    """The digest of a file, which a process that compiles many sizes of a model needs many times."""
+    return file_digest(path)
 
 
 class Cache:
@@ -134,6 +143,8 @@ class Cache:
             _log.warning("damaged artifact removed: %s", error)
             self._remove(folder)
             return None
+        with suppress(OSError):
+            os.utime(folder / MANIFEST_FILE)  # what has not been used for long is removed first (trim.py)
         return manifest
 
     @contextmanager

@@ -34,6 +34,12 @@ class Checksum:
             if self._piece_bytes == PIECE_BYTES:
                 self._end_piece()
 
+    def copy(self) -> "Checksum":
+        """Return the checksum of the same bytes, to which others may be appended."""
+        other = Checksum()
+        other._whole, other._piece, other._piece_bytes = self._whole.copy(), self._piece, self._piece_bytes
+        return other
+
     def hexdigest(self) -> str:
         """Return 64 hex digits. Nothing may be appended after that."""
         if self._piece_bytes:
@@ -50,9 +56,9 @@ def file_digest(path: Path) -> str:
     return _by_pieces(path, _sha256)
 
 
-def file_checksum(path: Path) -> str:
-    """Return the checksum of a file's content, 64 hex digits. Raises OSError."""
-    return _by_pieces(path, _crc32)
+def file_checksum(path: Path, size_bytes: int | None = None) -> str:
+    """Return the checksum of a file's content, or of its first bytes, 64 hex digits. Raises OSError."""
+    return _by_pieces(path, _crc32, size_bytes)
 
 
 def file_beside(folder: Path, name: str) -> Path:
@@ -75,23 +81,24 @@ def require_regular(path: Path) -> None:
         raise ValueError(f"'{path.name}' is no regular file")
 
 
-def _by_pieces(path: Path, of_piece: Callable[[Iterator[memoryview]], bytes]) -> str:
+def _by_pieces(path: Path, of_piece: Callable[[Iterator[memoryview]], bytes], size_bytes: int | None = None) -> str:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - workers import this module, but never call it
 
     with path.open("rb") as file:
         descriptor = file.fileno()
-        begins = range(0, os.fstat(descriptor).st_size, PIECE_BYTES)
+        end = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+        begins = range(0, end, PIECE_BYTES)
         try:
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                pieces = list(pool.map(lambda begin: of_piece(_read(descriptor, begin)), begins))
+                pieces = list(pool.map(lambda begin: of_piece(_read(descriptor, begin, end)), begins))
         except RuntimeError:  # no thread can be started
-            pieces = [of_piece(_read(descriptor, begin)) for begin in begins]
+            pieces = [of_piece(_read(descriptor, begin, end)) for begin in begins]
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
-def _read(descriptor: int, begin: int) -> Iterator[memoryview]:
+def _read(descriptor: int, begin: int, file_end: int) -> Iterator[memoryview]:
     """The content of a piece. Read rather than mapped: a file that gets shorter must not kill the process."""
-    buffer, end = memoryview(bytearray(_READ_BYTES)), begin + PIECE_BYTES
+    buffer, end = memoryview(bytearray(_READ_BYTES)), min(begin + PIECE_BYTES, file_end)
     while begin < end and (size := os.preadv(descriptor, [buffer[: end - begin]], begin)):
         yield buffer[:size]
         begin += size

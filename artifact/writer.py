@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangway.artifact.files import Checksum, file_checksum
+from gangway.artifact.files import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     ISLAND_SUFFIX,
@@ -26,6 +27,7 @@ from gangway.artifact.format import (
 )
 from gangway.artifact.json_codec import encode
 from gangway.artifact.reader import OTHERS_WRITE, read_manifest
+from gangway.artifact.weights import SharedWeights, Weights
 
 
 class _Writer(ABC):
@@ -74,14 +76,26 @@ class _Writer(ABC):
 
 
 class ArtifactWriter(_Writer):
-    """Writes weights and kernels."""
+    """Writes weights and kernels.
 
-    def __init__(self, folder: Path) -> None:
+    `share_key`: artifacts of the same key share one file of weights, which others cannot write from the first
+    `append_weights` on until this one is written.
+    """
+
+    def __init__(self, folder: Path, share_key: str = "") -> None:
         super().__init__(folder)
-        self._weights = (self._temporary / WEIGHTS_FILE).open("wb")
-        self._weights_bytes = 0
-        self._weights_checksum = Checksum()
+        self._share_key = share_key
         self._islands: list[str] = []
+
+    @cached_property
+    def _weights(self) -> Weights:
+        path = self._temporary / WEIGHTS_FILE
+        return SharedWeights(self._folder.parent, self._share_key, path) if self._share_key else Weights(path)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where arrays begin in weights.bin, in bytes, by their SHA-256; whoever appends one enters it."""
+        return self._weights.offsets
 
     @property
     def kernels_path(self) -> Path:
@@ -91,19 +105,22 @@ class ArtifactWriter(_Writer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._weights.close()
+        if "_weights" in vars(self):
+            self._weights.close()
         super().__exit__(kind, error, traceback)
 
     def append_weights(self, content: bytes | memoryview) -> int:
         """Append C-contiguous `content` to weights.bin, padded to the alignment; return its offset in bytes."""
-        offset_bytes = self._weights_bytes
+        offset_bytes = self._weights.size_bytes
         view = memoryview(content).cast("B")
-        padding = bytes(-len(view) % ALIGNMENT_BYTES)
-        for part in (view, padding):
-            self._weights.write(part)
-            self._weights_checksum.update(part)
-        self._weights_bytes += len(view) + len(padding)
+        self._weights.append(view)
+        self._weights.append(bytes(-len(view) % ALIGNMENT_BYTES))
         return offset_bytes
+
+    def flushed_weights(self) -> Path:
+        """Return the file of the weights, with all that has been appended."""
+        self._weights.flush()
+        return self._weights.path
 
     def add_island(self, name: str, content: bytes) -> None:
         """Write an ONNX file of this name."""
@@ -111,12 +128,11 @@ class ArtifactWriter(_Writer):
         self._islands.append(name)
 
     def _finish(self) -> dict[str, FileSpec]:
-        if not self._weights_bytes:
+        if not self._weights.size_bytes:
             self.append_weights(bytes(ALIGNMENT_BYTES))  # an empty file could not be mapped
-        self._weights.flush()
-        weights = FileSpec(self._weights_bytes, self._weights_checksum.hexdigest())
+        checksum = self._weights.finish()
         others = {name: _measure(self._temporary / name) for name in (KERNELS_FILE, *self._islands)}
-        return {WEIGHTS_FILE: weights, **others}
+        return {WEIGHTS_FILE: FileSpec(self._weights.size_bytes, checksum), **others}
 
 
 class VariantWriter(_Writer):

@@ -11,6 +11,11 @@ With --look-up there may be several PATHs, and nothing is compiled. Instead of a
 the cache has:
   {"found": "PATH", "folder": "..."}
 
+With --serve there is no PATH: jobs are read from standard input, one JSON object a line, and each ends with a last line
+as above. TVM stays loaded from one to the next. The process ends with its input, or when it has become too large, which
+the last line says: {..., "ends": true}
+  {"path": "PATH", "dimensions": {"NAME": SIZE}}
+
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
 cannot be read or written, or there is no memory; 6 kind "internal": a bug of the compiler, its traceback is on standard
@@ -21,6 +26,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -38,6 +44,7 @@ from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
 
+MOST_KIB = 3 << 20  # of memory, at its peak, of a process that goes on to the next job
 LONGEST_MESSAGE = 2000  # a hostile model can have names of any length
 
 Report = Callable[[dict[str, Any]], None]
@@ -49,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if len(options.path) > 1 and not options.look_up:
         parser.error("one PATH is compiled at a time")
+    if bool(options.path) == options.serve:
+        parser.error("--serve takes no PATH" if options.serve else "a PATH is needed")
     report = _reporter(1 if options.json else options.progress_fd)
     logger = logging.getLogger("gangway")
     logger.setLevel(logging.INFO)
@@ -58,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         target = detect(options.target)
         if options.look_up:
             return _look_up(options.path, cache, target, report)
+        if options.serve:
+            return _serve(cache, target, report)
         (name, path) = find_models(options.path[0])[-1]
         compiled = compile_model(
             path,
@@ -91,6 +102,26 @@ def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Re
     return 0
 
 
+def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
+    """Compile what standard input asks for, until its end."""
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        last: dict[str, Any]
+        try:
+            (name, path) = find_models(Path(job["path"]))[-1]
+            compiled = compile_model(path, name, cache, target, _progress(report), job["dimensions"])
+        except Exception as error:
+            last = _described(error)
+        else:
+            folder = str(compiled.folder.resolve())
+            last = {"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached}
+        ends = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_KIB
+        report({**last, "ends": True} if ends else last)
+        if ends:
+            break
+    return 0
+
+
 class _Records(logging.Handler):
     """Makes log records reports."""
 
@@ -104,6 +135,14 @@ class _Records(logging.Handler):
 
 
 def _failure(error: Exception, report: Report) -> int:
+    described = _described(error)
+    report(described)
+    print(f"gangway.compiler: {described['error']}", file=sys.stderr)
+    return EXIT_CODES[described["kind"]]
+
+
+def _described(error: Exception) -> dict[str, str]:
+    """The last line of a failure."""
     match error:
         case UnsupportedModelError() | UnsupportedTargetError():
             kind = "unsupported"
@@ -117,10 +156,7 @@ def _failure(error: Exception, report: Report) -> int:
     message = str(error) or "out of memory"
     if kind == "internal":
         message = f"internal error of the compiler: {error!r}"
-    message = message[:LONGEST_MESSAGE]
-    report({"error": message, "kind": kind})
-    print(f"gangway.compiler: {message}", file=sys.stderr)
-    return EXIT_CODES[kind]
+    return {"error": message[:LONGEST_MESSAGE], "kind": kind}
 
 
 def _reporter(descriptor: int | None) -> Report:
@@ -161,9 +197,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "path", type=Path, nargs="+", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
+        "path", type=Path, nargs="*", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
     )
     parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
+    parser.add_argument("--serve", action="store_true", help="read jobs from standard input, one JSON object a line")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="where compiled models are kept")
     add_dimension(parser)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")

@@ -1,8 +1,11 @@
 """One compilation, phase by phase, from the ONNX file to the committed artifact."""
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import (
@@ -17,22 +20,23 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
-from gangway.artifact.writer import ArtifactWriter
+from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, read_graph
 from gangway.compiler.kernels.codegen import (
-    build_kernels,
+    Plan,
+    append_array,
     choose_plans,
     make_version,
-    name_symbols,
     with_batch_plans,
     write_weights,
 )
+from gangway.compiler.kernels.objects import Kernel, KernelObjects
 from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
-from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.key import SIZED, compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
 from gangway.compiler.place.arena import plan_arena
 from gangway.compiler.place.costs import (
@@ -47,7 +51,8 @@ from gangway.compiler.place.costs import (
 from gangway.compiler.place.fusion import fuse
 from gangway.compiler.place.layout import place
 from gangway.compiler.place.memory import Step
-from gangway.compiler.progress import Phases
+from gangway.compiler.progress import COMPARISON_PHASE, Phases
+from gangway.compiler.speed_check import Candidate, is_doubtful, require_speed
 
 _DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 
@@ -91,22 +96,42 @@ class Job:
             steps = lowered.steps
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
-            symbols = name_symbols(with_batch_plans(plans, self._target))
-        with ArtifactWriter(folder) as writer:
+        with ArtifactWriter(folder, self._share_key()) as writer:
+            with self._phases.timed("kernels"):
+                kernels = self._build(plans, folder.parent, writer.kernels_path)
+                symbols = {plan: kernel.symbol for plan, kernel in kernels.items()}
             with self._phases.timed("weights"):
                 offsets = write_weights(steps, plans, self._target, writer)
-            with self._phases.timed("kernels"):
-                library = writer.kernels_path
-                build_kernels(symbols, self._target, library, lambda *count: self._phases.report("kernels", *count))
-            with self._phases.timed("write"):
+                extents = [_write_extents(kernels[plan].extents if plan in kernels else (), writer) for plan in plans]
                 islands = _write_islands(steps, writer)
+                versions = [make_version(plan, symbols, self._target) for plan in plans]
                 layers = tuple(
-                    _layer(step, plan, make_version(plan, symbols, self._target), weights, islands.get(step.spec, ""))
-                    for step, plan, weights in zip(steps, plans, offsets, strict=True)
+                    _layer(step, plan, version, places, islands.get(step.spec, ""))
+                    for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
                 )
+            if is_doubtful(layers):
+                with self._phases.timed(COMPARISON_PHASE):
+                    weights_path = writer.flushed_weights()
+                    compiled = Candidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
+                    require_speed(self._path, self._dimensions, compiled)
+            with self._phases.timed("write"):
                 arrays = {id(array): array for step in steps for array in step.weights.values()}
                 parameters = sum(array.size for array in arrays.values())
                 return writer.commit(self._manifest(graph, layers, choose_passes(steps), lowered, parameters))
+
+    def _share_key(self) -> str:
+        """What artifacts for different sizes of one model have in common; empty if there are no sizes."""
+        return model_key(self._path, self._target, SIZED) if self._dimensions else ""
+
+    def _build(self, plans: Sequence[KernelPlan], root: Path, library: Path) -> dict[Plan, Kernel]:
+        """Write the library with the kernels of the plans, and of their batches."""
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix(Path(self._key)), dir=root) as scratch:
+            objects = KernelObjects(root, Path(scratch), self._target, varying=bool(self._dimensions))
+            kernels = objects.build(
+                with_batch_plans(plans, self._target), lambda *count: self._phases.report("kernels", *count)
+            )
+            objects.link(library)
+        return kernels
 
     def _manifest(
         self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, lowered: Lowered, parameters: int
@@ -168,14 +193,20 @@ def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> dict[Kernel
     return names
 
 
-def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, ...], onnx_file: str) -> Layer:
+def _write_extents(extents: Sequence[int], writer: ArtifactWriter) -> tuple[int, ...]:
+    """Append what a kernel reads at run time to weights.bin; return the offset, if there is anything."""
+    return (append_array(np.array(extents, np.int32), writer),) if extents else ()
+
+
+def _layer(step: Step, plan: KernelPlan, version: Version, offsets: Sequence[tuple[int, ...]], onnx_file: str) -> Layer:
+    """Return the layer; `offsets`: of its weights, and of the numbers that its kernel reads at run time."""
     buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in step.buffers]
-    constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
+    constants, sizes = ([BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in some] for some in offsets)
     return Layer(
         name=step.name,
         operator=step.operator,
         shape=shape_text(step),
-        arguments=(buffers[0], *constants, *buffers[1:]),
+        arguments=(buffers[0], *constants, *buffers[1:], *sizes),
         versions=(version,),
         flops=step.spec.flops,
         bytes=activation_bytes(step) + weight_bytes(step),

@@ -17,6 +17,7 @@ from gangway.compiler.frontend.onnx_file import may_have_external_data
 
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of a model that is to be compiled later
+SIZED: Mapping[str, int] = MappingProxyType({"sized ": 1})  # of what all sizes of a model share
 _OPTIONAL = "optional "
 
 

@@ -20,6 +20,7 @@ from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Plan, build_part, make_version, symbol_name, with_batch_plans
+from gangway.compiler.kernels.objects import has_extents
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.costs import max_ranks, shape_text
@@ -109,6 +110,7 @@ def write_variant(
         layers = tuple(
             replace(
                 layer,
+                arguments=layer.arguments[:-1] if has_extents(layer.versions[0].symbol) else layer.arguments,
                 versions=tuple(make_version(plan, store.symbols, manifest.target) for plan in plans),
                 max_ranks=max_ranks(step, max(plan.tasks for plan in plans)),
             )

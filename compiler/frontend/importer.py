@@ -7,6 +7,7 @@ instead of seconds.
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -125,11 +126,7 @@ def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Gra
 
 
 def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
-    model, weights = _parse(path)
-    _check_scope(model, path)
-    drop_zip_maps(model)
-    constants = _take_constants(model, path, weights)
-    model = inline_functions(model)
+    model, constants = _opened_again(path) if dimensions else _opened(path)
     model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
     dimensions, values = _without_values(model, constants, dimensions)
     constants |= fix_values(model, values)
@@ -192,6 +189,29 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
         if value.name in wanted and value.type.startswith("tensor(") and all(isinstance(n, int) for n in value.shape):
             kind = TensorType(tuple(value.shape), element_type(value.type))
             (outputs.get(value.name) or model.graph.value_info.add()).CopyFrom(value_proto(value.name, kind))
+
+
+def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
+    """Return the model with all sizes open, without functions, and its initializers."""
+    model, weights = _parse(path)
+    _check_scope(model, path)
+    drop_zip_maps(model)
+    constants = _take_constants(model, path, weights)
+    return inline_functions(model), constants
+
+
+def _opened_again(path: Path) -> tuple[Any, dict[str, Array]]:
+    """Return the same, quickly if this process did so last: for one size of a model after the other."""
+    status = path.stat()
+    model, constants = _last_opened(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy, dict(constants)
+
+
+@lru_cache(maxsize=1)
+def _last_opened(path: Path, stamp: tuple[int, ...]) -> tuple[Any, dict[str, Array]]:
+    return _opened(path)
 
 
 def _infer(model: Any, was_answered: bool) -> Any:

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.memory import Step
 
 Plan = KernelPlan | BatchPlan
-KERNELS_PER_OBJECT = 4  # small enough for a smooth progress bar; the cost of one more object file is a few milliseconds
 
 
 def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
@@ -46,11 +45,6 @@ def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Pl
     distinct = dict.fromkeys(plan for plan in plans if not isinstance(plan.spec, IslandSpec))
     batches = (registry.batch_plan(spec, target) for spec in dict.fromkeys(plan.spec for plan in distinct))
     return [*distinct, *(batch for batch in batches if batch)]
-
-
-def name_symbols(plans: Sequence[Plan]) -> dict[Plan, str]:
-    """Return one symbol per plan."""
-    return {plan: symbol_name(index, plan) for index, plan in enumerate(plans)}
 
 
 def symbol_name(index: int, plan: Plan) -> str:
@@ -77,17 +71,11 @@ def write_weights(
 ) -> list[tuple[int, ...]]:
     """Append every step's packed weights to weights.bin; return their offsets in bytes, in the order of the arguments.
 
-    Constant operands of elementwise steps are written too, and their buffers told where they are. Equal bytes are
-    written once: the steps of a recurrent layer share theirs.
+    Constant operands of elementwise steps are written too, and their buffers told where they are.
     """
-    known: dict[bytes, int] = {}
 
     def append(array: Array) -> int:
-        content = np.ascontiguousarray(array).data
-        digest = hashlib.sha256(content).digest()
-        if digest not in known:
-            known[digest] = writer.append_weights(content)
-        return known[digest]
+        return append_array(array, writer)
 
     packed: dict[tuple[int, KernelSpec], tuple[int, ...]] = {}
     offsets = []
@@ -103,20 +91,13 @@ def write_weights(
     return offsets
 
 
-def build_kernels(
-    symbols: Mapping[Plan, str], target: TargetSpec, library: Path, progress: Callable[[int, int], None]
-) -> None:
-    """Compile all kernels into the shared library; `progress(done, total)` counts them."""
-    items = list(symbols.items())
-    objects = []
-    for begin in range(0, len(items), KERNELS_PER_OBJECT):
-        progress(begin, len(items))
-        objects.append(library.with_suffix(f".{begin}.o"))
-        build_part(items[begin : begin + KERNELS_PER_OBJECT], target, objects[-1])
-    link(objects, library)
-    for path in objects:
-        path.unlink()
-    progress(len(items), len(items))
+def append_array(array: Array, writer: ArtifactWriter) -> int:
+    """Return the offset of an array in weights.bin, in bytes, to which it is appended unless its bytes are there."""
+    content = np.ascontiguousarray(array).data
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in writer.offsets:
+        writer.offsets[digest] = writer.append_weights(content)
+    return writer.offsets[digest]
 
 
 def build_part(part: Sequence[tuple[Plan, str]], target: TargetSpec, path: Path) -> None:
@@ -148,27 +129,31 @@ def build_library(functions: Mapping[str, Any], target: TargetSpec, library: Pat
     return BuildTimes(lower_us, llvm_us, (time.monotonic_ns() - start) // 1000)
 
 
-def build_object(functions: Mapping[str, Any], target: TargetSpec, path: Path) -> tuple[int, int]:
-    """Write the kernels as one relocatable object file; returns microseconds spent on lowering and on LLVM."""
+def build_object(
+    functions: Mapping[str, Any], target: TargetSpec, path: Path, simplified: bool = True
+) -> tuple[int, int]:
+    """Write the kernels as one relocatable object file; returns microseconds spent on lowering and on LLVM.
+
+    `simplified`: by TVM, too, before LLVM does it; of kernels with extents that takes long and gains nothing.
+    """
     start = time.monotonic_ns()
-    module = lower(functions, target)
+    module = lower(functions, target, simplified)
     lowered = time.monotonic_ns()
     tvm.get_global_func("target.build.llvm")(module, _tvm_target(target)).write_to_file(str(path), "o")
     return (lowered - start) // 1000, (time.monotonic_ns() - lowered) // 1000
 
 
-def lower(functions: Mapping[str, Any], target: TargetSpec) -> Any:
+def lower(functions: Mapping[str, Any], target: TargetSpec, simplified: bool = True) -> Any:
     """The functions as one `IRModule` of LLVM-ready TIR, without argument checks or packed calls."""
     llvm = _tvm_target(target)
     passes = [
         tirx.transform.BindTarget(llvm.with_host(llvm)),
-        tirx.transform.StmtSimplify(),
+        *([tirx.transform.StmtSimplify()] if simplified else []),
         tirx.transform.FlattenBuffer(),
         tirx.transform.NarrowDataType(32),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
+        *([tirx.transform.StmtSimplify()] if simplified else []),
         tirx.transform.LowerIntrin(),
     ]
     return tvm.ir.transform.Sequential(passes)(tvm.IRModule(dict(functions)))

@@ -206,6 +206,7 @@ class GeneralOptions:
     cache_dir: Path = field(default_factory=_default_cache_dir)
     scheduler: str = ""  # the parser knows the default: only it loads the policies
     max_shapes: int = 8
+    max_cache_gib: int = 20
     profile_seconds: float = 15.0
     exit_timeout_secs: float = 30.0
     trace_decisions: Path | None = None
@@ -224,6 +225,9 @@ def add_general_flags(parser: argparse._ArgumentGroup) -> None:
     add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
         help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
     add_cache_dir(parser)
+    add("--max-cache-gib", type=integer(0, 1 << 20), default=GeneralOptions.max_cache_gib, metavar="GIB",
+        help="size of the folder of compiled models, from which the least recently used ones are removed, but none that"
+        " a server uses; 0: no limit (%(default)s)")  # fmt: skip
     add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
         help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
     add("--max-shapes", type=integer(0), default=GeneralOptions.max_shapes, metavar="N",
@@ -248,6 +252,7 @@ def read_general(arguments: argparse.Namespace) -> GeneralOptions:
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,
         max_shapes=arguments.max_shapes,
+        max_cache_gib=arguments.max_cache_gib,
         profile_seconds=arguments.profile_seconds,
         exit_timeout_secs=arguments.exit_timeout_secs,
         trace_decisions=arguments.trace_decisions,

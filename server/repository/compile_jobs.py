@@ -1,5 +1,8 @@
 """Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority.
 
+Jobs for sizes of symbolic dimensions follow each other in one process, which keeps TVM and the model in memory, and
+ends after a pause.
+
 A job has as much time as its model's size deserves, not counting what it waits for a core
 (`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
 to onnxruntime by another job.
@@ -14,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -23,6 +26,7 @@ from typing import Any
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.artifact.trim import UsedKeys, trim
 from gangway.executor.process import leave_idle_priority, use_idle_priority
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
@@ -77,6 +81,7 @@ LOOKUP_SECONDS = 5.0  # for the cache: a job that takes longer gets some time be
 LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
+IDLE_SECONDS = 60.0  # of a process that is kept for the next size
 MAX_RECIPES = 8192  # more than models and variants can be loaded
 FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
 
@@ -91,7 +96,8 @@ class Compiler:
     """Turns ONNX files into artifacts in the cache.
 
     `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
-    `timeout_seconds`: of the job for a file.
+    `timeout_seconds`: of the job for a file. `limit_bytes`: of the cache, 0: none; the artifacts whose keys `in_use`
+    returns are never removed. `idle_seconds`: how long a process waits for the next size of a model, 0: not at all.
     """
 
     def __init__(
@@ -99,12 +105,20 @@ class Compiler:
         cache_dir: Path,
         log: ServerLog | None = None,
         timeout_seconds: Callable[[Path], float] = job_timeout_seconds,
+        limit_bytes: int = 0,
+        in_use: Callable[[], Collection[str]] = tuple,
+        idle_seconds: float = 0.0,
     ) -> None:
         self._cache_dir = cache_dir
         self._log = log
         self._timeout_seconds = timeout_seconds
+        self._limit_bytes = limit_bytes
+        self._in_use = in_use
+        self._idle_seconds = idle_seconds
+        self._used_keys: UsedKeys | None = None
         self._stopping = False
         self._job: Child | None = None
+        self._kept: CompilerProcess | None = None
         self._turn = asyncio.Lock()
         self._gives_way = False
         self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
@@ -153,10 +167,21 @@ class Compiler:
             raise CompileError(str(error)) from error
         self._remember(manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole))
         self.target = manifest.target.name
+        await self._limit(manifest.key, bool(report["cached"]))
         if not manifest.fallback_reason:
             found = "found in the cache" if report["cached"] else "compiled"
             _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
         return manifest
+
+    async def _limit(self, key: str, is_cached: bool) -> None:
+        """Tell others what is in use, and keep the cache to its limit after something was added."""
+        if not self._limit_bytes or self._stopping:
+            return
+        with contextlib.suppress(OSError):
+            self._used_keys = self._used_keys or UsedKeys(self._cache_dir)
+            self._used_keys.tell({key, *self._in_use()})
+            if not is_cached:
+                await asyncio.to_thread(trim, self._cache_dir, self._limit_bytes)
 
     async def compile_again(self, key: str) -> None:
         """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
@@ -191,8 +216,14 @@ class Compiler:
     def stop(self) -> None:
         """Kill the job that runs, if any; there is none afterwards."""
         self._stopping = True
-        if self._job is not None and self._job.returncode is None:
-            self._job.kill()
+        for process in (self._job, self._kept.child if self._kept else None):
+            if process is not None and process.returncode is None:
+                process.kill()
+        if self._kept is not None:
+            self._kept.stay()
+            self._kept.close()
+        if self._used_keys is not None:
+            self._used_keys.close()
 
     async def _job_for(
         self,
@@ -214,52 +245,82 @@ class Compiler:
                 last.update(report)
 
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
-        job, is_overdue = await self._run(arguments, take, timeout_seconds)
-        ending = f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else job.exit_text()
+        if dimensions and not optional and not flags:
+            ending = await self._run_kept({"path": str(path), "dimensions": dict(dimensions)}, take, timeout_seconds)
+        else:
+            ending = await self._run(arguments, take, timeout_seconds)
         return last or {"error": f"the compile job {ending}"}
 
     async def _run(
         self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], timeout_seconds: float = math.inf
-    ) -> tuple[Child, bool]:
-        """Run a job to its end, or for `timeout_seconds`; return it, and whether it was killed because they were over.
-
-        Its warnings and information are logged, all else that it reports is taken.
-        """
-        read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "gangway.compiler", *arguments]
-        command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
-        log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
+    ) -> str:
+        """Run a job to its end, or for `timeout_seconds`; return how it ended. All that it reports is taken."""
+        process = self._start(arguments)
         try:
-            with log as stderr:
-                process = subprocess.Popen(
-                    command,
-                    pass_fds=(write_fd,),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL if stderr is None else stderr,
-                )
-            self._job = job = Child("compile job", process, lambda _: None)
-        except OSError:
-            os.close(read_fd)
-            raise
+            end = await self._attend(process, take, timeout_seconds, until_last=False)
         finally:
-            os.close(write_fd)
-        give_way_timer = self._give_way(process.pid)
+            process.close()
+        await process.child.wait(JOB_END_SECONDS)
+        return end or process.child.exit_text()
+
+    async def _run_kept(
+        self, job: Mapping[str, Any], take: Callable[[dict[str, Any]], None], timeout_seconds: float
+    ) -> str:
+        """Run a job in the process that is kept for jobs of its kind; return how that ended, if it did."""
+        if self._kept is None or self._kept.child.returncode is not None:
+            self._kept = self._start(["--serve"])
+        process, self._kept = self._kept, None
+        process.stay()
+        process.ask(job)
+        try:
+            end = await self._attend(process, take, timeout_seconds, until_last=True)
+        except BaseException:
+            process.close()  # what it is to report next is an answer to nothing
+            raise
+        if process.is_open and self._idle_seconds and not self._stopping:
+            process.end_after(self._idle_seconds)
+            self._kept = process
+            return ""
+        process.close()
+        await process.child.wait(JOB_END_SECONDS)
+        return end or process.child.exit_text()
+
+    def _start(self, arguments: Sequence[str]) -> "CompilerProcess":
+        log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
+        with log as stderr:
+            return CompilerProcess([*arguments, "--cache-dir", str(self._cache_dir)], stderr)
+
+    async def _attend(
+        self,
+        process: "CompilerProcess",
+        take: Callable[[dict[str, Any]], None],
+        timeout_seconds: float,
+        until_last: bool,
+    ) -> str:
+        """Take the reports of a job until they end; return why it was killed, if it was. Its warnings are logged."""
+        self._job = job = process.child
+        give_way_timer = self._give_way(job.pid)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
-            async for report in _reports(read_fd):
+            async for report in process.reports():
                 if "warning" in report:
                     _log.warning("%s", report["warning"])
-                elif "info" in report:
+                    continue
+                if "info" in report:
                     _log.info("%s", report["info"])
-                if "phase" in report:
+                    continue
+                if report.get("phase", "key") != "key":
                     give_way_timer.cancel()  # the cache does not have it: compiling has time
+                    use_idle_priority(job.pid)
                 take(report)
+                if until_last and "phase" not in report:
+                    break
         finally:
             give_way_timer.cancel()
             end.cancel()
-        await job.wait(JOB_END_SECONDS)
-        return job, end.done() and not end.cancelled()
+            self._job = None if until_last else job
+        is_overdue = end.done() and not end.cancelled()
+        return f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else ""
 
     def _give_way(self, pid: int) -> asyncio.TimerHandle:
         """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""
@@ -278,14 +339,72 @@ async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:
     job.kill()
 
 
-async def _reports(read_fd: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON lines of a pipe until its other end is closed; close it."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    pipe = os.fdopen(read_fd, "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    try:
-        async for line in reader:
-            yield json.loads(line)
-    finally:
-        transport.close()
+class CompilerProcess:
+    """A process of the compiler: what it is asked through a pipe, and the JSON lines that it reports through another.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, arguments: Sequence[str], stderr: int | None) -> None:
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "gangway.compiler", *arguments, "--progress-fd", str(write_fd)]
+        try:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(write_fd,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if stderr is None else stderr,
+            )
+            self.child = Child("compile job", process, lambda _: None)
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        assert process.stdin is not None
+        self._input = process.stdin
+        self._output = os.fdopen(read_fd, "rb", buffering=0)
+        self._reader: asyncio.StreamReader | None = None
+        self._transport: asyncio.ReadTransport | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self.is_open = True
+
+    def ask(self, job: Mapping[str, Any]) -> None:
+        """Send a job. A process that has ended says so by the end of its reports."""
+        with contextlib.suppress(OSError):
+            self._input.write(json.dumps(job).encode() + b"\n")
+            self._input.flush()
+
+    async def reports(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what it reports, until it ends or says that it will. A later call goes on."""
+        if self._reader is None:
+            self._reader = reader = asyncio.StreamReader()
+            self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), self._output
+            )
+        while line := await self._reader.readline():
+            report = json.loads(line)
+            if report.pop("ends", False):
+                self.close()
+            yield report
+        self.close()
+
+    def stay(self) -> None:
+        """Do not end now, as was planned."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+
+    def end_after(self, seconds: float) -> None:
+        """Let it end after a pause."""
+        self._end_timer = asyncio.get_running_loop().call_later(seconds, self.close)
+
+    def close(self) -> None:
+        """Ask for no more: it ends when it has done what it was asked for."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self._input.close()
+        if self._transport is not None:
+            self._transport.close()
+        elif not self._output.closed:
+            self._output.close()

@@ -24,9 +24,35 @@ from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 
-MAX_QUEUED = 16  # sizes that wait to be compiled, of all models; what comes on top asks again later
+MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
 NEVER_COMPILED = ("BYTES", "BF16")
 _log = logging.getLogger(__name__)
+
+
+class ShapeQueue:
+    """Sizes that wait to be compiled: models take turns, and of a model those go first that were asked for most."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], dict[Sizes, int]] = {}  # how often; the model whose turn is next comes first
+
+    def ask(self, model: tuple[str, int], sizes: Sizes) -> None:
+        """Let sizes wait, or note that they were asked for again; no more than MAX_QUEUED of a model wait."""
+        waiting = self._asked.setdefault(model, {})
+        if sizes in waiting or len(waiting) < MAX_QUEUED:
+            waiting[sizes] = waiting.get(sizes, 0) + 1
+
+    def next(self) -> tuple[tuple[str, int], Sizes] | None:
+        """Return what is to be compiled next; it waits on until it is done. None if nothing waits."""
+        for model, waiting in self._asked.items():
+            return model, max(waiting, key=waiting.__getitem__)
+        return None
+
+    def done(self, model: tuple[str, int], sizes: Sizes) -> None:
+        """Forget sizes; it is the next model's turn."""
+        waiting = self._asked.pop(model)
+        del waiting[sizes]
+        if waiting:
+            self._asked[model] = waiting
 
 
 class ShapeCache:
@@ -52,7 +78,7 @@ class ShapeCache:
         self._trials = trials
         self._profiles = profiles
         self._models: dict[tuple[str, int], ModelVariants] = {}
-        self._queue: dict[tuple[str, int, Sizes], None] = {}
+        self._queue = ShapeQueue()
         self._news = asyncio.Event()
 
     async def prepare(
@@ -102,8 +128,8 @@ class ShapeCache:
         for sizes in message.oldest:  # in the order of use: whatever was used last goes to the end
             if sizes in model.loaded:
                 model.loaded[sizes] = model.loaded.pop(sizes)
-        if model.may_try(message.sizes) and len(self._queue) < MAX_QUEUED:
-            self._queue[message.name, message.version, message.sizes] = None
+        if model.may_try(message.sizes):
+            self._queue.ask(model.key, message.sizes)
             self._news.set()
 
     def model_failed(self, model_id: int, at_fault: bool) -> bool:
@@ -132,12 +158,12 @@ class ShapeCache:
         """Compile what is wanted, until cancelled."""
         while True:
             await self._news.wait()
-            while self._queue:
-                name, version, sizes = next(iter(self._queue))
-                model = self._models.get((name, version))
+            while wanted := self._queue.next():
+                key, sizes = wanted
+                model = self._models.get(key)
                 if model is not None and sizes not in model.loaded:
                     await self._make(model, sizes)
-                del self._queue[name, version, sizes]
+                self._queue.done(key, sizes)
             self._news.clear()
 
     async def _make(self, model: ModelVariants, sizes: Sizes) -> None:

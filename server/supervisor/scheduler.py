@@ -119,6 +119,10 @@ class SchedulerControl:
         finally:
             del self._loading[spec.model_id]
 
+    def loaded_keys(self) -> set[str]:
+        """Return the keys of the artifacts that workers have, or are about to load."""
+        return {spec.key for spec in self._specs.values()}
+
     def unload(self, model_id: int) -> None:
         """Forget a model, if it is there; queries that wait for it are answered UNAVAILABLE."""
         if model_id not in self._specs:

@@ -16,7 +16,7 @@ from gangway.executor.process import raise_own_priority
 from gangway.server.messages import DUPLICATE, LogSettings
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
-from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.repository.compile_jobs import IDLE_SECONDS, Compiler
 from gangway.server.repository.control import ModelControl, RepositoryPoller
 from gangway.server.repository.loaded import LoadedModel, config_of, policies_of
 from gangway.server.repository.loader import ModelLoader
@@ -91,7 +91,13 @@ class Supervisor:
             on_repository_call=lambda call: self._repository.take(call),
             on_log_settings=self._set_log,
         )
-        self._compiler = Compiler(general.cache_dir, log)
+        self._compiler = Compiler(
+            general.cache_dir,
+            log,
+            limit_bytes=general.max_cache_gib << 30,
+            in_use=self._scheduler.loaded_keys,
+            idle_seconds=IDLE_SECONDS,
+        )
         self._profiler = BackgroundProfiler(
             general.cache_dir,
             general.cores,

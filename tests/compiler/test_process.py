@@ -66,7 +66,9 @@ def test_two_at_once_compile_once(mlp: Path, tmp_path: Path) -> None:
     results = [lines(process.communicate(timeout=TIMEOUT_S)[0])[-1] for process in processes]
     assert sorted(result["cached"] for result in results) == [False, True]
     assert len({result["folder"] for result in results}) == 1
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([results[0]["key"], "locks"])
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(
+        [results[0]["key"], "kernels", "locks"]
+    )
 
 
 def test_cached_model_needs_no_tvm(mlp: Path, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_several_are_looked_up_and_none_is_compiled(mlp: Path, tmp_path: Path) -
         output, errors = second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 0, errors
     assert lines(output) == [{"found": str(mlp), "folder": compiled["folder"]}]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([compiled["key"], "locks"])
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([compiled["key"], "kernels", "locks"])
 
 
 @pytest.mark.parametrize(

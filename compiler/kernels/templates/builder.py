@@ -17,10 +17,13 @@ import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
+from gangway.compiler.kernels.extents import LONGEST, current, expression, is_constant
+
 Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
 Buffer = Any
 tirx: Any = tvm.tirx  # whose annotations demand expressions where Python's numbers do as well
 FLOATS = ("float16", "float32", "float64")
+LEAST_CAPACITY = 1 << 10
 _MEMORY = {"bool": "uint8", "float16": "uint16"}
 _REGISTERS = {"bool": "uint8", "float16": "float32"}
 
@@ -34,19 +37,43 @@ class Argument:
     dtype: str = "float32"
 
 
+EXTENTS = Argument("extents", 0, "int32")  # the numbers that a kernel reads at run time, behind all tensors
+REFUSED = Argument("refused", 2, "int64")  # the last argument of kernels that check numbers
+
+
 def kernel(symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tuple[Buffer, ...]], None]) -> Any:
     """The `tirx.PrimFunc` that calls `task(number, buffers)` for every task number in [begin, end)."""
     with IRBuilder() as builder, ir.prim_func():
         ir.func_name(symbol)
         ir.func_attr({"global_symbol": symbol, "tirx.noalias": True})
-        pointers = [ir.arg(a.name, ir.handle(a.dtype)) for a in arguments]
+        trace = current()
+        end_of_tensors = len(arguments) - (arguments[-1] is REFUSED)
+        extents = [EXTENTS] if trace else []
+        given = [*arguments[:end_of_tensors], *extents, *arguments[end_of_tensors:]]
+        pointers = {a.name: ir.arg(a.name, ir.handle(a.dtype)) for a in given}
         begin, end = ir.arg("begin", ir.int32()), ir.arg("end", ir.int32())
-        buffers = tuple(
-            ir.decl_buffer((a.elements,), a.dtype, data=pointer) for a, pointer in zip(arguments, pointers, strict=True)
-        )
+        if trace:
+            numbers = ir.decl_buffer((len(trace.extents),), "int32", data=pointers[EXTENTS.name])
+            trace.begin([ir.bind(numbers[place]) for place in range(len(trace.extents))], ir.bind)
+        buffers = tuple(ir.decl_buffer((_length(a.elements),), a.dtype, data=pointers[a.name]) for a in arguments)
         with ir.serial(end - begin) as index:
             task(begin + index, buffers)
     return builder.get()
+
+
+def _length(elements: int) -> int:
+    """The length of a buffer, of which no more is known if a kernel reads it at run time."""
+    return elements if is_constant(elements) else LONGEST
+
+
+def _capacity(elements: int) -> int:
+    """The elements of a local array: of an extent the next power of two, so that one kernel serves many."""
+    if is_constant(elements):
+        return elements
+    capacity = LEAST_CAPACITY
+    while capacity < elements:
+        capacity *= 2
+    return capacity
 
 
 def repeat(count: int | Expr, body: Callable[[Expr], None]) -> None:
@@ -82,7 +109,28 @@ def when(condition: Expr | bool, then: Callable[[], None]) -> None:
 
 def local(elements: int, dtype: str = "float32") -> Buffer:
     """Scratch memory on the stack, uninitialised."""
-    return ir.alloc_buffer((elements,), dtype, scope="local")
+    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local")
+
+
+def is_one(number: int | Expr) -> bool:
+    """Whether a number is known to be 1: of an extent this is no condition."""
+    return isinstance(number, int) and number == 1
+
+
+def one_by_one(count: int, body: Callable[[Expr], None]) -> None:
+    """`body(i)` for i in [0, count), what a loop over vectors has left: unrolled, or a loop if `count` is an extent."""
+    if not is_constant(count):
+        repeat(count, body)
+        return
+    for index in range(count):
+        body(index)
+
+
+def reciprocal(number: int, lanes: int) -> Expr:
+    """A vector of 1 / number."""
+    if is_constant(number):
+        return constant(1 / number, lanes)
+    return splat(tirx.const(1.0, "float32") / tirx.Cast("float32", number), lanes)
 
 
 def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> None:
@@ -96,12 +144,12 @@ def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> 
 
 def quotient(a: Expr, b: int) -> Expr:
     """`a // b` for `a` >= 0, without the correction that floor division of negative numbers needs."""
-    return a if b == 1 else tirx.truncdiv(a, b)
+    return a if is_one(b) else tirx.truncdiv(a, b)
 
 
 def remainder(a: Expr, b: int) -> Expr:
     """`a % b` for `a` >= 0."""
-    return 0 if b == 1 else tirx.truncmod(a, b)
+    return 0 if is_one(b) else tirx.truncmod(a, b)
 
 
 def at_most(a: Expr, limit: Expr) -> Expr:
@@ -116,7 +164,7 @@ def at_least(a: Expr, limit: Expr) -> Expr:
 
 def lanes_at(base: Expr, lanes: int) -> Expr:
     """Index of `lanes` adjacent elements."""
-    return base if lanes == 1 else tirx.Ramp(base, 1, lanes)
+    return expression(base) if lanes == 1 else tirx.Ramp(base, 1, lanes)
 
 
 def strided(base: Expr, step: int, lanes: int) -> Expr:
@@ -131,7 +179,7 @@ def splat(value: Expr, lanes: int) -> Expr:
 
 def constant(value: float, lanes: int, dtype: str = "float32") -> Expr:
     """A vector of equal constants, or, if `lanes` is 1, one."""
-    number = tirx.const(value, dtype)
+    number = tirx.const(value, dtype) if isinstance(value, (int, float, np.generic)) else tirx.Cast(dtype, value)
     return number if lanes == 1 else splat(number, lanes)
 
 
@@ -175,6 +223,13 @@ class Register:
         self.set(self.value + value)
 
 
+def vector_lanes(most: int, length: int) -> int:
+    """The lanes of a vector for lines of `length` numbers: a power of two up to `most`, which is one, too."""
+    while most > length:
+        most //= 2
+    return most
+
+
 def lane_sum(register: Register, lanes: int) -> Expr:
     """The sum of a vector's numbers, added pairwise."""
     while lanes > 1:
@@ -185,7 +240,7 @@ def lane_sum(register: Register, lanes: int) -> Expr:
 
 def scratch(elements: int, dtype: str = "float32") -> Buffer:
     """A local array. It lies on the stack: templates keep the sum of theirs below 256 KiB."""
-    return ir.alloc_buffer((elements,), dtype, scope="local")
+    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local")
 
 
 def first_lanes(value: Expr, count: int, lanes: int) -> Expr:
@@ -198,10 +253,7 @@ def first_lanes(value: Expr, count: int, lanes: int) -> Expr:
 
 def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) -> None:
     """Write a vector (or, if `lanes` is 1, a number) to `buffer[base]` and every `step`-th element after it."""
-    ir.buffer_store(buffer, value, [base if lanes == 1 else tirx.Ramp(base, step, lanes)])
-
-
-REFUSED = Argument("refused", 2, "int64")  # the last argument of kernels that check numbers
+    ir.buffer_store(buffer, value, [expression(base) if lanes == 1 else tirx.Ramp(base, step, lanes)])
 
 
 def refuse(refused: Buffer, check: int, value: Expr) -> None:

@@ -386,19 +386,19 @@ class RegisterTiles:
         """All tiles of up to `count` bands, for one group of channel blocks."""
 
         def band(number: Expr, shape: Band) -> None:
-            row = number * self._cut.full.rows
+            is_line = self._cut.row_pixels
+            row, start = (0, self._cut.pixel(number)) if is_line else (number * self._cut.full.rows, 0)
             each_tile(
                 shape.segments,
-                lambda column, width: self._tile(group, blocks, row, column, shape.rows, width),
+                lambda column, width: self._tile(group, blocks, row, start + column, shape.rows, width),
             )
 
         self._cut.each(first_band, count, band)
 
     def _pixels(self, image: Image, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
         """Where the tile's pixels lie in a plane of `image`."""
-        pitch = self._cut.row_pixels * image.lanes or image.row
-        base = image.origin + row * pitch + column * image.lanes
-        return [base + r * pitch + c * image.lanes for r, c in product(range(rows), range(width))]
+        base = image.origin + row * image.row + column * image.lanes
+        return [base + r * image.row + c * image.lanes for r, c in product(range(rows), range(width))]
 
     def _inputs(self, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
         """Where the input pixels under the first kernel tap lie."""

@@ -28,6 +28,7 @@ from gangway.compiler.kernels.templates.builder import (
     lanes_at,
     load,
     memory_dtype,
+    one_by_one,
     quotient,
     refuse,
     remainder,
@@ -35,6 +36,7 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     stored,
     strided,
+    vector_lanes,
     when,
     widen,
 )
@@ -126,7 +128,7 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, PointwiseSpec)
     loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
     parts = -(-loops.length // part)
-    lanes = min(target.lanes, 1 << (loops.length.bit_length() - 1))
+    lanes = vector_lanes(target.lanes, loops.length)
     vectors = -(-part // lanes)
 
     def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -280,8 +282,7 @@ def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             whole, rest = divmod(spec.width, UNROLLED)
             if whole:
                 repeat(whole, pixels)
-            for column in range(spec.width - rest, spec.width):
-                pixel(column)
+            one_by_one(rest, lambda i: pixel(whole * UNROLLED + i))
 
         tasks.each(number, line)
 

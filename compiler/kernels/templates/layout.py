@@ -26,6 +26,7 @@ from gangway.compiler.kernels.templates.builder import (
     either,
     kernel,
     lanes_at,
+    one_by_one,
     repeat,
     store,
     strided,
@@ -105,8 +106,8 @@ def _copy_line(image: Image, buffers: tuple[Buffer, ...], plane: Expr, row: Expr
     whole, rest = divmod(image.width, lanes)
     if whole:
         repeat(whole, lambda i: store(y, into + i * lanes, x[lanes_at(source + i * lanes, lanes)], lanes))
-    for i in range(whole * lanes, whole * lanes + rest):
-        store(y, into + i, x[source + i], 1)
+    after = whole * lanes
+    one_by_one(rest, lambda i: store(y, into + after + i, x[source + after + i], 1))
 
 
 def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block: Expr, row: Expr) -> None:
@@ -230,7 +231,7 @@ def _band(
 
     def positions(index: Expr, band: Band) -> None:
         for i in range(band.segments[0].width):
-            position = index * cut.row_pixels + i
+            position = cut.pixel(index) + i
             places = (
                 position * spec.position_stride + block * image.lanes,
                 (block * image.plane) + position * image.lanes,

@@ -19,12 +19,14 @@ from gangway.compiler.kernels.templates.builder import (
     Buffer,
     Expr,
     Register,
+    at_most,
     bind,
     constant,
     either,
     kernel,
     lane_sum,
     lanes_at,
+    one_by_one,
     prefetch,
     quotient,
     remainder,
@@ -44,6 +46,7 @@ from gangway.compiler.kernels.templates.tiling import (
     Traffic,
     UnsupportedSpecError,
     all_tasks,
+    blocks_of,
     cut_line,
     each_tile,
     knob,
@@ -278,16 +281,16 @@ class Panel:
         """All tiles, of `tile_vectors`, of up to `bands` bands of rows."""
         # One tile of rows uses the panel once: packing it would only cost, if it can be read in vectors.
         in_place = min(bands, cut.bands) == self._b_matrix.column == 1 and self._columns == self._width
-        blocks = segments(self._spec.inner, self._spec.inner if in_place else INNER)
+        blocks = blocks_of(self._spec.inner, self._spec.inner if in_place else INNER)
         vectors = range(self._vectors)
         groups = [vectors[j : j + tile_vectors] for j in vectors[::tile_vectors]]
         pieces = sum(block.count for block in blocks)
 
         def rows(inner: tuple[Expr, int], number: Expr, band: Band) -> None:
-            self._tiles(number * cut.row_pixels, band.segments[0].width, inner, groups, pieces > 1)
+            self._tiles(cut.pixel(number), band.segments[0].width, inner, groups, pieces > 1)
 
         def clear(number: Expr, band: Band) -> None:
-            self._clear(number * cut.row_pixels, band.segments[0].width)
+            self._clear(cut.pixel(number), band.segments[0].width)
 
         def block(first: Expr, count: int) -> None:
             if not in_place:
@@ -296,9 +299,7 @@ class Panel:
 
         self._panel = None if in_place else scratch(max(block.width for block in blocks) * self._width)
         if pieces > 1:
-            cut.each(
-                first_band, bands, lambda number, band: self._clear(number * cut.row_pixels, band.segments[0].width)
-            )
+            cut.each(first_band, bands, lambda number, band: self._clear(cut.pixel(number), band.segments[0].width))
         each_tile(blocks, block)
 
     def _b_at(self, inner: Expr, column: Expr) -> Expr:
@@ -328,14 +329,14 @@ class Panel:
                 continue
             numbers = Register(lanes, constant(0.0, lanes))
             for i in range(lanes):
-                numbers.set_lane(i, self._b[self._b_at(first + inner, min(j * lanes + i, self._columns - 1))])
+                numbers.set_lane(i, self._b[self._b_at(first + inner, at_most(j * lanes + i, self._columns - 1))])
             self._put(inner, j, numbers.value)
 
     def _pack_square(self, first: Expr, inner: Expr) -> None:
         """As many rows as a vector has lanes, of a matrix whose columns are contiguous."""
         lanes = self._lanes
         for j in range(self._vectors):
-            columns = [min(j * lanes + i, self._columns - 1) for i in range(lanes)]
+            columns = [at_most(j * lanes + i, self._columns - 1) for i in range(lanes)]
             loaded = [self._b[lanes_at(self._b_at(first + inner, column), lanes)] for column in columns]
             for i, row in enumerate(transposed(loaded)):
                 self._put(inner + i, j, row)
@@ -429,16 +430,20 @@ class Panel:
                 if self._used(j) == self._lanes:
                     total.set(self._y[strided(place, step, self._lanes)])
                 else:
-                    for lane in range(self._used(j)):
-                        total.set_lane(lane, self._y[place + lane * step])
+                    part = Register(self._lanes, constant(0.0, self._lanes))
+                    one_by_one(self._used(j), partial(self._load_lane, part, place))
+                    total.set(part.value)
 
     def _store(self, row: Expr, j: int, total: Register) -> None:
         step, place = self._y_matrix.column, self._y_at(row, j * self._lanes)
         if self._used(j) == self._lanes:
             store(self._y, place, total.value, self._lanes, step)
         else:
-            for lane in range(self._used(j)):
-                store(self._y, place + lane * step, total.lane(lane), 1)
+            part = Register(self._lanes, total.value)  # lanes of a register that is read one by one are in memory
+            one_by_one(self._used(j), lambda lane: store(self._y, place + lane * step, part.lane(lane), 1))
+
+    def _load_lane(self, part: Register, place: Expr, lane: Expr) -> None:
+        part.set_lane(lane, self._y[place + lane * self._y_matrix.column])
 
 
 class Dots:
@@ -520,5 +525,4 @@ def unrolled(count: int, body: Callable[[Expr], None]) -> None:
 
     if whole:
         repeat(whole, some)
-    for i in range(count - rest, count):
-        body(i)
+    one_by_one(rest, lambda i: body(whole * UNROLLED + i))

@@ -29,6 +29,7 @@ from gangway.compiler.kernels.templates.builder import (
     kernel,
     lanes_at,
     memory_dtype,
+    one_by_one,
     quotient,
     remainder,
     repeat,
@@ -91,8 +92,12 @@ def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             if whole:
                 repeat(whole, vector)
-            for column in range(length - single, length):
+
+            def number_at(index: Expr) -> None:
+                column = whole * lanes + index
                 store(y, into + column * into_step, x[source + column * source_step], 1)
+
+            one_by_one(single, number_at)
 
         repeat(at_most(per_task, lines - number * per_task), line)
 

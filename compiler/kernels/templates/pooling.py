@@ -12,6 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.extents import is_constant
 from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
 from gangway.compiler.kernels.templates.builder import (
     Argument,
@@ -24,6 +25,7 @@ from gangway.compiler.kernels.templates.builder import (
     kernel,
     lanes_at,
     quotient,
+    reciprocal,
     remainder,
     repeat,
     splat,
@@ -247,12 +249,16 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 base = block * image.plane + image.origin + row * image.row
                 whole, rest = divmod(image.width, sums_count)
                 repeat(whole, lambda i: pixels(base + i * (sums_count * lanes), sums_count))
-                pixels(base + whole * sums_count * lanes, rest)
+                after = base + whole * sums_count * lanes
+                if is_constant(rest):
+                    pixels(after, rest)
+                else:
+                    repeat(rest, lambda i: pixels(after + i * lanes, 1))
 
             repeat(image.height, line)
             total = reduce(combine, (s.value for s in sums))
             if spec.mode == "average":
-                total = total * constant(1 / (image.height * image.width), lanes)
+                total = total * reciprocal(image.height * image.width, lanes)
             store(y, block * lanes, total, lanes)
 
         tasks.each_group(number, plane)

@@ -37,6 +37,7 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
     stored,
+    vector_lanes,
 )
 from gangway.compiler.kernels.templates.instructions import evaluate
 from gangway.compiler.kernels.templates.tiling import TASK_ELEMENTS, knob, make_plan
@@ -92,7 +93,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     loops, per_task, part = _loops(spec), knob(plan, "lines"), knob(plan, "part")
     lines = math.prod(axis.length for axis in loops.kept)
     parts = -(-loops.inner_kept // part)
-    lanes = min(target.lanes, 1 << (loops.inner_kept.bit_length() - 1)) if loops.inner_kept > 1 else target.lanes
+    lanes = vector_lanes(target.lanes, loops.inner_kept) if loops.inner_kept > 1 else target.lanes
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers

@@ -170,4 +170,9 @@ def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
         template = _batch_template(plan.spec, target)
         assert template is not None  # it has made the plan
         return template.emit(plan, target, symbol)
-    return _template(plan.spec, target).emit(plan, target, symbol)
+    return emit_as(plan.spec, plan, target, symbol)
+
+
+def emit_as(spec: KernelSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel of a plan whose numbers may be extents, by the template that computes `spec`, the plan's own spec."""
+    return _template(spec, target).emit(plan, target, symbol)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.extents import is_constant
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, KernelSpec
-from gangway.compiler.kernels.templates.builder import Expr, at_most, either, quotient, remainder, repeat
+from gangway.compiler.kernels.templates.builder import Expr, at_most, either, is_one, quotient, remainder, repeat
 
 FLOAT_BYTES = 4
 TASK_ELEMENTS = 8192  # of a task that does little to each number
@@ -39,7 +40,8 @@ def make_plan(
 
 def knob(plan: KernelPlan, name: str) -> int:
     """The value of an integer knob."""
-    return int(dict(plan.knobs)[name])
+    value = dict(plan.knobs)[name]
+    return int(value) if isinstance(value, str) else value
 
 
 def registers(target: TargetSpec) -> int:
@@ -86,6 +88,10 @@ class Image:
 def balanced(total: int, limit: int) -> tuple[tuple[int, int, int], ...]:
     """`total` in equal parts of at most `limit`: up to two runs of (start, number of parts, size of each)."""
     parts = -(-total // limit)
+    if not is_constant(total):
+        size = int(-(-total // parts))
+        smaller = parts * size - total
+        return (0, parts - smaller, size), ((parts - smaller) * size, smaller, size - 1)
     size, larger = divmod(total, parts)
     runs = [(0, larger, size + 1), (larger * (size + 1), parts - larger, size)]
     return tuple(run for run in runs if run[1])
@@ -115,20 +121,29 @@ class Band:
 
 @dataclass(frozen=True)
 class Cut:
-    """An image cut into `full_count` equal bands and possibly a smaller last one.
+    """An image cut into `full_count` equal bands and possibly smaller ones after them, mostly a single one.
 
-    `row_pixels` is the distance of two rows if the image is treated as one line of pixels, else 0.
+    `row_pixels` is the distance of two bands if the image is treated as one line of pixels, else 0; from one of the
+    smaller bands to the next it is `rest_pixels`.
     """
 
     full: Band
     full_count: int
     rest: Band | None
     row_pixels: int = 0
+    rest_count: int = 1
+    rest_pixels: int = 0
 
     @property
     def bands(self) -> int:
         """Number of bands."""
-        return self.full_count + (self.rest is not None)
+        return self.full_count + (self.rest_count if self.rest else 0)
+
+    def pixel(self, band: Expr) -> Expr:
+        """The first pixel of a band of a line."""
+        if not self.rest_pixels:
+            return band * self.row_pixels
+        return band * self.rest_pixels + at_most(band, self.full_count)
 
     @cached_property
     def tiles(self) -> tuple[tuple[int, int], ...]:
@@ -145,15 +160,29 @@ class Cut:
             repeat(at_most(count, self.full_count - first), lambda i: body(first + i, self.full))
             return
         last = self.full_count
-        repeat(
-            at_most(count, last + 1 - first),
-            lambda i: either(first + i < last, lambda: body(first + i, self.full), lambda: body(last, rest)),
-        )
+
+        def band(number: Expr) -> None:
+            after = last if is_one(self.rest_count) else number
+            either(number < last, lambda: body(number, self.full), lambda: body(after, rest))
+
+        repeat(at_most(count, self.bands - first), lambda i: band(first + i))
 
 
 def segments(total: int, limit: int) -> tuple[Segment, ...]:
     """A line cut into equal tiles of at most `limit`."""
     return tuple(Segment(*run) for run in balanced(total, limit))
+
+
+def blocks_of(total: int, limit: int) -> tuple[Segment, ...]:
+    """The same, for loops: of an extent, the sizes are extents, too."""
+    if is_constant(total):
+        return segments(total, limit)
+    if total <= limit:
+        return (Segment(0, 1, total),)
+    parts = -(-total // limit)
+    size = -(-total // parts)
+    larger = total - parts * (size - 1)
+    return Segment(0, larger, size), Segment(larger * size, parts - larger, size - 1)
 
 
 def each_tile(tiles: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
@@ -167,7 +196,14 @@ def _nth_tile(body: Callable[[Expr, int], None], segment: Segment, index: Expr) 
 
 
 def cut_line(pixels: int, tile_pixels: int) -> Cut:
-    """An image without halos is one line of pixels: bands are single tiles."""
+    """An image without halos is one line of pixels: bands are single tiles.
+
+    Of an extent, they are as many, of two sizes that depend little on the number of pixels.
+    """
+    if not is_constant(pixels):
+        (_, count, size), (_, rest_count, rest) = balanced(pixels, tile_pixels)
+        smaller = Band(1, (Segment(0, 1, rest),)) if rest else None
+        return Cut(Band(1, (Segment(0, 1, size),)), count, smaller, size, rest_count, rest)
     size = -(-pixels // -(-pixels // tile_pixels))
     rest = pixels % size
     tile = Band(1, (Segment(0, 1, size),))

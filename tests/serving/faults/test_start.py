@@ -145,7 +145,7 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo, tmp_path):
     assert process.returncode == 0
     assert "not ready" in "".join(lines)
     assert "Traceback" not in "".join(lines) + output
-    assert set(os.listdir(cache_dir)) - {"locks"} == before
+    assert set(os.listdir(cache_dir)) - {"locks", "uses"} == before
 
 
 def external_model(folder, size_bytes):
@@ -198,4 +198,4 @@ def test_two_servers_share_a_cache_and_its_damaged_entry(repository, compiled_zo
             process.communicate(timeout=TIMEOUT_SECONDS)
             assert process.returncode == 0
     assert verify(cache_dir / key).key == key
-    assert sorted(path.name for path in cache_dir.iterdir()) == sorted([key, "locks"])
+    assert sorted(path.name for path in cache_dir.iterdir()) == sorted([key, "kernels", "locks", "uses"])

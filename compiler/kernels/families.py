@@ -1,0 +1,84 @@
+"""Which kernels are one kernel: plans that differ only in numbers that it can read at run time."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gangway.compiler.kernels import plain_specs, specs
+from gangway.compiler.kernels.specs import BatchPlan, KernelPlan, KernelSpec
+
+_IMAGE = ("height", "width")
+_STRIDES = ("a_batch_strides", "b_batch_strides", "a_strides", "b_strides")
+# Fields of specs. Not here are templates that are slower with numbers read at run time (the fused depthwise pair), and
+# attention, which decides so much by its lengths that hardly two share a kernel.
+_VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
+    specs.ConvSpec: _IMAGE,
+    specs.PoolSpec: _IMAGE,
+    specs.GlobalPoolSpec: ("channels", *_IMAGE),
+    specs.PackSpec: ("channels", *_IMAGE),
+    specs.UnpackSpec: ("channels", *_IMAGE),
+    specs.BlockedElementwiseSpec: ("channels", *_IMAGE),
+    specs.SequencePackSpec: ("positions", "channels", "position_stride"),
+    specs.LayerNormSpec: ("positions",),
+    plain_specs.CopySpec: ("shape", "input_strides", "output_strides"),
+    plain_specs.PointwiseSpec: ("shape", "operands"),
+    plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),
+    plain_specs.SoftmaxSpec: ("rows", "columns", "inner"),
+    plain_specs.ReduceSpec: ("shape",),
+    plain_specs.GatherSpec: ("outer", "inner", "count"),
+}
+_CONSTANT_KNOBS = {"tile_pixels", "pixels_first"}
+# Numbers up to these stay constants: short loops are unrolled, and neither grow nor shrink with a request.
+_MOST_CONSTANT = {plain_specs.CopySpec: 16, plain_specs.MatMulSpec: 16}
+_DIGITS = 32  # of a key: as good as unique
+
+Change = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A plan as one of many: `key` is that of its whole family, `parameters` are the numbers that tell it apart."""
+
+    key: str
+    parameters: tuple[int, ...]
+
+
+def family_of(plan: KernelPlan | BatchPlan, context: str, varying: bool) -> Family:
+    """Return the family of a plan. `context` is what else decides the code: the target and the compiler.
+
+    Unless `varying`, and for kinds whose numbers are all constants, a family has a single member without parameters.
+    """
+    parameters: list[int] = []
+    if varying and isinstance(plan, KernelPlan) and type(plan.spec) in _VARYING:
+        plan = _changed(plan, lambda number: parameters.append(number) or "?")  # type: ignore[func-returns-value]
+    text = f"{context} {plan!r}"
+    return Family(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], tuple(parameters))
+
+
+def with_extents(plan: KernelPlan, extents: Sequence[Any]) -> KernelPlan:
+    """Return the plan with extents in the places of its parameters, for a template's `emit` only."""
+    numbers: Iterator[Any] = iter(extents)
+    return _changed(plan, lambda _: next(numbers))
+
+
+def _changed(plan: KernelPlan, change: Change) -> KernelPlan:
+    """Return the plan with its varying numbers changed, and without what its code does not depend on."""
+    knobs = tuple(
+        (name, change(value) if isinstance(value, int) and value > 1 and name not in _CONSTANT_KNOBS else value)
+        for name, value in plan.knobs
+    )
+    kind = type(plan.spec)
+    fields = {name: _varied(getattr(plan.spec, name), _MOST_CONSTANT.get(kind, 1), change) for name in _VARYING[kind]}
+    return KernelPlan(replace(plan.spec, **fields), knobs, 0, "", 0, 0)
+
+
+def _varied(value: Any, most_constant: int, change: Change) -> Any:
+    match value:
+        case int():
+            return change(value) if value > most_constant else value
+        case tuple():
+            return tuple(_varied(item, most_constant, change) for item in value)
+        case plain_specs.Operand():
+            return replace(value, strides=_varied(value.strides, most_constant, change))
+    return value

@@ -1,0 +1,211 @@
+"""Kernels in machine code, in the cache: one object file each, shared by layers, sizes, models and processes.
+
+A file is called by what decides its code: the family of its plan, the target and the compiler. Kernels of a family that
+read numbers at run time lie in one folder; each file has the conditions under which its kernel is right. Behind the
+object there is a checksum: a damaged file counts as missing. A cache that cannot be used costs time, no more.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangway.artifact.format import TargetSpec
+from gangway.artifact.reader import OTHERS_WRITE
+from gangway.artifact.trim import KERNELS_FOLDER
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Plan
+from gangway.compiler.kernels.extents import Conditions, traced
+from gangway.compiler.kernels.families import Family, family_of, with_extents
+from gangway.compiler.kernels.specs import BatchPlan, KernelPlan
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.key import compiler_version
+
+OBJECT_SUFFIX = ".o"
+LIBRARY_SUFFIX = ".so"
+VARYING_SUFFIX = "_sized"  # of the symbols of kernels with extents
+_log = logging.getLogger(__name__)
+_LENGTH_BYTES = 8
+_DIGEST_BYTES = 32
+_SYMBOL_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's function, and the int32 numbers that it reads as its last argument; none: it has no such argument."""
+
+    symbol: str
+    extents: tuple[int, ...]
+
+
+def has_extents(symbol: str) -> bool:
+    """Whether a kernel has one argument more, behind all others: numbers that it reads at run time."""
+    return symbol.endswith(VARYING_SUFFIX)
+
+
+class KernelObjects:
+    """What one compilation takes from the cache folder `root`, and adds to it.
+
+    `varying`: kernels may serve several sizes. `scratch`: a folder of the same file system, for this compilation only.
+    """
+
+    def __init__(self, root: Path, scratch: Path, target: TargetSpec, varying: bool) -> None:
+        self._root = root / KERNELS_FOLDER
+        self._scratch = scratch
+        self._target = target
+        self._varying = varying
+        self._context = f"{compiler_version()} {target!r}"
+        self._objects: dict[str, Path] = {}  # by symbol
+
+    def build(self, plans: Iterable[Plan], progress: Callable[[int, int], None]) -> dict[Plan, Kernel]:
+        """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`."""
+        families = {plan: family_of(plan, self._context, self._varying) for plan in plans}
+        constants = {plan: family_of(plan, self._context, varying=False) for plan in families}
+        found = {plan: self._find(families[plan]) or self._find(constants[plan]) for plan in families}
+        kernels = {plan: kernel for plan, kernel in found.items() if kernel}
+        missing = [plan for plan in families if plan not in kernels]
+        for done, plan in enumerate(missing):
+            progress(done, len(missing))
+            kernels[plan] = self._find(families[plan]) or self._compile(plan, families[plan], constants[plan])
+        progress(len(missing), len(missing))
+        return kernels
+
+    def link(self, library: Path) -> None:
+        """Write a shared library with the kernels of `build`, or a link to one that has them. Raises LinkError."""
+        name = hashlib.sha256("\n".join(sorted(self._objects)).encode()).hexdigest()[:32] + LIBRARY_SUFFIX
+        kept = self._root / name
+        if _take(kept, library) is None:
+            codegen.link([self._objects[symbol] for symbol in sorted(self._objects)], library)
+            _seal(library, b"")
+            _keep(library, kept)
+
+    def _find(self, family: Family) -> Kernel | None:
+        """Return a kernel of the family that is right for these parameters."""
+        for path in _listed(self._root / family.key):
+            conditions = _conditions(path)
+            if conditions is None or not conditions.met(family.parameters):
+                continue
+            symbol = path.stem
+            if symbol not in self._objects:
+                taken = self._scratch / path.name
+                if _take(path, taken) is None:
+                    continue
+                self._objects[symbol] = taken
+            return Kernel(symbol, family.parameters)
+        return None
+
+    def _compile(self, plan: Plan, family: Family, constants: Family) -> Kernel:
+        """Compile a kernel that reads the family's parameters, or else, if its template cannot, one of `constants`."""
+        kind = type(plan.spec).__name__.removesuffix("Spec").lower() + "_rows" * isinstance(plan, BatchPlan)
+        if family.parameters:
+            symbol = f"{kind}_{_digest(repr(family))}{VARYING_SUFFIX}"
+            try:
+                function, conditions = self._varying_kernel(plan, family, symbol)
+                return self._built(symbol, function, family, conditions)
+            except registry.UnsupportedSpecError:
+                raise
+            except Exception as error:
+                _log.debug("%s: compiled for these numbers only: %r", plan.description, error)
+        symbol = f"{kind}_{_digest(repr(constants))}"
+        return self._built(symbol, registry.emit(plan, self._target, symbol), constants, Conditions())
+
+    def _varying_kernel(self, plan: Plan, family: Family, symbol: str) -> tuple[Any, Conditions]:
+        assert isinstance(plan, KernelPlan)
+        with traced(family.parameters) as first:
+            registry.emit_as(plan.spec, with_extents(plan, first.extents), self._target, symbol)
+        with traced(family.parameters, first) as trace:
+            function = registry.emit_as(plan.spec, with_extents(plan, trace.extents), self._target, symbol)
+        return function, trace.conditions
+
+    def _built(self, symbol: str, function: Any, family: Family, conditions: Conditions) -> Kernel:
+        path = self._scratch / f"{symbol}{OBJECT_SUFFIX}"
+        codegen.build_object({symbol: function}, self._target, path, simplified=not family.parameters)
+        _seal(path, conditions.to_json())
+        self._objects[symbol] = path
+        _keep(path, self._root / family.key / path.name)
+        return Kernel(symbol, family.parameters)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_SYMBOL_DIGITS]
+
+
+_known_conditions: dict[Path, Conditions] = {}  # of files that this process has read
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The object files of a family, in an order that does not change."""
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if path.suffix == OBJECT_SUFFIX)
+    return []
+
+
+def _conditions(path: Path) -> Conditions | None:
+    """The conditions in an object file; None if it is damaged, or has gone."""
+    if path not in _known_conditions:
+        payload = _payload(path)
+        if payload is None:
+            return None
+        with suppress(ValueError):
+            _known_conditions[path] = Conditions.from_json(payload)
+    return _known_conditions.get(path)
+
+
+def _seal(path: Path, payload: bytes) -> None:
+    """Append a payload, its length and a checksum of everything, which linkers and loaders pass over."""
+    content = path.read_bytes() + payload + len(payload).to_bytes(_LENGTH_BYTES, "little")
+    path.write_bytes(content + hashlib.sha256(content).digest())
+    path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
+
+
+def _payload(path: Path) -> bytes | None:
+    """The payload of a file; None if that is damaged, which removes it, or not there."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if len(digest) == _DIGEST_BYTES and hashlib.sha256(body).digest() == digest:
+        end = len(body) - _LENGTH_BYTES
+        return body[end - int.from_bytes(body[end:], "little") : end]
+    with suppress(OSError):
+        path.unlink()
+    return None
+
+
+def _take(kept: Path, path: Path) -> bytes | None:
+    """Put a file of the cache at `path`, where nobody removes it; return its payload, None if it is missing."""
+    try:
+        os.link(kept, path)
+    except OSError:
+        try:
+            shutil.copyfile(kept, path)  # some file systems have no links
+        except OSError:
+            return None
+    payload = _payload(path)
+    with suppress(OSError):
+        if payload is None:
+            kept.unlink()
+        else:
+            os.utime(kept)  # what has not been used for long is removed first
+    return payload
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Put a file into the cache. Not flushed: whoever reads it sees whether it is whole."""
+    with suppress(OSError):
+        for folder in (kept.parent.parent, kept.parent):
+            folder.mkdir(mode=0o755, exist_ok=True)
+        try:
+            os.link(path, kept)
+        except FileExistsError:
+            pass  # another process has compiled the same
+        except OSError:
+            unfinished = kept.with_name(f".{kept.name}.{os.getpid()}")
+            shutil.copyfile(path, unfinished)
+            unfinished.rename(kept)
