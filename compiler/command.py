@@ -66,7 +66,7 @@ def _show(compiled: Compiled, seconds: float, console: Console) -> None:
 
 def _show_reason(manifest: Manifest, console: Console) -> None:
     console.print(
-        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, served whole by onnxruntime on one core",
+        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, served whole by onnxruntime",
         f"not compiled: {manifest.fallback_reason}",
         sep="\n",
         highlight=False,

@@ -22,6 +22,7 @@ from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.reference import best_us, example
 
 MOST_RATIO = 1.1  # of times
+LEAST_GAIN_US = 100  # less is gained by a compiled model elsewhere: it needs no Python
 ROUNDS = 4  # of both, by turns
 _QUANTISED = ("Quantise", "Quantize", "Integer", "QLinear", "QGemm")  # parts of operators' names
 
@@ -46,7 +47,7 @@ def is_doubtful(layers: Sequence[Layer]) -> bool:
 
 
 def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidate) -> None:
-    """Raise UnsupportedModelError if a row of a quantised model takes 1.1 times onnxruntime's time, on one core.
+    """Raise UnsupportedModelError if a row of a quantised model takes 1.1 times onnxruntime's time, and 0.1 ms more.
 
     Nothing is said of models that onnxruntime cannot compute with random numbers.
     """
@@ -63,7 +64,7 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidat
     for _ in range(ROUNDS):
         theirs_us = min(theirs_us, best_us(lambda: session.run(None, feeds)))
         ours_us = min(ours_us, best_us(lambda: [call() for call in calls]))
-    if ours_us > MOST_RATIO * theirs_us:
+    if ours_us > max(MOST_RATIO * theirs_us, theirs_us + LEAST_GAIN_US):
         raise UnsupportedModelError(
             f"onnxruntime computes this quantised model {ours_us / theirs_us:.1f} times as fast as kernels of float32,"
             f" which need most time for {_slowest(layers, calls)}"

@@ -62,7 +62,6 @@ MIN_LINES, MAX_LINES = 30, 800
 SMALL = {
     "artifact/datatypes.py": "imports numpy, which workers of compiled models do without",
     "compiler/errors.py": "every stage imports it",
-    "compiler/progress.py": "pipeline and job import it, neither imports the other",
     "server/serve_command.py": "is imported only when a server is started",
 }
 

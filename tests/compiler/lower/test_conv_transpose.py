@@ -30,8 +30,7 @@ def weights(*shape: int) -> Any:
     return (np.random.default_rng(0).standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
-@pytest.mark.parametrize("target", ENDS)
-@pytest.mark.parametrize("outputs", [5, 33])
+@pytest.mark.parametrize(("target", "outputs"), list(zip(ENDS, (33, 5), strict=False)))
 def test_nothing_is_moved(check: Any, network: Any, target: str, outputs: int) -> None:
     """Channels that fill no register, an odd image, an activation, a halo behind."""
     nodes = [node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1])]

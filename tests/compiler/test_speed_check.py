@@ -1,0 +1,44 @@
+"""Quantised models that onnxruntime computes faster; the kernels here take a known time."""
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from onnx import parser
+
+from gangway.artifact.format import BufferRef, Layer, Space, Version
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.speed_check import Candidate, is_doubtful, require_speed
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 8] y)
+<float s = {0.1}, int8 z = {0}> { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""
+KERNELS = Path(__file__).parents[1] / "measure" / "timed_kernels.c"
+LONG_NS = 20_000_000
+
+
+def layer(operator: str, weights_offset: int = 0, onnx_file: str = "") -> Layer:
+    arguments = (BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, weights_offset), BufferRef(Space.OUTPUT, 0))
+    return Layer(
+        "l", operator, "", arguments, (Version("wait_for", 1, ""),), flops=0, bytes=0, max_ranks=1, onnx_file=onnx_file
+    )
+
+
+def test_only_a_slow_model_is_refused(tmp_path: Path) -> None:
+    path, kernels, weights = (tmp_path / name for name in ("model.onnx", "kernels.so", "weights.bin"))
+    path.write_bytes(parser.parse_model(MODEL).SerializeToString())
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", str(KERNELS), "-o", str(kernels)], check=True)
+    weights.write_bytes(struct.pack("<16i", 0, *[LONG_NS] * 15))
+    graph = read_graph(path)
+    short, long = layer("FakeQuantise"), layer("MatMul+Relu", weights_offset=4)
+    require_speed(path, {}, Candidate(graph, [short], kernels, weights, 0))
+    with pytest.raises(UnsupportedModelError, match=r"times as fast as kernels of float32.* time for MatMul$"):
+        require_speed(path, {}, Candidate(graph, [short, long, short], kernels, weights, 0))
+
+
+def test_what_is_in_doubt() -> None:
+    assert is_doubtful([layer("Conv"), layer("MatMul+FakeQuantise")])
+    assert is_doubtful([layer("DynamicQuantizeLinear")])
+    assert not is_doubtful([layer("Conv+Relu")])
+    assert not is_doubtful([layer("FakeQuantise"), layer("TopK", onnx_file="island0.onnx")])
