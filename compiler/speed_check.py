@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import Layer, Space
-from gangway.artifact.onnx_session import open_session
+from gangway.artifact.onnx_session import element_type, open_session
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.kernels.codegen import Library, aligned
@@ -41,9 +41,8 @@ class Candidate:
 
 
 def is_doubtful(layers: Sequence[Layer]) -> bool:
-    """Whether a model is quantised. Nothing is known of one with layers that onnxruntime computes."""
-    quantised = any(part in layer.operator for layer in layers for part in _QUANTISED)
-    return quantised and not any(layer.onnx_file for layer in layers)
+    """Whether a model is quantised."""
+    return any(part in layer.operator for layer in layers for part in _QUANTISED)
 
 
 def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidate) -> None:
@@ -93,6 +92,8 @@ def _calls(candidate: Candidate, feeds: Mapping[str, Array]) -> list[Call]:
 
     def call(layer: Layer) -> Call:
         arguments: list[Any] = [memory[ref.space][ref.index][ref.offset_bytes :] for ref in layer.arguments]
+        if layer.onnx_file:
+            return _island_call(candidate.kernels.with_name(layer.onnx_file), arguments)
         if layer.checks:
             arguments.append(np.zeros(2, np.int64))
         version = layer.versions[0]
@@ -100,3 +101,13 @@ def _calls(candidate: Candidate, feeds: Mapping[str, Array]) -> list[Call]:
         return lambda: (kernel(0, version.tasks), arguments)  # of which the kernel has only addresses
 
     return [call(layer) for layer in candidate.layers]
+
+
+def _island_call(path: Path, arguments: Sequence[Array]) -> Call:
+    """Return a run of onnxruntime for a layer, whose inputs and outputs stay where they are."""
+    session = open_session(path)
+    binding, inputs = session.io_binding(), session.get_inputs()
+    for index, (tensor, array) in enumerate(zip((*inputs, *session.get_outputs()), arguments, strict=True)):
+        bind = binding.bind_input if index < len(inputs) else binding.bind_output
+        bind(tensor.name, "cpu", 0, np.dtype(element_type(tensor.type)), tensor.shape, array.ctypes.data)
+    return lambda: (session.run_with_iobinding(binding), arguments)

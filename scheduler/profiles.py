@@ -166,6 +166,8 @@ class ModelProfile:
 _BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
 _LEAST_LAYER_US = 1.0
 _UNKNOWN_LAYER_US = 1000.0
+_LEAST_SHARED_US = 2000.0  # of a run of onnxruntime that several threads are taken to make faster, unmeasured
+_SERIAL_SHARE = 0.3  # of it that they do not
 _NO_GAIN_FACTOR = 1.03  # a model whose time on fewer cores is within this factor of the best has no use for more
 
 
@@ -180,12 +182,12 @@ def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> 
     """Return what policies see of a model that has no profile, for 1 to `cores` cores.
 
     Layers scale ideally up to the number of ranks that pay. Once the latency on all cores is known the times add up to
-    it.
+    it. What onnxruntime executes as a whole is tried on one core; if that takes long, more are taken to help it, too.
     """
+    if spec.indivisible:
+        return _estimated_whole(spec, cores, isolated_us)
     layer_us = spec.layer_us or (_UNKNOWN_LAYER_US,) * spec.layers
     layer_ranks = spec.layer_ranks or (spec.max_ranks,) * spec.layers
-    if spec.indivisible:
-        layer_ranks = (1,) * spec.layers
     grid = [
         [time_us / min(count, ranks) for count in range(1, cores + 1)]
         for time_us, ranks in zip(layer_us, layer_ranks, strict=True)
@@ -195,10 +197,25 @@ def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> 
         model_id=spec.model_id,
         name=spec.name,
         layers=spec.layers,
-        max_ranks=1 if spec.indivisible else spec.max_ranks,
+        max_ranks=spec.max_ranks,
         latency_us=tuple((tuple(time_us * scale for time_us in times),) for times in grid),
         isolated_us=isolated_us,
-        indivisible=spec.indivisible,
+    )
+
+
+def _estimated_whole(spec: LoadModel, cores: int, one_core_us: float) -> ModelProfile:
+    threads = thread_counts(min(cores, spec.max_ranks)) if one_core_us >= _LEAST_SHARED_US else (1,)
+    usable = [max(count for count in threads if count <= number) for number in range(1, cores + 1)]
+    one_us = one_core_us or sum(spec.layer_us) or _UNKNOWN_LAYER_US
+    times = tuple(one_us * (_SERIAL_SHARE + (1 - _SERIAL_SHARE) / count) for count in usable)
+    return ModelProfile(
+        model_id=spec.model_id,
+        name=spec.name,
+        layers=spec.layers,
+        max_ranks=threads[-1],
+        latency_us=((times,),) * spec.layers,
+        isolated_us=one_core_us,
+        indivisible=True,
     )
 
 
