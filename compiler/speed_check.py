@@ -49,7 +49,8 @@ def is_doubtful(layers: Sequence[Layer]) -> bool:
 def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidate) -> None:
     """Raise UnsupportedModelError if a row of a quantised model takes 1.1 times onnxruntime's time, and 0.1 ms more.
 
-    With layers that onnxruntime computes, 0.9 times are too much. Nothing is said of models that onnxruntime cannot compute with random numbers.
+    With layers that onnxruntime computes, 0.9 times are too much. Nothing is said of models that onnxruntime cannot
+    compute with random numbers.
     """
     graph, layers = candidate.graph, candidate.layers
     feeds = {name: example(graph.types[name], seed) for seed, name in enumerate(graph.inputs)}

@@ -33,6 +33,7 @@ NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxrunti
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds
 RUN_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 5
+_ALONE = "; no other layer is"  # what is said of a single node, in which no other layer can be
 _HEAP = 1 << 16
 _IO_BYTES = 1 << 26
 _ANSWER_BYTES = 1 << 24
@@ -93,7 +94,8 @@ class CaseRunner:
         except (RuntimeError, TimeoutError) as error:
             problem = f"execution: {error}"
             self._executor.restart(0)
-        return Outcome(case.name, how(manifest), problem, manifest.fallback_reason, seconds=time.monotonic() - start)
+        reason = manifest.fallback_reason.partition(_ALONE)[0]
+        return Outcome(case.name, how(manifest), problem, reason, seconds=time.monotonic() - start)
 
     def _execute(self, case: Case, manifest: Manifest) -> str:
         """Return what is wrong with the answers. Raises RuntimeError and TimeoutError."""
