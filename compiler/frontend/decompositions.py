@@ -230,6 +230,20 @@ def eye_like(body: Body) -> None:
     body.op("Identity", eye, output=body.node.outputs[0])
 
 
+@defines("TopK")
+def top_of_one(body: Body) -> None:
+    """Of a single number, as exporters sort the length of a single sequence."""
+    shape, k = body.type(0).shape, body.value(1)
+    count = body.attribute("k", 1) if k is None else int(k.reshape(-1)[0])
+    if not shape or shape[body.attribute("axis", -1)] != 1 or count != 1 or body.graph.batched:
+        raise body.node.unsupported("several numbers are sorted")
+    values, places = (*body.node.outputs, "")[:2]
+    if values:
+        body.op("Identity", body.node.inputs[0], output=values)
+    if places:
+        body.op("Identity", body.constant(np.zeros(shape, np.int64)), output=places)
+
+
 @defines("OneHot")
 def one_hot(body: Body) -> None:
     """Where an index equals the position; negative ones count from the end."""

@@ -39,3 +39,15 @@ def test_transposed_convolutions(check: Callable[..., list[str]], network: Any) 
     }
     outputs = dict.fromkeys([*kinds, "biased", "groups", "line_up"])
     check(network(nodes, {"x": ["N", 5, 6, 7]}, outputs, constants))
+
+
+def test_a_sort_of_a_single_number(check: Callable[..., list[str]], network: Any) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("TopK", ["a", "one"], ["top", "place"], axis=2),
+        node("Add", ["top", "top"], ["y"]),
+        node("Cast", ["place"], ["z"], to=1),
+    ]
+    constants = {"w": np.ones((4, 1), np.float32), "one": np.array([1])}
+    operators = check(network(nodes, {"x": [1, 3, 4]}, {"y": None, "z": None}, constants))
+    assert not any("TopK" in operator for operator in operators)
