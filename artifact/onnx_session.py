@@ -47,6 +47,18 @@ def element_type(kind: str) -> str:
     return _NAMES.get(element, element)
 
 
+def bind_static(session: Any, addresses: Sequence[int]) -> Any:
+    """Return the binding with which a session reads and writes tensors of static shapes where they lie in memory.
+
+    `addresses`: of its inputs, then of its outputs, in the order of the model. Who calls keeps the memory.
+    """
+    binding, inputs = session.io_binding(), session.get_inputs()
+    for index, (tensor, address) in enumerate(zip((*inputs, *session.get_outputs()), addresses, strict=True)):
+        bind = binding.bind_input if index < len(inputs) else binding.bind_output
+        bind(tensor.name, "cpu", 0, np.dtype(element_type(tensor.type)), tensor.shape, address)
+    return binding
+
+
 def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], bfloat16: Collection[str]) -> list[Any]:
     """Return the outputs as arrays. `bfloat16` names the inputs and outputs of that type, whose arrays are of uint16.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import Layer, Space
-from gangway.artifact.onnx_session import element_type, open_session
+from gangway.artifact.onnx_session import bind_static, open_session
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.kernels.codegen import Library, aligned
@@ -112,8 +112,5 @@ def _calls(candidate: Candidate, feeds: Mapping[str, Array]) -> list[Call]:
 def _island_call(path: Path, arguments: Sequence[Array]) -> Call:
     """Return a run of onnxruntime for a layer, whose inputs and outputs stay where they are."""
     session = open_session(path)
-    binding, inputs = session.io_binding(), session.get_inputs()
-    for index, (tensor, array) in enumerate(zip((*inputs, *session.get_outputs()), arguments, strict=True)):
-        bind = binding.bind_input if index < len(inputs) else binding.bind_output
-        bind(tensor.name, "cpu", 0, np.dtype(element_type(tensor.type)), tensor.shape, array.ctypes.data)
+    binding = bind_static(session, [array.ctypes.data for array in arguments])
     return lambda: (session.run_with_iobinding(binding), arguments)

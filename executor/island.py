@@ -7,9 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from gangway.artifact.onnx_session import element_type
+from gangway.artifact.onnx_session import bind_static
 from gangway.executor.launch import thread_counts
 from gangway.executor.onnxruntime_program import Failure, Team, failure_of
 from gangway.executor.process import LOG_WARNING, write_log_line
@@ -31,12 +29,6 @@ class Island:
             self._teams = {1: Team(model, 1)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
-        session = self._teams[1].session
-        self._tensors = [
-            (tensor.name, np.dtype(element_type(tensor.type)), tuple(tensor.shape))
-            for tensor in (*session.get_inputs(), *session.get_outputs())
-        ]
-        self._inputs = len(session.get_inputs())
         self._bindings: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
 
     def __call__(self, addresses: tuple[int, ...], cores: tuple[int, ...]) -> Failure | None:
@@ -73,10 +65,7 @@ class Island:
         if key in self._bindings:
             self._bindings.move_to_end(key)
             return self._bindings[key]
-        binding = team.session.io_binding()
-        for index, ((name, dtype, shape), address) in enumerate(zip(self._tensors, addresses, strict=True)):
-            bind = binding.bind_input if index < self._inputs else binding.bind_output
-            bind(name, "cpu", 0, dtype, shape, address)
+        binding = bind_static(team.session, addresses)
         if len(self._bindings) == MOST_BINDINGS:
             self._bindings.popitem(last=False)
         self._bindings[key] = binding

@@ -34,17 +34,6 @@ def number(body: Body, value: float, index: int = 0) -> str:
     return body.constant(value, body.type(index).dtype)
 
 
-def activate(body: Body, name: bytes, x: str, parameters: dict[str, Any], output: str = "") -> str:
-    """Add an activation function, by ONNX's name; an empty one changes nothing."""
-    operator = name.decode()
-    if not operator:
-        return body.op("Identity", x, output=output)
-    if operator == "Clip" and body.graph.opset >= _CLIP_INPUTS_OPSET:
-        limits = (number(body, parameters["min"]), number(body, parameters["max"]))
-        return body.op("Clip", x, *limits, output=output)
-    return body.op(operator, x, output=output, **parameters)
-
-
 _PARAMETERS = {
     "Clip": ("min", "max"),
     "Elu": ("alpha",),
@@ -58,33 +47,44 @@ _PARAMETERS = {
 }
 
 
-def _parameters(body: Body, name: bytes, values: list[float]) -> dict[str, Any]:
-    if name.decode() not in _PARAMETERS:
-        raise body.node.unsupported(f"activation {name.decode()}")
-    return dict(zip(_PARAMETERS[name.decode()], values, strict=False))
+_SINGLE_PARAMETERS = tuple(f"activation_{name}" for name in ("alpha", "beta", "gamma"))
+
+
+def _activate(body: Body, x: str) -> None:
+    """Add the activation function that the node's attributes name, whose result is the node's."""
+    operator, output = body.attribute("activation", b"").decode(), body.node.outputs[0]
+    if operator not in _PARAMETERS:
+        raise body.node.unsupported(f"activation {operator}")
+    given = [body.attribute(name, None) for name in _SINGLE_PARAMETERS]
+    values = body.attribute("activation_params", [value for value in given if value is not None])
+    parameters = dict(zip(_PARAMETERS[operator], values, strict=False))
+    if not operator:
+        body.op("Identity", x, output=output)
+    elif operator == "Clip" and body.graph.opset >= _CLIP_INPUTS_OPSET:
+        body.op("Clip", x, number(body, parameters["min"]), number(body, parameters["max"]), output=output)
+    else:
+        body.op(operator, x, output=output, **parameters)
+
+
+def _without_activation(body: Body) -> dict[str, Any]:
+    """Return the other attributes of the node."""
+    return {name: value for name, value in body.node.attributes.items() if not name.startswith("activation")}
 
 
 @defines("FusedConv", domain=DOMAIN)
 def fused_conv(body: Body) -> None:
     """A convolution, then perhaps a sum with Z, then an activation function."""
-    activation = body.attribute("activation", b"")
-    parameters = _parameters(body, activation, list(body.attribute("activation_params", ())))
-    kept = {name: value for name, value in body.node.attributes.items() if not name.startswith("activation")}
-    x = body.op("Conv", *(name for name in body.node.inputs[:3] if name), **kept)
+    x = body.op("Conv", *(name for name in body.node.inputs[:3] if name), **_without_activation(body))
     if other := optional(body, 3):
         x = body.op("Add", x, other)
-    activate(body, activation, x, parameters, body.node.outputs[0])
+    _activate(body, x)
 
 
 @defines("FusedGemm", domain=DOMAIN)
 def fused_gemm(body: Body) -> None:
     """Gemm, then an activation function."""
-    activation = body.attribute("activation", b"")
-    given = [body.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
-    parameters = _parameters(body, activation, [value for value in given if value is not None])
-    kept = {name: value for name, value in body.node.attributes.items() if not name.startswith("activation")}
     inputs = [*body.node.inputs[:2], optional(body, 2) or number(body, 0)]
-    activate(body, activation, body.op("Gemm", *inputs, **kept), parameters, body.node.outputs[0])
+    _activate(body, body.op("Gemm", *inputs, **_without_activation(body)))
 
 
 @defines("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation", domain=DOMAIN)
@@ -104,10 +104,7 @@ def fused_matmul(body: Body) -> None:
     alpha = body.attribute("alpha", 1.0)
     if alpha != 1.0:
         product = body.op("Mul", product, number(body, alpha))
-    activation = body.attribute("activation", b"")
-    given = [body.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
-    parameters = _parameters(body, activation, [value for value in given if value is not None])
-    activate(body, activation, product, parameters, body.node.outputs[0])
+    _activate(body, product)
 
 
 def gelu(body: Body, x: str, output: str = "") -> str:

@@ -61,6 +61,11 @@ def kernel(symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tup
     return builder.get()
 
 
+def batch_argument(arguments: Sequence[Argument]) -> Argument:
+    """What a batch kernel has behind these tensors: how many rows, and each tensor's distance of two rows."""
+    return Argument("batch", len(arguments) + 1, "int64")
+
+
 def _length(elements: int) -> int:
     """The length of a buffer, of which no more is known if a kernel reads it at run time."""
     return elements if is_constant(elements) else LONGEST

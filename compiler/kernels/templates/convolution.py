@@ -29,6 +29,7 @@ from gangway.compiler.kernels.templates.builder import (
     Register,
     at_least,
     at_most,
+    batch_argument,
     bind,
     choose,
     either,
@@ -365,7 +366,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
             lambda: tiles.group(full, rest),
         )
 
-    return kernel(symbol, [*arguments, Argument("batch", len(arguments) + 1, "int64")], task)
+    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
 
 
 class RegisterTiles:

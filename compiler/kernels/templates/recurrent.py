@@ -31,6 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
     Expr,
     Register,
     at_most,
+    batch_argument,
     bind,
     choose,
     constant,
@@ -258,7 +259,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
         layout.tasks.each_group(number, plane)
 
-    return kernel(symbol, [*arguments, Argument("batch", len(arguments) + 1, "int64")], task)
+    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
     Expr,
     Register,
     at_most,
+    batch_argument,
     bind,
     choose,
     constant,
@@ -421,7 +422,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
         when(quotient((part + 1) * bands, work.bands) > band, compute)
 
-    return kernel(symbol, [*arguments, Argument("batch", len(arguments) + 1, "int64")], task)
+    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
 
 
 @dataclass(frozen=True)
