@@ -320,10 +320,16 @@ def instance_normalization(body: Body) -> None:
 
 @defines("BatchNormalization")
 def batch_normalization(body: Body) -> None:
-    """With statistics that are computed at run time, or of tensors that are no images."""
+    """Of a line, which is an image of one row; of other tensors, or with statistics that are computed at run time."""
     if body.attribute("training_mode", 0) or any(body.node.outputs[1:]):
         raise body.node.unsupported("training mode")
     x, *others = body.node.inputs
+    shape = body.type(0).shape
+    if len(shape) == 3 and all(name in body.graph.constants for name in others):
+        image = body.reshape(x, [0, shape[1], 1, shape[2]])
+        result = body.op("BatchNormalization", image, *others, **body.node.attributes)
+        body.reshape(result, [0, *shape[1:]], body.node.outputs[0])
+        return
     pixels = [1] * (len(body.type(0).shape) - 2)
     scale, shift, mean, variance = (body.reshape(name, [-1, *pixels]) if pixels else name for name in others)
     epsilon = body.constant(np.array(body.attribute("epsilon", 1e-5), body.type(4).dtype))

@@ -7,6 +7,7 @@ instead of seconds.
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
@@ -23,7 +24,7 @@ from gangway.compiler.errors import ModelError, UnreadableModelError, Unsupporte
 from gangway.compiler.frontend.branches import has_branches, inline_branches
 from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
-from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType
+from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
 from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of, value_proto
@@ -149,20 +150,21 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
     graph = model.graph
-    types = _types([*graph.input, *graph.value_info, *graph.output], constants)
-    if batched:
-        _refuse_empty(types)
-    return Graph(
+    made = Graph(
         inputs=tuple(value.name for value in graph.input if value.name not in constants),
         outputs=tuple(value.name for value in graph.output),
         batched=batched,
         nodes=tuple(_node(node) for node in graph.node),
         constants=constants,
-        types=types,
+        types=_types([*graph.input, *graph.value_info, *graph.output], constants),
         wide_shapes=wide_shapes,
         opset=opset_of(model),
         domains={item.domain: item.version for item in model.opset_import if item.domain not in OWN_DOMAINS},
     )
+    made = _without_empty_parts(made)
+    if batched:
+        _refuse_empty(made.types)
+    return made
 
 
 def _state_types(model: Any, nodes: Sequence[Any]) -> None:
@@ -420,6 +422,23 @@ def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, Tens
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
         types[value.name] = TensorType(tuple(dims), dtype)
     return types
+
+
+def _without_empty_parts(graph: Graph) -> Graph:
+    """Take tensors without numbers out of concatenations, and what only those needed."""
+    empty = {name for name, kind in graph.types.items() if 0 in kind.shape}
+    nodes = []
+    for node in graph.nodes:
+        parts = tuple(name for name in node.inputs if name not in empty)
+        if node.operator == "Concat" and node.outputs[0] not in empty and len(parts) < len(node.inputs):
+            nodes.append(replace(node, inputs=parts))
+        else:
+            nodes.append(node)
+    if nodes == list(graph.nodes):
+        return graph
+    kept = remove_unused(replace(graph, nodes=tuple(nodes)))
+    names = {*kept.inputs, *(name for node in kept.nodes for name in node.outputs)}
+    return replace(kept, types={name: kind for name, kind in kept.types.items() if name in names})
 
 
 def _refuse_empty(types: Mapping[str, TensorType]) -> None:

@@ -4,10 +4,11 @@ What none of them computes becomes islands, layers that onnxruntime executes.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
-from gangway.compiler.frontend.graph import Graph, Node
+from gangway.compiler.frontend.graph import Graph, Node, remove_unused
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.frontend.simplify import simplify
@@ -39,6 +40,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
         program, refusals = lower(simple)
         if not refusals:
             return program
+        graph = _with_refused_convolutions(graph, simple, refusals)
         refused = [node for node in graph.nodes if node.outputs[0] in refusals]
         defined = {node.outputs[0] for node in refused if has_body(node, graph, simple.constants)}
         if not defined:
@@ -54,6 +56,16 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
         reason = UnsupportedModelError(f"{refusal(refusals, simple)}; {error}")
         raise _reason(replaced, reason) from error
     return program
+
+
+def _with_refused_convolutions(graph: Graph, simple: Graph, refusals: Collection[str]) -> Graph:
+    """Return the graph with these convolutions as `simple` has them: with the scales and shifts behind them."""
+    convolutions = [node for node in simple.nodes if node.operator == "Conv" and node.outputs[0] in refusals]
+    refused = {node.outputs[0]: node for node in convolutions}
+    weights = [name for node in convolutions for name in node.inputs if name in simple.constants]
+    constants = {**graph.constants, **{name: simple.constants[name] for name in weights}}
+    nodes = tuple(refused.get(node.outputs[0], node) for node in graph.nodes)
+    return remove_unused(replace(graph, nodes=nodes, constants=constants))
 
 
 def _add_islands(program: Program, refusals: Collection[str]) -> None:

@@ -139,3 +139,23 @@ def test_padding_that_cuts_off(check: Run, network: Any) -> None:
     nodes = [node("Pad", ["x", "cut"], ["y"])]
     constants = {"cut": integers(0, -1, 0, -3, 0, 2, 0, -2)}
     check(network(nodes, {"x": ["N", 4, 5, 9]}, {"y": None}, constants))
+
+
+@pytest.mark.parametrize("batch", ["N", 2])
+def test_parts_without_numbers_are_left_out(
+    compile_file: Any, load_artifact: Any, network: Any, tmp_path: Path, batch: str | int
+) -> None:
+    """An exporter's way to pad by nothing: a concatenation with a tensor of no columns, made of the batch's size."""
+    nodes = [
+        node("Shape", ["x"], ["rows"], end=1),
+        node("Concat", ["rows", "rest"], ["shape"], axis=0),
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("Mul", ["zeros", "half"], ["scaled"]),
+        node("Slice", ["x", "end", "end", "last"], ["tail"]),
+        node("Concat", ["scaled", "x", "tail"], ["y"], axis=2),
+    ]
+    constants = {"rest": integers(4, 0), "half": np.array(0.5, np.float32), "end": integers(6), "last": integers(2)}
+    path = network(nodes, {"x": [batch, 4, 6]}, {"y": None}, constants).save(tmp_path / "model.onnx")
+    runner = load_artifact(compile_file(path).folder)
+    x = np.random.default_rng(0).standard_normal((1 if batch == "N" else 2, 4, 6), dtype=np.float32)
+    np.testing.assert_array_equal(runner({"x": x})["y"], x)

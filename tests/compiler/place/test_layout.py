@@ -176,24 +176,25 @@ def test_shape_arithmetic_of_an_exporter(check: Any, network: Any) -> None:
     check(network(nodes, DEEP, {"y": None}, constants))
 
 
-def test_scales_and_shifts_are_folded_where_possible(check: Any, network: Any) -> None:
+@pytest.mark.parametrize("axes", [1, 2])
+def test_scales_and_shifts_are_folded_where_possible(check: Any, network: Any, axes: int) -> None:
     statistics = {f"bn{n}": np.abs(weights(20, seed=n)) + np.float32(0.5) for n in range(4)}
     names = list(statistics)
     nodes = [
         node("BatchNormalization", ["x", *names], ["a"]),  # nothing before it: stays
-        node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1]),
+        node("Conv", ["a", "w"], ["b"], pads=[1] * 2 * axes),
         node("BatchNormalization", ["b", *names], ["c"]),
         node("Mul", ["c", "scale"], ["d"]),
         node("Sub", ["shift", "d"], ["e"]),
         node("Relu", ["e"], ["y"]),
     ]
     constants = {
-        "w": weights(20, 20, 3, 3),
-        "scale": weights(20, 1, 1, seed=7),
+        "w": weights(20, 20, *[3] * axes),
+        "scale": weights(20, *[1] * axes, seed=7),
         "shift": np.array([0.25], np.float32),
         **statistics,
     }
-    operators = check(network(nodes, DEEP, {"y": None}, constants))
+    operators = check(network(nodes, {"x": DEEP["x"][: 2 + axes]}, {"y": None}, constants))
     assert [name for name in operators if name not in ("Pack", "Unpack")] == ["BatchNormalization", "Conv+Relu"]
 
 
