@@ -88,9 +88,10 @@ def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, le
     last-level cache holds.
     """
     ranks = disturbed_ranks(len(cores))
-    reference = touched(2 * l3_bytes())
+    cache_bytes = l3_bytes()
+    reference = touched(2 * cache_bytes)
     rounds: list[Round] = []
-    with Generators(cores[ranks:]) as generators:
+    with Generators(cores[ranks:], cache_bytes) as generators:
         while len(rounds) < MAX_ROUNDS and (len(rounds) < least or clock.passed_s("interference") < clock.seconds):
             one: Round = {}
             for load in (IDLE, *LOADS):
@@ -118,10 +119,14 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
 
 
 class Generators:
-    """One generator per core of `cores`, idle until told otherwise. A context manager."""
+    """One generator per core of `cores`, idle until told otherwise. A context manager.
 
-    def __init__(self, cores: Sequence[int]) -> None:
+    `cache_bytes`: the size of the last-level cache, which they take or exceed.
+    """
+
+    def __init__(self, cores: Sequence[int], cache_bytes: int) -> None:
         self._segment = Segment.create((1 + len(cores)) * _LINE_BYTES, "interference")
+        self._cache_bytes = cache_bytes
         self._number = 0
         self.processes = [self._start(place, core) for place, core in enumerate(cores)]
 
@@ -160,6 +165,7 @@ class Generators:
 
     def _start(self, place: int, core: int) -> "subprocess.Popen[bytes]":
         arguments = {"fd": self._segment.fd, "place": place, "core": core, "parent": os.getpid()}
+        arguments["cache-bytes"] = self._cache_bytes
         command = [sys.executable, "-m", "gangway.measure.interference"]
         command += [f"--{key}={value}" for key, value in arguments.items()]
         return subprocess.Popen(command, pass_fds=(self._segment.fd,), stdin=subprocess.DEVNULL)
@@ -168,7 +174,7 @@ class Generators:
 def main() -> None:
     """Disturb as the word says, until the parent ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("fd", "place", "core", "parent"):
+    for name in ("fd", "place", "core", "parent", "cache-bytes"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     die_with_parent()
@@ -176,12 +182,12 @@ def main() -> None:
         sys.exit(1)
     os.sched_setaffinity(0, {options.core})
     raise_priority()
-    _obey(Segment.attach(options.fd), (1 + options.place) * _LINE_BYTES)
+    _obey(Segment.attach(options.fd), (1 + options.place) * _LINE_BYTES, options.cache_bytes)
 
 
-def _obey(segment: Segment, answer: int) -> None:
-    memory = touched(4 * l3_bytes())
-    parts = {"stream": memory, "thrash": memory[: l3_bytes()]}
+def _obey(segment: Segment, answer: int, cache_bytes: int) -> None:
+    memory = touched(4 * cache_bytes)
+    parts = {"stream": memory, "thrash": memory[:cache_bytes]}
     at = 0
     while True:
         order = bytes(segment.view[: _ORDER.size])

@@ -5,7 +5,7 @@ CONTRIBUTING.md explains it. A new arrow is a decision: whoever needs one change
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -81,25 +81,24 @@ MODULES = sources()
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    """The module's syntax tree."""
-    return ast.parse(MODULES[module].read_text())
-
-
-def imports(module: str, late: bool = True) -> Iterator[str]:
+def imports(module: str, late: bool = True) -> tuple[str, ...]:
     """What a module imports, full names. `late`: inside of functions, too. Imports for type checkers count."""
-    early = {id(node) for statement in tree(module).body for node in (statement, *ast.iter_child_nodes(statement))}
-    for node in ast.walk(tree(module)):
+    tree = ast.parse(MODULES[module].read_text())
+    early = {id(node) for statement in tree.body for node in (statement, *ast.iter_child_nodes(statement))}
+    found = []
+    for node in ast.walk(tree):
         if not late and id(node) not in early:
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole.removeprefix("gangway.") in MODULES else node.module
+                found.append(whole if whole.removeprefix("gangway.") in MODULES else node.module)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
+    return tuple(found)
 
 
+@cache
 def ours(module: str) -> set[str]:
     """The modules of the product that a module imports."""
     return {name.removeprefix("gangway.") for name in imports(module) if name.startswith("gangway.")} & set(MODULES)

@@ -327,11 +327,11 @@ def _bombs(content: bytes) -> Callable[[Scene], None]:
 
 
 def _json_objects() -> bytes:
-    return b'{"inputs":[' + b",".join([b'{"a":1}'] * (BOMB_BYTES // 8)) + b"]}"
+    return b'{"inputs":[' + (b'{"a":1},' * (BOMB_BYTES // 8))[:-1] + b"]}"
 
 
 def _json_numbers() -> bytes:
-    numbers = b",".join([b"0"] * (BOMB_BYTES // 2))
+    numbers = (b"0," * (BOMB_BYTES // 2))[:-1]
     return b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1,16],"data":[' + numbers + b"]}]}"
 
 

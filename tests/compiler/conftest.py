@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import mmap
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,8 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
+from gangway.artifact.trim import KERNELS_FOLDER
+from gangway.compiler.key import compiler_version
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
 from gangway.executor.island import Island
@@ -152,9 +155,28 @@ def compile_into(
     return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
 
 
+@pytest.fixture(scope="session")
+def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of kernels that caches of tests share, as models share that of one cache.
+
+    It stays in pytest's cache, like the zoo, until the compiler changes.
+    """
+    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
+    root = cache.mkdir("gangway-kernels") if cache else tmp_path_factory.mktemp("kernels")
+    kernels: Path = root / compiler_version()
+    kernels.mkdir(mode=0o755, exist_ok=True)
+    for folder in root.iterdir():
+        if folder != kernels:
+            shutil.rmtree(folder, ignore_errors=True)
+    return kernels
+
+
 @pytest.fixture
-def compile_file(tmp_path: Path) -> Callable[..., Compiled]:
-    """Return the function that compiles an ONNX file into this test's own cache."""
+def compile_file(tmp_path: Path, kernels: Path) -> Callable[..., Compiled]:
+    """Return the function that compiles an ONNX file into this test's own cache, in which only kernels are shared."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    (cache / KERNELS_FOLDER).symlink_to(kernels)
     return partial(compile_into, tmp_path)
 
 

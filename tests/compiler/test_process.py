@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,35 @@ def test_open_sizes_are_found_without_tvm(tmp_path: Path) -> None:
     assert manifest.fallback_reason.startswith("input 'x': dimension 2 is dynamic, 'H'")
 
 
-def test_progress_and_result(mlp: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Compiled:
+    """A model that a process has compiled, and what that said of its progress."""
+
+    path: Path
+    cache: Path
+    phases: list[dict[str, Any]]
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("compiled")
+    path, cache = write_model(folder / "repository", "mlp") / "1" / "model.onnx", folder / "cache"
     receive, send = os.pipe()
-    with start([mlp, "--cache-dir", tmp_path / "cache", "--progress-fd", str(send)], pass_fds=[send]) as process:
+    with start([path, "--cache-dir", cache, "--progress-fd", str(send)], pass_fds=[send]) as process:
         os.close(send)
         with os.fdopen(receive) as pipe:
             *phases, result = lines(pipe.read())
         assert process.wait(TIMEOUT_S) == 0
-    assert tuple(dict.fromkeys(line["phase"] for line in phases)) == PHASES
-    assert all(0 <= line["done"] <= line["total"] for line in phases)
+    return Compiled(path, cache, phases, result)
+
+
+def test_progress_and_result(compiled: Compiled) -> None:
+    assert tuple(dict.fromkeys(line["phase"] for line in compiled.phases)) == PHASES
+    assert all(0 <= line["done"] <= line["total"] for line in compiled.phases)
+    result = compiled.result
     assert result["cached"] is False
-    assert Path(result["folder"]) == (tmp_path / "cache" / result["key"]).resolve()
+    assert Path(result["folder"]) == (compiled.cache / result["key"]).resolve()
     manifest = json.loads((Path(result["folder"]) / "manifest.json").read_text())
     assert manifest["model_name"] == "mlp"
 
@@ -71,28 +90,25 @@ def test_two_at_once_compile_once(mlp: Path, tmp_path: Path) -> None:
     )
 
 
-def test_cached_model_needs_no_tvm(mlp: Path, tmp_path: Path) -> None:
-    arguments = [mlp, "--cache-dir", tmp_path / "cache", "--json"]
-    with start(arguments) as first:
-        first.communicate(timeout=TIMEOUT_S)
+def test_cached_model_needs_no_tvm(compiled: Compiled, tmp_path: Path) -> None:
     (tmp_path / "poison" / "tvm").mkdir(parents=True)
     (tmp_path / "poison" / "tvm" / "__init__.py").write_text("raise SystemExit('TVM was imported')")
+    arguments = [compiled.path, "--cache-dir", compiled.cache, "--json"]
     with start(arguments, env={**os.environ, "PYTHONPATH": str(tmp_path / "poison")}) as second:
         output, errors = second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 0, errors
     assert lines(output)[-1]["cached"] is True
 
 
-def test_several_are_looked_up_and_none_is_compiled(mlp: Path, tmp_path: Path) -> None:
-    cache = ["--cache-dir", tmp_path / "cache", "--json"]
-    with start([mlp, *cache]) as first:
-        compiled = lines(first.communicate(timeout=TIMEOUT_S)[0])[-1]
+def test_several_are_looked_up_and_none_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
     other = write_model(tmp_path / "repository", "simple") / "1" / "model.onnx"
-    with start(["--look-up", other, tmp_path / "absent.onnx", mlp, *cache]) as second:
+    models = [other, tmp_path / "absent.onnx", compiled.path]
+    with start(["--look-up", *models, "--cache-dir", compiled.cache, "--json"]) as second:
         output, errors = second.communicate(timeout=TIMEOUT_S)
     assert second.returncode == 0, errors
-    assert lines(output) == [{"found": str(mlp), "folder": compiled["folder"]}]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([compiled["key"], "kernels", "locks"])
+    assert lines(output) == [{"found": str(compiled.path), "folder": compiled.result["folder"]}]
+    kept = [compiled.result["key"], "kernels", "locks"]
+    assert sorted(path.name for path in compiled.cache.iterdir()) == sorted(kept)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
 ROOMS = ("server", "scheduler", "executor")
 LEVELS = ("warning", "error", "exception", "critical")
+LOGGED = re.compile(r"_log\.|logging\.|write_log_line")
 VALUE = re.compile(r"%[-+.\d]*[sdgf]")
 
 
 def said_in(path: Path) -> Iterator[str]:
     """Yield the text of each such line, "..." in place of values."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)) if LOGGED.search(source) else ():
         if not isinstance(node, ast.Call) or not node.args:
             continue
         called = ast.unparse(node.func)

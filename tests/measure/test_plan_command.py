@@ -1,4 +1,4 @@
-"""`gangway plan`, as a user starts it."""
+"""`gangway plan`, as a user starts it or in this process."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import pytest
 from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
+from tests.helpers.started_command import status_of
 
 
 def gangway_plan(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +45,9 @@ def write_measured(cache_dir: Path, artifact: Path, eight: float = 8) -> None:
     write_profile(cache_dir, profile)
 
 
-def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
+def test_a_plan_says_gangs_and_times(
+    compiled_zoo, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_measured(cache_dir, compiled_zoo.artifact("mlp"))
     model, options = str(compiled_zoo.repository / "mlp"), [f"--cache-dir={cache_dir}"]
     result = gangway_plan(model, *options, "--batch=1,8,16", f"--json={tmp_path / 'plan.json'}")
@@ -59,30 +62,30 @@ def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Pa
     beside = {"instances": [{"count": 2, "cores": 2, "rows": 4}], "latency_us": 8000.0}
     assert eight == {"rows": 8, "rounds": [beside], "latency_us": 8000.0, "one_gang_us": 16000.0}
     assert sixteen["latency_us"] == pytest.approx(16000.0)
-    fewer = gangway_plan(model, *options, "--cores=2")
-    assert fewer.returncode == 0, fewer.stderr
-    assert "mlp on 2 cores" in fewer.stdout and "<1, 2, 8>" in fewer.stdout
-    too_many = gangway_plan(model, *options, "--cores=5")
-    assert (too_many.returncode, "measured on up to 4" in too_many.stderr) == (2, True)
+    assert status_of("plan", model, *options, "--cores=2") == 0
+    fewer = capsys.readouterr().out
+    assert "mlp on 2 cores" in fewer and "<1, 2, 8>" in fewer
+    assert status_of("plan", model, *options, "--cores=5") == 2
+    assert "measured on up to 4" in capsys.readouterr().err
 
 
-def test_rounds_are_counted(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
+def test_rounds_are_counted(compiled_zoo, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_measured(cache_dir, compiled_zoo.artifact("mlp"), eight=10)
     model, options = str(compiled_zoo.repository / "mlp"), [f"--cache-dir={cache_dir}", "--cores=2"]
-    result = gangway_plan(model, *options, "--batch=32", f"--json={tmp_path / 'plan.json'}")
-    assert result.returncode == 0, result.stderr
-    assert "4 times <2, 1, 4>" in result.stdout
+    assert status_of("plan", model, *options, "--batch=32", f"--json={tmp_path / 'plan.json'}") == 0
+    assert "4 times <2, 1, 4>" in capsys.readouterr().out
     (batch,) = json.loads((tmp_path / "plan.json").read_text())["batches"]
     assert len(batch["rounds"]) == 4
 
 
-def test_without_a_profile_it_says_how_to_make_one(compiled_zoo, tmp_path: Path) -> None:
+def test_without_a_profile_it_says_how_to_make_one(
+    compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     artifact = compiled_zoo.artifact("mlp")
     shutil.copytree(artifact, tmp_path / artifact.name)
     model = str(compiled_zoo.repository / "mlp")
-    result = gangway_plan(model, f"--cache-dir={tmp_path}")
-    assert result.returncode == 1
-    assert f"`gangway profile {model}`" in result.stderr
+    assert status_of("plan", model, f"--cache-dir={tmp_path}") == 1
+    assert f"`gangway profile {model}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -94,9 +97,7 @@ def test_without_a_profile_it_says_how_to_make_one(compiled_zoo, tmp_path: Path)
         ([".", "--batch=0"], "--batch"),
     ],
 )
-def test_mistakes(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_mistakes(tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     path, *options = arguments
-    result = gangway_plan(str(tmp_path / path), *options)
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+    assert status_of("plan", str(tmp_path / path), *options) == 2
+    assert said in capsys.readouterr().err

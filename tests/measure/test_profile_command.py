@@ -1,4 +1,4 @@
-"""`gangway profile`, as a user starts it."""
+"""`gangway profile`, as a user starts it or in this process."""
 
 import subprocess
 import sys
@@ -12,6 +12,8 @@ from gangway.artifact.reader import read_manifest
 from gangway.measure import profile_command
 from gangway.measure.profile_command import summary, wholeness
 from tests.helpers.profiles import PROFILE
+from tests.helpers.small_cache import small_cache
+from tests.helpers.started_command import status_of
 
 
 def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,21 +21,22 @@ def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_mlp_end_to_end(compiled_zoo, tmp_path: Path) -> None:
-    options = [f"--cache-dir={compiled_zoo.cache_dir}", "--seconds=1", f"--json={tmp_path / 'mlp.json'}"]
-    result = gangway_profile(str(compiled_zoo.repository / "mlp"), *options)
-    assert result.returncode == 0, result.stderr
+def test_mlp_end_to_end(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--cache-dir={compiled_zoo.cache_dir}", "--seconds=0.3", f"--json={tmp_path / 'mlp.json'}"]
+    with small_cache():
+        assert profile_command.main([str(compiled_zoo.repository / "mlp"), *options]) == 0
+    shown = capsys.readouterr().out
     profile = read_profile(tmp_path / "mlp.json")
     manifest = read_manifest(compiled_zoo.artifact("mlp"))
     assert (profile.key, profile.model_name) == (manifest.key, "mlp")
     assert [layer.name for layer in profile.layers] == [layer.name for layer in manifest.layers]
     kept = profile_path(compiled_zoo.cache_dir, profile.key, profile.machine.machine_id)
     assert read_profile(kept) == profile
-    assert all(layer.name in result.stdout for layer in manifest.layers)
-    assert all(word in result.stdout for word in ("us on 1", "of peak", "GFLOP/s", "whole model on 1 core", str(kept)))
+    assert all(layer.name in shown for layer in manifest.layers)
+    assert all(word in shown for word in ("us on 1", "of peak", "GFLOP/s", "whole model on 1 core", str(kept)))
     if len(profile.cores) > 1:
-        assert f"{profile.cores[-1]} gangs of 1 core at once" in result.stdout
-        assert "all cores at once: the slowest did" in result.stdout
+        assert f"{profile.cores[-1]} gangs of 1 core at once" in shown
+        assert "all cores at once: the slowest did" in shown
 
 
 def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:
@@ -53,14 +56,14 @@ def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:
         (["empty"], 2, "no version folder"),
     ],
 )
-def test_mistakes(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
+def test_mistakes(
+    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     (tmp_path / "empty").mkdir()
     path, *options = arguments
-    result = gangway_profile(str(tmp_path / path), f"--cache-dir={tmp_path / 'cache'}", *options)
-    assert result.returncode == status
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+    assert status_of("profile", str(tmp_path / path), f"--cache-dir={tmp_path / 'cache'}", *options) == status
+    assert said in capsys.readouterr().err
 
 
 def test_cores_that_were_not_whole_are_warned_of() -> None:

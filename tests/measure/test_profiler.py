@@ -5,6 +5,7 @@ The kernels sleep, so they need no core. Two ranks are faster than one even whil
 
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gangway.measure.interference import IDLE, Generators, slope_of
 from gangway.measure.machine import OtherWork, l3_bytes, measure_machine, touched
 from gangway.measure.model_runner import ModelRunner
 from gangway.measure.profiler import core_counts, profile_model
+from tests.helpers.small_cache import small_cache
 
 pytestmark = pytest.mark.alone  # times of runs are compared
 
@@ -62,10 +64,18 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
     return cache_dir, manifest
 
 
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Measurements of the machine read little memory."""
+    with small_cache():
+        yield
+
+
 @pytest.fixture(scope="module")
 def profile(artifact: tuple[Path, Manifest]) -> Profile:
     cores = available_cores()[:2]
-    return profile_model(*artifact, cores, seconds=2.0)
+    with small_cache():
+        return profile_model(*artifact, cores, seconds=2.0)
 
 
 def test_shape(profile: Profile, tmp_path: Path) -> None:
@@ -138,12 +148,14 @@ def test_memory_and_compute_time(profile: Profile) -> None:
     assert (nothing.memory_us, nothing.compute_us) == (0, 0)
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_one_core_has_no_slope(artifact: tuple[Path, Manifest]) -> None:
     profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
     assert (profile.cores, profile.interference, profile.interference_cores) == ((1,), (), 0)
     assert all(one.slope == one.slowdown == () for one in profile.layers)
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_measurement_beside_other_processes_is_in_doubt(
     artifact: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +169,7 @@ def test_a_measurement_beside_other_processes_is_in_doubt(
     assert (profile.cores_whole, profile.agreeing, profile.doubtful) == (0.9, 1, False)
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_progress_tells_what_and_how_far(artifact: tuple[Path, Manifest]) -> None:
     seen: list[tuple[str, float]] = []
     profile_model(*artifact, available_cores()[:1], 0.2, lambda phase, share: seen.append((phase, share)))
@@ -197,7 +210,7 @@ def test_cpu_and_cache_that_the_system_does_not_name(tmp_path: Path) -> None:
 
 
 def test_generators_obey_and_end() -> None:
-    with Generators([available_cores()[-1]]) as generators:
+    with Generators([available_cores()[-1]], l3_bytes()) as generators:
         (process,) = generators.processes
         for load in (("stream", 100), ("thrash", 25), IDLE):
             generators.set(*load)

@@ -25,6 +25,7 @@ from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure import plan_command, profile_command, report_command, tune_command
 from gangway.measure.model_runner import ModelRunner
+from tests.helpers.small_cache import small_cache
 
 TRIALS = 6  # two artifacts of samples
 SIZES = {"H": 20}  # of the model's height, which is open
@@ -85,7 +86,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     left = json.loads(kept[0].read_text())
     _, alive = psutil.wait_procs(list(children), timeout=20)
     assert not alive
-    assert tune_command.main([*arguments, f"--json={folder / 'tuning.json'}"]) == 0
+    with small_cache():
+        assert tune_command.main([*arguments, f"--json={folder / 'tuning.json'}"]) == 0
     tuning = find_tuning(cache_dir, model_key(path, detect(), SIZES), detect().name)
     assert tuning is not None
     return Tuned(path, cache_dir, tuning, left)
@@ -148,7 +150,8 @@ def test_report_wants_a_profile_then_draws(tuned: Tuned, tmp_path: Path, capsys:
     assert f"`gangway profile {tuned.path} --dimension H=20`" in capsys.readouterr().err
     assert plan_command.main(arguments) == 1
     assert f"`gangway profile {tuned.path} --dimension H=20`" in capsys.readouterr().err
-    assert profile_command.main([*arguments, "--seconds=0.3"]) == 0
+    with small_cache():
+        assert profile_command.main([*arguments, "--seconds=0.3"]) == 0
     assert plan_command.main(arguments) == 0
     assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 0
     names = ("speed_up", "interference", "loss_by_count", "pareto", "version_counts")

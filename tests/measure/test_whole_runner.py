@@ -12,6 +12,7 @@ from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure.profiler import core_counts, profile_model
 from tests.helpers.onnx_networks import FOREIGN, Foreign, wide
+from tests.helpers.small_cache import small_cache
 
 
 def compiled(network: Foreign, tmp_path: Path) -> tuple[Path, Manifest]:
@@ -27,7 +28,8 @@ def compiled(network: Foreign, tmp_path: Path) -> tuple[Path, Manifest]:
 def test_such_models_are_measured(make: Callable[[], Foreign], tmp_path: Path) -> None:
     cores = available_cores()
     cache_dir, manifest = compiled(make(), tmp_path)
-    profile = profile_model(cache_dir, manifest, cores, seconds=0.1)
+    with small_cache():
+        profile = profile_model(cache_dir, manifest, cores, seconds=0.1)
     assert profile.cores == core_counts(len(cores))
     assert profile.batches[0] == 1 and (manifest.batched or len(profile.batches) == 1)
     (layer,) = profile.layers

@@ -145,7 +145,6 @@ def plain_tls(start_front_end: Any, tmp_path: Path) -> Iterator[Any]:
     yield start_front_end(GrpcOptions(tls=TlsFiles(identity.certificate, identity.key))), authority, identity
 
 
-@pytest.mark.alone  # perf_analyzer wants to see a steady latency
 def test_perf_analyzer(start_front_end: Any, pki: Pki) -> None:
     tls = TlsFiles(pki.server.certificate, pki.server.key, pki.ours.root, mutual=True)
     server = start_front_end(GrpcOptions(tls=tls))

@@ -20,7 +20,7 @@ from benchmarks.perf_analyzer.modes import closed_loop
 
 Ask = Callable[..., Any]
 REQUESTS = 16
-INTERVAL_MS = 200
+INTERVAL_MS = 100
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,6 @@ def test_settings_and_control(client: triton.InferenceServerClient, image: Examp
     assert best == np.argsort(image.outputs["output"][0])[::-1][:3].tolist()
 
 
-@pytest.mark.alone  # it wants to see a steady latency
 @pytest.mark.parametrize("model", ["simple", "mlp"])
 def test_perf_analyzer(gangway_server: LiveServer, model: str) -> None:
     result = run_one(gangway_server.http_url, model, "http", closed_loop(2), INTERVAL_MS, protocol="http")

@@ -17,7 +17,7 @@ from benchmarks.lib.reference import Example, example_of
 from benchmarks.perf_analyzer.__main__ import run_one
 from benchmarks.perf_analyzer.modes import MODES
 
-INTERVAL_MS = 200
+INTERVAL_MS = 100
 REQUESTS = 32
 TIMEOUT_S = 30
 PARTS = ("stream", "shared memory")  # there is a mode that is both
@@ -76,7 +76,6 @@ def test_tritonclient_with_asyncio(gangway_server: LiveServer, mlp: Example) -> 
         assert_right(result, mlp)
 
 
-@pytest.mark.alone  # it wants to see a steady latency
 @pytest.mark.parametrize(
     ("model", "mode"), [*(("mlp", mode) for mode in MODES if mode not in PARTS), ("simple", "sync")]
 )
@@ -87,7 +86,6 @@ def test_perf_analyzer_measures_without_special_flags(gangway_server: LiveServer
     assert len(result.requests_per_s) == MODES[mode].levels
 
 
-@pytest.mark.alone
 def test_perf_analyzer_sends_pictures(gangway_server: LiveServer) -> None:
     result = run_one(gangway_server.url, "mobilenetv2", "async", MODES["async"], INTERVAL_MS)
     assert result.problem == ""

@@ -1,4 +1,7 @@
-"""A server that measures its models when it has nothing to do, and lets go when it has."""
+"""A server that measures its models when it has nothing to do, and lets go when it has.
+
+It has one core: on several ones a measurement reads much memory, beside generators of interference.
+"""
 
 import os
 import shutil
@@ -7,8 +10,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from benchmarks.lib.live_server import live_server
 from benchmarks.lib.load import raw_channel, raw_infer
@@ -21,9 +22,10 @@ from gangway.executor.launch import available_cores
 from gangway.measure.profiler import profile_model
 
 TIMEOUT_S = 90
+CORE = available_cores()[0]
+FLAGS = (f"--cores={CORE}", "--profile-seconds=0.5")
 
 
-@pytest.mark.alone  # it measures when nobody else wants the cores
 def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_path: Path) -> None:
     shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
     cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
@@ -32,7 +34,7 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
     path.parent.mkdir()
     path.write_text('{"format_version": 1}')  # left by an older release
     example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
-    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", *FLAGS]) as server:
         (job,) = await_jobs(server.process.pid, 1)
         os.kill(job, signal.SIGSTOP)  # so that it cannot be done before the request comes
         with raw_channel(server.url) as channel:
@@ -48,21 +50,20 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
     assert made.key == artifact.name
     assert server.process.returncode == 0
     write_profile(cache_dir, replace(made, cores_whole=1.0))  # however whole the host gave them
-    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", *FLAGS]) as server:
         assert "its profile cannot be used" not in server.log.read_text()
         assert not await_jobs(server.process.pid, 0)
 
 
-@pytest.mark.alone
 def test_a_profile_in_doubt_is_used_and_made_again(compiled_zoo, tmp_path: Path) -> None:
     shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
     cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
     shutil.copytree(artifact, cache_dir / artifact.name)
     manifest = read_manifest(cache_dir / artifact.name)
-    measured = profile_model(cache_dir, manifest, available_cores(), seconds=0.2)
+    measured = profile_model(cache_dir, manifest, [CORE], seconds=0.2)
     in_doubt = replace(measured, cores_whole=0.01)
     path = write_profile(cache_dir, in_doubt)
-    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", *FLAGS]) as server:
         let_the_job_run(server.process.pid)
         await_log(server.log, "mlp: its layers have been measured")
         assert "mlp: cores slowed each other down while it was measured (1 % of" in server.log.read_text()
@@ -70,8 +71,8 @@ def test_a_profile_in_doubt_is_used_and_made_again(compiled_zoo, tmp_path: Path)
 
 
 def profile_of(manifest: Manifest, cache_dir: Path) -> Path:
-    """Where a server on all cores keeps a model's profile."""
-    machine = machine_id(cpu_name(), len(available_cores()), manifest.target.name)
+    """Where a server on one core keeps a model's profile."""
+    machine = machine_id(cpu_name(), 1, manifest.target.name)
     return profile_path(cache_dir, manifest.key, machine)
 
 

@@ -18,6 +18,8 @@ from gangway.clients.perf.command import main as perf
 from tests.conftest import CompiledZoo
 from tests.helpers.whole_server import until
 
+pytestmark = pytest.mark.alone  # latencies are measured and compared
+
 QOS = 'parameters { key: "qos_ms" value { string_value: "3x" } }'
 REJECT = 'parameters { key: "late" value { string_value: "reject" } }'
 MODELS = {"strict": ("mlp", QOS + REJECT), "small": ("mlp", QOS), "long": ("resnet50", QOS)}
@@ -80,7 +82,6 @@ def test_nothing_is_refused_before_a_request_has_met_the_target(served: Served) 
     assert answered == 20 or stats["gangway_qos_met"].success.count > 0
 
 
-@pytest.mark.alone  # it compares what two models' requests take
 def test_they_overtake_long_ones(served: Served) -> None:
     queue = [served.send("long") for _ in range(10)]
     assert served.answers("small", 30) == 30
@@ -88,7 +89,6 @@ def test_they_overtake_long_ones(served: Served) -> None:
     assert [answer.result(60) for answer in queue] == [None] * 10
 
 
-@pytest.mark.alone  # both measure a latency
 def test_perf_and_server_mean_the_same(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By latency alone, roughly: it is measured twice; by the server's target, exactly."""
     result = tmp_path / "result.json"
