@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -23,8 +23,11 @@ WEIGHTS_FILE = "weights.bin"
 KERNELS_FILE = "kernels.so"
 ONNX_FOLDER = "onnx"  # the ONNX file, and files with its external data at the places it names
 ONNX_FILE = "onnx/model.onnx"
+OPTIMISED_ONNX_FILE = "onnx/optimised.onnx"  # in place of that: as onnxruntime executes it on the target
 ISLAND_SUFFIX = ".onnx"  # of files with layers that onnxruntime computes
 
+# Of a weight that stands beside an ONNX file: onnxruntime maps each, and a process can have some 65,000 mappings.
+LEAST_MAPPED_BYTES = 16 << 10
 MAX_ARGUMENTS = 8  # pointers of one kernel
 MAX_OPERANDS = 32  # and of one island
 MAX_TENSORS = 32  # inputs, and outputs, of one model
@@ -185,6 +188,7 @@ class Manifest:
     pass_rows: int = 1  # of a pass, for each core
     parameters: int = 0  # numbers of the model's weights
     slow_nodes: tuple[str, ...] = ()  # first outputs of nodes that are in islands since their kernels were slower
+    session_bytes: int = 0  # of memory beside mapped weights for a session of onnxruntime, of each island one
     compiler_version: str = ""
     format_version: int = FORMAT_VERSION
 
@@ -192,6 +196,23 @@ class Manifest:
     def islands(self) -> tuple[Layer, ...]:
         """The layers of a compiled model that onnxruntime computes."""
         return tuple(layer for layer in self.layers if layer.onnx_file)
+
+    @property
+    def is_optimised(self) -> bool:
+        """Whether onnxruntime has optimised the ONNX file that it executes as a whole."""
+        return OPTIMISED_ONNX_FILE in self.files
+
+    @property
+    def whole_file(self) -> str:
+        """The ONNX file that onnxruntime executes as a whole."""
+        return OPTIMISED_ONNX_FILE if self.is_optimised else ONNX_FILE
+
+    @property
+    def weights_bytes(self) -> int:
+        """Size of the weights that all workers map, one copy in the machine."""
+        if self.engine is Engine.NATIVE:
+            return self.files[WEIGHTS_FILE].size_bytes
+        return sum(file.size_bytes for name, file in self.files.items() if name != self.whole_file)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ group then. The limit of a group holds for all groups below it, so the tightest 
 """
 
 import contextlib
+import ctypes
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,6 +109,18 @@ class FreeMemory:
         if self._limit is not None:
             free.append(self._limit - int(os.pread(self._mapped, 64, 0).split()[0]) * resource.getpagesize())
         return max(0, min(free))
+
+
+def trim_heap() -> None:
+    """Return all freed memory that malloc keeps to the kernel, whichever thread freed it."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def anonymous_bytes() -> int:
+    """Return how much memory this process needs that is no page of a file. Raises OSError without /proc."""
+    trim_heap()
+    lines = (PROC / "self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def process_limit(cgroups: Path = CGROUPS, membership: str | None = None) -> int | None:

@@ -16,16 +16,24 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
+from gangway.artifact.format import LEAST_MAPPED_BYTES
+
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
 onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessions
 
 
-def open_session(model: Path | bytes, optimised: bool = True, threads: int = 1) -> Any:
+def open_session(
+    model: Path | bytes, optimise: bool = True, threads: int = 1, save: Path | None = None, layouts: bool = True
+) -> Any:
     """Return an InferenceSession that computes in the calling thread and `threads - 1` of its own, which never spin
     between runs; `model`: a file, or what one holds.
 
     Without a memory arena: a worker runs many models in turn, and what one of them kept would be missing to all.
+
+    `save`: where the optimised model is written, and its large weights beside it, as they are and as kernels read them.
+    Every session that opens that file maps them: one copy in the machine. `layouts`: optimised, too, by layouts that
+    only machines with registers of the same width read.
     Raises what onnxruntime raises.
     """
     options = onnxruntime.SessionOptions()
@@ -33,8 +41,16 @@ def open_session(model: Path | bytes, optimised: bool = True, threads: int = 1) 
     options.add_session_config_entry("session.force_spinning_stop", "1")  # within a run its cores are its own
     options.enable_cpu_mem_arena = False
     options.log_severity_level = _FATAL
-    if not optimised:
+    if not optimise:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    elif not layouts:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+        prefix = "session.optimized_model_external_initializers_"
+        options.add_session_config_entry(f"{prefix}file_name", f"{save.name}.data")
+        options.add_session_config_entry(f"{prefix}min_size_in_bytes", str(LEAST_MAPPED_BYTES))
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -18,7 +18,6 @@ from gangway.artifact.format import (
     MAX_OPERANDS,
     MAX_TASKS,
     MAX_TENSORS,
-    ONNX_FILE,
     ONNX_FOLDER,
     WEIGHTS_FILE,
     BatchKernel,
@@ -101,6 +100,7 @@ def _check(manifest: Manifest) -> None:
     _require((manifest.engine is Engine.ONNXRUNTIME) == bool(manifest.fallback_reason), "engine and reason differ")
     _require(_has_right_files(manifest), "wrong set of files")
     _require(manifest.arena_bytes >= 0, "negative arena")
+    _require(manifest.session_bytes >= 0, "negative memory of sessions")
     _require(manifest.arena_bytes % ALIGNMENT_BYTES == 0, "arena rows would not be aligned")
     _require(1 <= len(manifest.layers) <= MAX_LAYERS, f"{len(manifest.layers)} layers")
     _require(0 <= manifest.pass_layers <= len(manifest.layers), f"passes of {manifest.pass_layers} layers")
@@ -132,7 +132,7 @@ def _has_right_files(manifest: Manifest) -> bool:
         return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE, *(layer.onnx_file for layer in manifest.islands)}
     paths = [PurePosixPath(name) for name in manifest.files]
     inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
-    return ONNX_FILE in manifest.files and inside
+    return manifest.whole_file in manifest.files and inside
 
 
 def _check_whole(manifest: Manifest) -> None:

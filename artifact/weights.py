@@ -68,20 +68,29 @@ class SharedWeights(Weights):
         """Flush everything and make the link; return the checksum."""
         checksum = super().finish()
         os.fsync(self._file.fileno())
+        self._offer()
         index = {"size_bytes": self.size_bytes, "checksum": checksum, "offsets": self.offsets}
         unfinished = self._index.with_suffix(".new")
         unfinished.write_text(json.dumps(index))
         unfinished.rename(self._index)
-        try:
-            os.link(self.path, self._link)
-        except OSError:  # some file systems have no links
-            shutil.copyfile(self.path, self._link)
         return checksum
+
+    def flush(self) -> None:
+        """Hand everything to the system, and to readers of the artifact that is being written."""
+        super().flush()
+        self._offer()
 
     def close(self) -> None:
         """Let other writers in."""
         super().close()
         self._lock.close()
+
+    def _offer(self) -> None:
+        self._link.unlink(missing_ok=True)
+        try:
+            os.link(self.path, self._link)
+        except OSError:  # some file systems have no links
+            shutil.copyfile(self.path, self._link)
 
     def _open(self) -> BinaryIO:
         """Open the file behind its last whole byte; a new one if it is not what its index says."""

@@ -122,10 +122,12 @@ class ArtifactWriter(_Writer):
         self._weights.flush()
         return self._weights.path
 
-    def add_island(self, name: str, content: bytes) -> None:
-        """Write an ONNX file of this name."""
-        (self._temporary / name).write_bytes(content)
+    def add_island(self, name: str, content: bytes) -> Path:
+        """Write an ONNX file of this name; return where it is."""
+        path = self._temporary / name
+        path.write_bytes(content)
         self._islands.append(name)
+        return path
 
     def _finish(self) -> dict[str, FileSpec]:
         if not self._weights.size_bytes:
@@ -178,6 +180,19 @@ class OnnxArtifactWriter(_Writer):
                 raise ValueError(f"external data in '{name}', which is not below the model's folder")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.parent / name, target)
+
+    def room_for_saved(self, name: str) -> Path:
+        """Return where the model may be saved anew, under the file name of a path in the artifact."""
+        folder = self._temporary / "saved"
+        folder.mkdir()
+        return folder / Path(name).name
+
+    def choose(self, saved: bool) -> None:
+        """Keep either the model saved anew, or the copy."""
+        folder, copy = self._temporary / "saved", self._temporary / ONNX_FOLDER
+        shutil.rmtree(copy if saved else folder)
+        if saved:
+            folder.rename(copy)
 
     def _finish(self) -> dict[str, FileSpec]:
         files = [path for path in (self._temporary / ONNX_FOLDER).rglob("*") if path.is_file()]

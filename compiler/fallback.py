@@ -21,6 +21,8 @@ from gangway.artifact.format import (
     ITEM_BYTES,
     MAX_TENSORS,
     MOST_PLAUSIBLE_ELEMENTS,
+    ONNX_FILE,
+    OPTIMISED_ONNX_FILE,
     PLAUSIBLE_SIZES,
     Engine,
     Layer,
@@ -29,6 +31,7 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
+from gangway.artifact.host_limits import FreeMemory, anonymous_bytes
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
@@ -48,6 +51,9 @@ from gangway.compiler.key import compiler_version, model_key
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
+LEAST_SAVED_BYTES = 1 << 20  # a smaller model costs little, however many sessions it has
+SAVING_FACTOR = 4  # times its size is the memory that onnxruntime takes to save a model, at most
+WIDE_REGISTERS = "avx512f"  # the feature by which onnxruntime chooses layouts
 _TYPES = {  # others: capitals
     "float": "FP32",
     "double": "FP64",
@@ -95,10 +101,15 @@ def leave_to_onnxruntime(
                 raise ModelError(f"{path.name} changed while it was read")
             if zipped_outputs(path):
                 _leave_out_zip_maps(writer.model_path)
+            before_bytes = anonymous_bytes()
             session = open_session(writer.model_path)
+            session_bytes = anonymous_bytes() - before_bytes
             signature = read_signature(session, optional)
             if not isinstance(refusal, UnsupportedModelError) and not _has_open_sizes(session.get_inputs()):
                 _try_out(session, session.get_inputs(), rows=1, sizes={})
+            behaviour = _behaviour(session, signature.trial_sizes)
+            del session  # the next ones need its memory
+            saved_bytes = _save_optimised(writer, behaviour, signature.trial_sizes, target)
         except OSError:
             raise
         except ModelError as error:
@@ -127,9 +138,48 @@ def leave_to_onnxruntime(
             trial_sizes=signature.trial_sizes,
             phase_us=phase_us,
             parameters=count_parameters(path),
+            session_bytes=max(0, session_bytes if saved_bytes is None else saved_bytes),
             compiler_version=compiler_version(),
         )
         return writer.commit(manifest)
+
+
+def _save_optimised(
+    writer: OnnxArtifactWriter, behaviour: object, sizes: Mapping[str, int], target: TargetSpec
+) -> int | None:
+    """Have the artifact hold the model as onnxruntime optimises it, with weights that all sessions map.
+
+    Return the memory that a session has of its own. None: the artifact holds the copy. That is so for a small model,
+    one that takes too much memory to be saved, and one that onnxruntime writes wrongly, as some with constants among
+    their inputs.
+
+    Convolutions have layouts for the widest registers of the machine. Machines that execute code for AVX-512 agree on
+    them, others may not: for these the layouts are left to each session.
+    """
+    size_bytes = sum(path.stat().st_size for path in writer.model_path.parent.rglob("*"))
+    if size_bytes < LEAST_SAVED_BYTES or FreeMemory().measure() < SAVING_FACTOR * size_bytes:
+        return None
+    layouts = WIDE_REGISTERS in target.features
+    path = writer.room_for_saved(OPTIMISED_ONNX_FILE if layouts else ONNX_FILE)
+    is_alike, session_bytes = False, 0
+    with suppress(Exception):  # onnxruntime's own exceptions have no common base
+        open_session(writer.model_path, save=path, layouts=layouts)
+        before_bytes = anonymous_bytes()
+        session = open_session(path, optimise=not layouts)
+        session_bytes = anonymous_bytes() - before_bytes
+        is_alike = _behaviour(session, sizes) == behaviour
+    writer.choose(saved=is_alike)
+    return session_bytes if is_alike else None
+
+
+def _behaviour(session: Any, sizes: Mapping[str, int]) -> object:
+    """Return what equal sessions have in common: inputs, outputs, and answers to zeros where these are possible."""
+    tensors = (*session.get_inputs(), *session.get_outputs(), *session.get_overridable_initializers())
+    answers: Sequence[Any] = ()
+    with suppress(Exception):  # whatever it does not like about zeros, or about sizes that nobody knows
+        answers = _try_out(session, session.get_inputs(), 1, sizes)
+    contents = [(array.shape, array.tolist() if array.dtype == object else array.tobytes()) for array in answers]
+    return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], contents
 
 
 def _leave_out_zip_maps(path: Path) -> None:

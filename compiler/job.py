@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx.external_data_helper import set_external_data
 
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import (
     ISLAND_SUFFIX,
+    LEAST_MAPPED_BYTES,
     MAX_LAYERS,
     MAX_TENSORS,
+    WEIGHTS_FILE,
     BufferRef,
     Layer,
     Manifest,
@@ -20,6 +24,7 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
+from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
@@ -103,7 +108,7 @@ class Job:
             with self._phases.timed("weights"):
                 offsets = write_weights(steps, plans, self._target, writer)
                 extents = [_write_extents(kernels[plan].extents if plan in kernels else (), writer) for plan in plans]
-                islands = _write_islands(steps, writer)
+                islands, session_bytes = _write_islands(steps, writer)
                 versions = [make_version(plan, symbols, self._target) for plan in plans]
                 layers = tuple(
                     _layer(step, plan, version, places, islands.get(step.spec, ""))
@@ -117,7 +122,8 @@ class Job:
             with self._phases.timed("write"):
                 arrays = {id(array): array for step in steps for array in step.weights.values()}
                 parameters = sum(array.size for array in arrays.values())
-                return writer.commit(self._manifest(graph, layers, choose_passes(steps), lowered, parameters))
+                manifest = self._manifest(graph, layers, choose_passes(steps), lowered, parameters)
+                return writer.commit(replace(manifest, session_bytes=session_bytes))
 
     def _share_key(self) -> str:
         """What artifacts for different sizes of one model have in common; empty if there are no sizes."""
@@ -183,14 +189,41 @@ def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> 
     return tuple(specs)
 
 
-def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> dict[KernelSpec, str]:
-    """Write the ONNX files of islands, equal ones once; return their names."""
-    names: dict[KernelSpec, str] = {}
+def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> tuple[dict[KernelSpec, str], int]:
+    """Write the ONNX files of islands, equal ones once; return their names, and what sessions of all need of memory.
+
+    Raises UnsupportedModelError where onnxruntime does not open them as they are now.
+    """
+    paths: dict[KernelSpec, Path] = {}
     for step in steps:
-        if isinstance(step.spec, IslandSpec) and step.spec not in names:
-            names[step.spec] = f"island{len(names)}{ISLAND_SUFFIX}"
-            writer.add_island(names[step.spec], step.spec.model)
-    return names
+        if isinstance(step.spec, IslandSpec) and step.spec not in paths:
+            name = f"island{len(paths)}{ISLAND_SUFFIX}"
+            paths[step.spec] = writer.add_island(name, _with_mapped_weights(step.spec.model, writer))
+    if not paths:
+        return {}, 0
+    from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have no island
+
+    writer.flushed_weights()
+    before_bytes = anonymous_bytes()
+    try:
+        sessions = [open_session(path) for path in paths.values()]
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise UnsupportedModelError(f"onnxruntime does not open a layer: {error}") from error
+    session_bytes = max(0, anonymous_bytes() - before_bytes)
+    del sessions
+    return {spec: path.name for spec, path in paths.items()}, session_bytes
+
+
+def _with_mapped_weights(content: bytes, writer: ArtifactWriter) -> bytes:
+    """Return the ONNX file of an island whose large weights are in weights.bin, where all sessions map them."""
+    model = onnx.ModelProto.FromString(content)
+    for tensor in model.graph.initializer:
+        size_bytes = len(tensor.raw_data)
+        if size_bytes >= LEAST_MAPPED_BYTES:
+            offset_bytes = append_array(np.frombuffer(tensor.raw_data, np.uint8), writer)
+            set_external_data(tensor, WEIGHTS_FILE, offset=offset_bytes, length=size_bytes)
+            tensor.ClearField("raw_data")
+    return model.SerializeToString()
 
 
 def _write_extents(extents: Sequence[int], writer: ArtifactWriter) -> tuple[int, ...]:

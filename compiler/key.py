@@ -44,12 +44,13 @@ def with_optional(names: Iterable[str]) -> dict[str, int]:
 
 @cache
 def compiler_version() -> str:
-    """Return the versions of package and TVM, and a hash of the compiler's source, which decides what it makes."""
+    """Return the versions of package, TVM and onnxruntime, and a hash of the source, which decide what is made."""
     folder = Path(__file__).parent
     source = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         source.update(path.read_bytes())
-    return f"{version('gangway-serve')}+tvm{version('apache-tvm')}+{source.hexdigest()[:12]}"
+    others = f"tvm{version('apache-tvm')}+onnxruntime{version('onnxruntime')}"
+    return f"{version('gangway-serve')}+{others}+{source.hexdigest()[:12]}"
 
 
 def _external_files(path: Path) -> list[Path]:

@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from gangway.artifact.datatypes import STORAGE
-from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
+from gangway.artifact.format import Manifest, TensorSpec
+from gangway.artifact.host_limits import trim_heap
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
 from gangway.executor.frames import (
@@ -62,11 +63,15 @@ def load_whole(folder: Path, manifest: Manifest, most_cores: int = 1) -> _native
 
 
 class Team:
-    """A session, and its threads beside the one that calls it. Raises what onnxruntime raises."""
+    """A session, and its threads beside the one that calls it; `optimise`: the file is as its exporter left it.
 
-    def __init__(self, model: Path, threads: int) -> None:
+    Raises what onnxruntime raises.
+    """
+
+    def __init__(self, model: Path, threads: int, optimise: bool = True) -> None:
         before = _threads()
-        self.session = open_session(model, threads=threads)
+        self.session = open_session(model, optimise, threads)
+        trim_heap()  # of what kernels have packed, and found packed in the file
         own = {thread.native_id for thread in threading.enumerate()}  # one may have been started meanwhile
         self._threads = sorted(_threads() - before - own)
         self._cores: tuple[int, ...] = ()
@@ -94,7 +99,8 @@ class OnnxRuntimeModel:
     def __init__(self, folder: Path, manifest: Manifest, most_cores: int = 1) -> None:
         self._manifest = manifest
         try:
-            self._teams = {count: Team(folder / ONNX_FILE, count) for count in thread_counts(most_cores)}
+            file, optimise = folder / manifest.whole_file, not manifest.is_optimised
+            self._teams = {count: Team(file, count, optimise) for count in thread_counts(most_cores)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
         self._session = self._teams[1].session

@@ -149,11 +149,6 @@ def use_one_malloc_arena() -> None:
         raise ValueError("mallopt(M_ARENA_MAX, 1) was refused")
 
 
-def trim_heap() -> None:
-    """Return all freed memory that malloc keeps to the kernel, whichever thread freed it."""
-    ctypes.CDLL(None).malloc_trim(0)
-
-
 def write_log_line(text: str, level: str = "") -> None:
     """Write a line to standard error, the pipe to the supervisor, without Python's logging: a worker stays small.
 

@@ -32,6 +32,7 @@ from gangway.artifact.format import (
     TensorSpec,
     plan_staging,
 )
+from gangway.artifact.host_limits import trim_heap
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
@@ -43,7 +44,6 @@ from gangway.executor.process import (
     prefer_oom_kill,
     raise_priority,
     restored_priority,
-    trim_heap,
     use_idle_priority,
     use_one_malloc_arena,
     write_log_line,

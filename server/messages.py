@@ -46,7 +46,7 @@ class ModelReady:
     first dimension of every tensor counts rows (`counts_rows` in `repository/loader.py`).
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
-    `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
+    `weights_bytes`: those that all workers map. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence).

@@ -184,7 +184,7 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
     if odd.domain in OWN_DOMAINS:
         raise refusal
     try:
-        found = open_session(probe.SerializeToString(), optimised=False).get_outputs()
+        found = open_session(probe.SerializeToString(), optimise=False).get_outputs()
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise refusal from error
     for value in found:

@@ -341,7 +341,7 @@ def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
     from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have nothing to fold
 
     try:
-        values: list[Any] = open_session(model, optimised=False).run(None, feeds)
+        values: list[Any] = open_session(model, optimise=False).run(None, feeds)
         return values
     except Exception as error:  # onnxruntime's own exceptions have no common base
         if not newest:

@@ -292,7 +292,7 @@ _MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
     (
         "gangway_weights_bytes",
         "gauge",
-        "Weights of the compiled model, one copy for all workers; 0 where onnxruntime has them",
+        "Weights that all workers map, one copy for all; onnxruntime may have copies beside it",
         lambda model: model.model.weights_bytes,
     ),
 )

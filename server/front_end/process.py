@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from gangway.artifact.host_limits import trim_heap
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, MemoryBudget, fresh_s, memory_budget
-from gangway.executor.process import die_with_parent, trim_heap, use_short_slices
+from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable

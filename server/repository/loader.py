@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, TensorSpec, staging_bytes
+from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
@@ -177,7 +177,7 @@ class ModelLoader:
             batching.applied_to(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
         )
         await self._scheduler.load(spec)
-        self._mapped_bytes[spec.model_id] = _weights_bytes(manifest)
+        self._mapped_bytes[spec.model_id] = manifest.weights_bytes
         try:
             model = await self._tried(entry, spec, manifest, config, declared, files)
         except BaseException:
@@ -300,7 +300,7 @@ class ModelLoader:
             max_rows=spec.max_rows,
             batched=counts_rows(config, manifest),
             engine=manifest.engine,
-            weights_bytes=_weights_bytes(manifest),
+            weights_bytes=manifest.weights_bytes,
             labels=files.labels,
             initial_states=files.initial_states,
         )
@@ -380,11 +380,10 @@ class ModelLoader:
         """
         row_bytes = sum(tensor.row_bytes for tensor in (*manifest.inputs, *manifest.outputs))
         one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
-        weights_bytes = _weights_bytes(manifest)
-        if manifest.engine is Engine.ONNXRUNTIME:
-            weights_bytes = self._sessions(MOST_THREADS) * sum(file.size_bytes for file in manifest.files.values())
-        for layer in manifest.islands:
-            weights_bytes += self._sessions(layer.max_ranks) * manifest.files[layer.onnx_file].size_bytes
+        threads = MOST_THREADS
+        if manifest.engine is Engine.NATIVE:
+            threads = max((layer.max_ranks for layer in manifest.islands), default=1)
+        weights_bytes = manifest.weights_bytes + self._sessions(threads) * manifest.session_bytes
         budget = memory_budget()
         left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
         if weights_bytes + one_row_bytes > left_bytes:
@@ -439,11 +438,6 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         served_by = f"compiled, onnxruntime computes {len(islands)} of {len(manifest.layers)} layers: {operators}"
     name, version = model.entry.name, model.entry.version
     _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
-
-
-def _weights_bytes(manifest: Manifest) -> int:
-    """Return the size of the weights that all workers share; onnxruntime has copies of its own, of unknown size."""
-    return 0 if manifest.engine is Engine.ONNXRUNTIME else manifest.files[WEIGHTS_FILE].size_bytes
 
 
 MOST_ROWS: Final = (1 << 31) - 1
