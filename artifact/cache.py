@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from gangway.artifact.files import file_digest
+from gangway.artifact.files import file_digest, file_stamp
 from gangway.artifact.format import FORMAT_VERSION, MANIFEST_FILE, Manifest, TargetSpec
 from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
@@ -108,9 +108,7 @@ def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec, 
     """
     total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target, sorted(dimensions.items()))).encode())
     for path in files:
-        status = path.stat()
-        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        total.update(_digest(path, stamp).encode())
+        total.update(_digest(path, file_stamp(path)).encode())
     return total.hexdigest()
 
 

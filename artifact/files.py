@@ -51,6 +51,12 @@ class Checksum:
         self._piece, self._piece_bytes = 0, 0
 
 
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file does. Raises OSError."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 def file_digest(path: Path) -> str:
     """Return the digest of a file's content, 64 hex digits. Raises OSError."""
     return _by_pieces(path, _sha256)

@@ -21,6 +21,7 @@ ALIGNMENT_BYTES = 64
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.bin"
 KERNELS_FILE = "kernels.so"
+LIBRARY_PREFIX = "kernels_"  # of the names of further libraries, which KERNELS_FILE needs
 ONNX_FOLDER = "onnx"  # the ONNX file, and files with its external data at the places it names
 ONNX_FILE = "onnx/model.onnx"
 OPTIMISED_ONNX_FILE = "onnx/optimised.onnx"  # in place of that: as onnxruntime executes it on the target

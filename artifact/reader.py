@@ -1,8 +1,10 @@
 """Read and check an artifact. Only the standard library: workers import this and must stay small."""
 
+import gzip
 import os
 import re
 import stat
+import zlib
 from pathlib import Path, PurePosixPath
 
 from gangway.artifact.files import file_checksum
@@ -11,6 +13,7 @@ from gangway.artifact.format import (
     FORMAT_VERSION,
     ISLAND_SUFFIX,
     KERNELS_FILE,
+    LIBRARY_PREFIX,
     MANIFEST_FILE,
     MAX_ARGUMENTS,
     MAX_CHECKS,
@@ -31,10 +34,12 @@ from gangway.artifact.format import (
 )
 from gangway.artifact.json_codec import decode
 
+GZIP = b"\x1f\x8b"
 MAX_VERSIONS = 5
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_BATCH_ROWS = 1 << 16  # of one call
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LIBRARY = re.compile(rf"{LIBRARY_PREFIX}[0-9a-f]{{32}}\.so")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,12 +57,22 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     try:
         _require_trusted(folder, path)
-        manifest = decode(Manifest, path.read_bytes(), "manifest")
+        manifest = decode(Manifest, _unpacked(path.read_bytes()), "manifest")
         _check(manifest)
         _require_trusted(*(folder / name for name in manifest.files))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}") from error
     return manifest
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return the text of a manifest, which is compressed if the artifact is one of many of its model."""
+    if not content.startswith(GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"damaged: {error}") from error
 
 
 def verify(folder: Path) -> Manifest:
@@ -129,7 +144,8 @@ def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
 
 def _has_right_files(manifest: Manifest) -> bool:
     if manifest.engine is Engine.NATIVE:
-        return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE, *(layer.onnx_file for layer in manifest.islands)}
+        needed = {WEIGHTS_FILE, KERNELS_FILE, *(layer.onnx_file for layer in manifest.islands)}
+        return needed <= set(manifest.files) and all(map(_LIBRARY.fullmatch, set(manifest.files) - needed))
     paths = [PurePosixPath(name) for name in manifest.files]
     inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
     return manifest.whole_file in manifest.files and inside

@@ -3,6 +3,7 @@
 That holds after a crash at any moment, and with several writers of the same.
 """
 
+import gzip
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     ISLAND_SUFFIX,
     KERNELS_FILE,
+    LIBRARY_PREFIX,
     MANIFEST_FILE,
     ONNX_FILE,
     ONNX_FOLDER,
@@ -53,7 +55,7 @@ class _Writer(ABC):
     def commit(self, manifest: Manifest) -> Manifest:
         """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""
         manifest = replace(manifest, files=self._finish())
-        (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest, indent=1))
+        (self._temporary / MANIFEST_FILE).write_bytes(self._encoded(manifest))
         paths = (*self._temporary.rglob("*"), self._temporary)
         for path in paths:
             if (mode := path.stat().st_mode) & OTHERS_WRITE:
@@ -69,6 +71,10 @@ class _Writer(ABC):
                 raise
         _sync(self._folder.parent)
         return manifest
+
+    def _encoded(self, manifest: Manifest) -> bytes:
+        """Return the content of the manifest's file."""
+        return encode(manifest, indent=1)
 
     @abstractmethod
     def _finish(self) -> dict[str, FileSpec]:
@@ -93,13 +99,8 @@ class ArtifactWriter(_Writer):
         return SharedWeights(self._folder.parent, self._share_key, path) if self._share_key else Weights(path)
 
     @property
-    def offsets(self) -> dict[str, int]:
-        """Where arrays begin in weights.bin, in bytes, by their SHA-256; whoever appends one enters it."""
-        return self._weights.offsets
-
-    @property
     def kernels_path(self) -> Path:
-        """Where the compiler must put the shared object before `commit`."""
+        """Where the compiler must put the shared object before `commit`, and beside it those that this one needs."""
         return self._temporary / KERNELS_FILE
 
     def __exit__(
@@ -117,6 +118,10 @@ class ArtifactWriter(_Writer):
         self._weights.append(bytes(-len(view) % ALIGNMENT_BYTES))
         return offset_bytes
 
+    def put_weights(self, content: memoryview) -> int:
+        """Return the offset of C-contiguous `content` in weights.bin, to which it is appended unless it is there."""
+        return self._weights.put(content)
+
     def flushed_weights(self) -> Path:
         """Return the file of the weights, with all that has been appended."""
         self._weights.flush()
@@ -129,11 +134,16 @@ class ArtifactWriter(_Writer):
         self._islands.append(name)
         return path
 
+    def _encoded(self, manifest: Manifest) -> bytes:
+        """Of a model that has many artifacts it is compressed: there it would be most of what a further one takes."""
+        return gzip.compress(encode(manifest), mtime=0) if self._share_key else super()._encoded(manifest)
+
     def _finish(self) -> dict[str, FileSpec]:
         if not self._weights.size_bytes:
             self.append_weights(bytes(ALIGNMENT_BYTES))  # an empty file could not be mapped
         checksum = self._weights.finish()
-        others = {name: _measure(self._temporary / name) for name in (KERNELS_FILE, *self._islands)}
+        libraries = sorted(path.name for path in self._temporary.glob(f"{LIBRARY_PREFIX}*"))
+        others = {name: _measure(self._temporary / name) for name in (KERNELS_FILE, *libraries, *self._islands)}
         return {WEIGHTS_FILE: FileSpec(self._weights.size_bytes, checksum), **others}
 
 

@@ -132,7 +132,7 @@ class Job:
     def _build(self, plans: Sequence[KernelPlan], root: Path, library: Path) -> dict[Plan, Kernel]:
         """Write the library with the kernels of the plans, and of their batches."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(Path(self._key)), dir=root) as scratch:
-            objects = KernelObjects(root, Path(scratch), self._target, varying=bool(self._dimensions))
+            objects = KernelObjects(root, Path(scratch), self._target, self._share_key())
             kernels = objects.build(
                 with_batch_plans(plans, self._target), lambda *count: self._phases.report("kernels", *count)
             )

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
 from gangway.artifact.cache import cache_key
-from gangway.artifact.files import file_beside, require_regular
+from gangway.artifact.files import file_beside, file_stamp, require_regular
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
@@ -55,6 +55,12 @@ def compiler_version() -> str:
 
 def _external_files(path: Path) -> list[Path]:
     """Return the files that hold weights outside of the model file, each once, sorted."""
+    return _external_files_of(path, file_stamp(path))
+
+
+@lru_cache(maxsize=256)
+def _external_files_of(path: Path, stamp: tuple[int, ...]) -> list[Path]:
+    """The same of a file's content, for a process that compiles many sizes of a model."""
     if not may_have_external_data(path):
         return []
     from gangway.compiler.frontend.importer import external_locations  # noqa: PLC0415 - imports onnx

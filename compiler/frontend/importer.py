@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
-from gangway.artifact.files import file_beside
+from gangway.artifact.files import file_beside, file_stamp
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.branches import has_branches, inline_branches
@@ -27,7 +27,7 @@ from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
 from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.frontend.other_domains import define_operators
-from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, infer_shapes, opset_of, value_proto
+from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, dtype_name, infer_shapes, opset_of, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.frontend.zip_maps import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.kernels.specs import Array
@@ -104,11 +104,21 @@ def require_sizes(path: Path) -> None:
 
 def zipped_outputs(path: Path) -> list[str]:
     """Return the outputs that are made by a ZipMap, which the served model lacks. Raises ModelError, OSError."""
+    return _zipped_outputs(path, file_stamp(path))
+
+
+@lru_cache(maxsize=1)
+def _zipped_outputs(path: Path, stamp: tuple[int, ...]) -> list[str]:
     return outputs_of_zip_maps(_parse(path)[0])
 
 
 def batch_symbols(path: Path) -> dict[str, str]:
     """Return what the first dimension of each input is called. Raises ModelError, OSError."""
+    return _batch_symbols(path, file_stamp(path))
+
+
+@lru_cache(maxsize=1)
+def _batch_symbols(path: Path, stamp: tuple[int, ...]) -> dict[str, str]:
     graph = _parse(path)[0].graph
     return {value.name: _name_of(value, 0) for value in graph.input if value.type.tensor_type.shape.dim}
 
@@ -204,8 +214,7 @@ def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
 
 def _opened_again(path: Path) -> tuple[Any, dict[str, Array]]:
     """Return the same, quickly if this process did so last: for one size of a model after the other."""
-    status = path.stat()
-    model, constants = _last_opened(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    model, constants = _last_opened(path, file_stamp(path))
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy, dict(constants)
@@ -419,8 +428,7 @@ def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, Tens
         dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
         if value.name in constants or not tensor.HasField("shape") or min(dims, default=0) < 0:
             continue
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-        types[value.name] = TensorType(tuple(dims), dtype)
+        types[value.name] = TensorType(tuple(dims), dtype_name(tensor.elem_type))
     return types
 
 

@@ -15,7 +15,7 @@ float32. What is left of either operator is spread along its axis.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -145,9 +145,16 @@ def _value(node: Node, operands: list[Any]) -> Array:
 
 def erf(x: Array) -> Array:
     """The error function: its series by quadrature of exp(-t^2), exact to 1e-12."""
-    nodes, weights = np.polynomial.legendre.leggauss(60)
+    nodes, weights = _quadrature()
     half = np.clip(x, -6.0, 6.0)[..., None] / 2
     return np.asarray((np.exp(-((half * (nodes + 1)) ** 2)) * weights).sum(-1) * half[..., 0] * 2 / np.sqrt(np.pi))
+
+
+@cache
+def _quadrature() -> tuple[Array, Array]:
+    """Nodes and weights of Gauss and Legendre."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    return nodes, weights
 
 
 def _sigmoid(x: Array) -> Array:

@@ -8,6 +8,7 @@ new is found. Shapes also go backwards through operators that keep them, from ou
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any
@@ -78,10 +79,11 @@ def _follow(model: Any, result: Any, strict: bool) -> tuple[Any, dict[str, Array
     probe.CopyFrom(model)
     folded: dict[str, Array] = {}
     for _ in range(_ROUNDS):
-        found = _fold(probe, tensor_types([*result.graph.input, *result.graph.value_info, *result.graph.output]))
+        known = tensor_types([*result.graph.input, *result.graph.value_info, *result.graph.output])
+        found = _fold(probe, known)
         folded |= found
-        stated = [_state_loops(probe, result), _state_private(probe, result)]
-        if not _go_back(probe, result) and not found and not any(stated):
+        stated = [_state_loops(probe, known), _state_private(probe, known)]
+        if not _go_back(probe, result, known) and not found and not any(stated):
             break
         result = _infer(probe, strict)
     return result, folded
@@ -136,9 +138,8 @@ def _evaluate(node: Any, constants: dict[str, Array], types: dict[str, TensorTyp
     return array if array.size <= _MOST_ELEMENTS else None
 
 
-def _state_loops(model: Any, inferred: Any) -> bool:
+def _state_loops(model: Any, known: dict[str, TensorType]) -> bool:
     """Declare what is known of the results of loops; return whether there were any to declare."""
-    known = tensor_types([*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output])
     found = {
         name: kind
         for node in model.graph.node
@@ -154,9 +155,8 @@ def _types_in(model: Any) -> dict[str, TensorType]:
     return tensor_types([*graph.input, *graph.value_info, *graph.output])
 
 
-def _state_private(model: Any, inferred: Any) -> bool:
+def _state_private(model: Any, known: Mapping[str, TensorType]) -> bool:
     """Declare the outputs of private operators with known inputs; return whether there were any to declare."""
-    known = tensor_types([*inferred.graph.input, *inferred.graph.value_info])
     declared = {value.name for value in model.graph.value_info}
     changed = False
     for node in model.graph.node:
@@ -170,9 +170,8 @@ def _state_private(model: Any, inferred: Any) -> bool:
     return changed
 
 
-def _go_back(model: Any, inferred: Any) -> bool:
+def _go_back(model: Any, inferred: Any, known: dict[str, TensorType]) -> bool:
     """Declare the shapes of inputs of shape-keeping operators with known outputs; return whether there were any."""
-    known = tensor_types([*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output])
     elements = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
     declared = {value.name for value in model.graph.value_info}
     initial = {tensor.name for tensor in model.graph.initializer}
@@ -182,7 +181,7 @@ def _go_back(model: Any, inferred: Any) -> bool:
         element = elements.get(source, 0)
         if not element or source in known or source in declared or source in initial or node.output[0] not in known:
             continue
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(element)).name
+        dtype = dtype_name(element)
         known[source] = TensorType(known[node.output[0]].shape, dtype)
         model.graph.value_info.append(value_proto(source, known[source]))
         changed = True
@@ -433,6 +432,12 @@ def model_proto(
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
+@cache
+def dtype_name(element: int) -> str:
+    """Return numpy's name of ONNX's type of elements."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(element)).name
+
+
 def tensor_types(values: Iterable[Any]) -> dict[str, TensorType]:
     """Return the types that are fully known."""
     types = {}
@@ -440,6 +445,5 @@ def tensor_types(values: Iterable[Any]) -> dict[str, TensorType]:
         tensor = value.type.tensor_type
         dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
         if tensor.elem_type and tensor.HasField("shape") and min(dims, default=0) >= 0:
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-            types[value.name] = TensorType(tuple(dims), dtype)
+            types[value.name] = TensorType(tuple(dims), dtype_name(tensor.elem_type))
     return types

@@ -6,7 +6,6 @@ no TVM at run time.
 """
 
 import ctypes
-import hashlib
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,13 +30,14 @@ Plan = KernelPlan | BatchPlan
 
 def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
     """Return the kernel of each step. Raises UnsupportedModelError when no template computes a step."""
-    plans = []
+    plans: dict[KernelSpec, KernelPlan] = {}
     for step in steps:
         try:
-            plans.append(registry.plan(step.spec, target))
+            if step.spec not in plans:
+                plans[step.spec] = registry.plan(step.spec, target)
         except registry.UnsupportedSpecError as error:
             raise UnsupportedModelError(f"node '{step.name}' ({step.operator}): {error}") from error
-    return plans
+    return [plans[step.spec] for step in steps]
 
 
 def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Plan]:
@@ -93,11 +93,7 @@ def write_weights(
 
 def append_array(array: Array, writer: ArtifactWriter) -> int:
     """Return the offset of an array in weights.bin, in bytes, to which it is appended unless its bytes are there."""
-    content = np.ascontiguousarray(array).data
-    digest = hashlib.sha256(content).hexdigest()
-    if digest not in writer.offsets:
-        writer.offsets[digest] = writer.append_weights(content)
-    return writer.offsets[digest]
+    return writer.put_weights(np.ascontiguousarray(array).data)
 
 
 def build_part(part: Sequence[tuple[Plan, str]], target: TargetSpec, path: Path) -> None:
@@ -134,7 +130,7 @@ def build_object(
 ) -> tuple[int, int]:
     """Write the kernels as one relocatable object file; returns microseconds spent on lowering and on LLVM.
 
-    `simplified`: by TVM, too, before LLVM does it; of kernels with extents that takes long and gains nothing.
+    `simplified`: by TVM, too, before LLVM does it; of most kernels with extents that takes long and gains nothing.
     """
     start = time.monotonic_ns()
     module = lower(functions, target, simplified)
@@ -163,9 +159,11 @@ def _tvm_target(target: TargetSpec) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "num-cores": 1})
 
 
-def link(objects: list[Path], library: Path) -> None:
-    """Link object files into a shared library; raises `LinkError`."""
-    command = ["ld", "-shared", "-z", "noexecstack", "-o", str(library), *map(str, objects)]
+def link(objects: Sequence[Path], library: Path, name: str = "", needed: Sequence[Path] = ()) -> None:
+    """Link object files into a shared library of a name, which needs others in its folder; raises `LinkError`."""
+    command = ["ld", "-shared", "-s", "-z", "noexecstack", "-o", str(library), *map(str, objects)]
+    if name:
+        command += ["-soname", name, "-rpath", "$ORIGIN", "-z", "noseparate-code", *map(str, needed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LinkError(done.stderr.strip())

@@ -10,8 +10,7 @@ from gangway.compiler.kernels.specs import BatchPlan, KernelPlan, KernelSpec
 
 _IMAGE = ("height", "width")
 _STRIDES = ("a_batch_strides", "b_batch_strides", "a_strides", "b_strides")
-# Fields of specs. Not here are templates that are slower with numbers read at run time (the fused depthwise pair), and
-# attention, which decides so much by its lengths that hardly two share a kernel.
+# Fields of specs. Not here are templates that are slower with numbers read at run time (the fused depthwise pair).
 _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     specs.ConvSpec: _IMAGE,
     specs.PoolSpec: _IMAGE,
@@ -21,6 +20,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     specs.BlockedElementwiseSpec: ("channels", *_IMAGE),
     specs.SequencePackSpec: ("positions", "channels", "position_stride"),
     specs.LayerNormSpec: ("positions",),
+    specs.AttentionSpec: ("queries", "keys"),
     plain_specs.CopySpec: ("shape", "input_strides", "output_strides"),
     plain_specs.PointwiseSpec: ("shape", "operands"),
     plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),
@@ -28,7 +28,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     plain_specs.ReduceSpec: ("shape",),
     plain_specs.GatherSpec: ("outer", "inner", "count"),
 }
-_CONSTANT_KNOBS = {"tile_pixels", "pixels_first"}
+_CONSTANT_KNOBS = {"tile_pixels"}
 # Numbers up to these stay constants: short loops are unrolled, and neither grow nor shrink with a request.
 _MOST_CONSTANT = {plain_specs.CopySpec: 16, plain_specs.MatMulSpec: 16}
 _DIGITS = 32  # of a key: as good as unique
@@ -65,7 +65,7 @@ def with_extents(plan: KernelPlan, extents: Sequence[Any]) -> KernelPlan:
 def _changed(plan: KernelPlan, change: Change) -> KernelPlan:
     """Return the plan with its varying numbers changed, and without what its code does not depend on."""
     knobs = tuple(
-        (name, change(value) if isinstance(value, int) and value > 1 and name not in _CONSTANT_KNOBS else value)
+        (name, change(value) if isinstance(value, int) and name not in _CONSTANT_KNOBS else value)
         for name, value in plan.knobs
     )
     kind = type(plan.spec)

@@ -7,8 +7,6 @@ object there is a checksum: a damaged file counts as missing. A cache that canno
 
 import hashlib
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.reader import OTHERS_WRITE
 from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Plan
 from gangway.compiler.kernels.extents import Conditions, traced
 from gangway.compiler.kernels.families import Family, family_of, with_extents
-from gangway.compiler.kernels.specs import BatchPlan, KernelPlan
+from gangway.compiler.kernels.libraries import link_shared
+from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
+from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.key import compiler_version
 
@@ -30,8 +29,6 @@ OBJECT_SUFFIX = ".o"
 LIBRARY_SUFFIX = ".so"
 VARYING_SUFFIX = "_sized"  # of the symbols of kernels with extents
 _log = logging.getLogger(__name__)
-_LENGTH_BYTES = 8
-_DIGEST_BYTES = 32
 _SYMBOL_DIGITS = 16
 
 
@@ -51,20 +48,21 @@ def has_extents(symbol: str) -> bool:
 class KernelObjects:
     """What one compilation takes from the cache folder `root`, and adds to it.
 
-    `varying`: kernels may serve several sizes. `scratch`: a folder of the same file system, for this compilation only.
+    `share_key`: what compilations for several sizes of a model have in common, whose kernels may serve several sizes;
+    empty if there is one size. `scratch`: a folder of the same file system, for this compilation only.
     """
 
-    def __init__(self, root: Path, scratch: Path, target: TargetSpec, varying: bool) -> None:
+    def __init__(self, root: Path, scratch: Path, target: TargetSpec, share_key: str) -> None:
+        self._share_key = share_key
         self._root = root / KERNELS_FOLDER
         self._scratch = scratch
         self._target = target
-        self._varying = varying
         self._context = f"{compiler_version()} {target!r}"
         self._objects: dict[str, Path] = {}  # by symbol
 
     def build(self, plans: Iterable[Plan], progress: Callable[[int, int], None]) -> dict[Plan, Kernel]:
         """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`."""
-        families = {plan: family_of(plan, self._context, self._varying) for plan in plans}
+        families = {plan: family_of(plan, self._context, bool(self._share_key)) for plan in plans}
         constants = {plan: family_of(plan, self._context, varying=False) for plan in families}
         found = {plan: self._find(families[plan]) or self._find(constants[plan]) for plan in families}
         kernels = {plan: kernel for plan, kernel in found.items() if kernel}
@@ -76,13 +74,20 @@ class KernelObjects:
         return kernels
 
     def link(self, library: Path) -> None:
-        """Write a shared library with the kernels of `build`, or a link to one that has them. Raises LinkError."""
+        """Write a shared library with the kernels of `build`, or a link to one that has them. Raises LinkError.
+
+        Sizes of a model share libraries: that of a further one has its new kernels and needs those of others, which
+        then lie beside it.
+        """
+        if self._share_key:
+            link_shared(self._objects, self._root / self._share_key, library)
+            return
         name = hashlib.sha256("\n".join(sorted(self._objects)).encode()).hexdigest()[:32] + LIBRARY_SUFFIX
         kept = self._root / name
-        if _take(kept, library) is None:
+        if take(kept, library) is None:
             codegen.link([self._objects[symbol] for symbol in sorted(self._objects)], library)
-            _seal(library, b"")
-            _keep(library, kept)
+            seal(library, b"")
+            keep(library, kept)
 
     def _find(self, family: Family) -> Kernel | None:
         """Return a kernel of the family that is right for these parameters."""
@@ -93,7 +98,7 @@ class KernelObjects:
             symbol = path.stem
             if symbol not in self._objects:
                 taken = self._scratch / path.name
-                if _take(path, taken) is None:
+                if take(path, taken) is None:
                     continue
                 self._objects[symbol] = taken
             return Kernel(symbol, family.parameters)
@@ -106,13 +111,14 @@ class KernelObjects:
             symbol = f"{kind}_{_digest(repr(family))}{VARYING_SUFFIX}"
             try:
                 function, conditions = self._varying_kernel(plan, family, symbol)
-                return self._built(symbol, function, family, conditions)
+                simplified = isinstance(plan.spec, AttentionSpec)  # else LLVM takes vectors apart
+                return self._built(symbol, function, family, conditions, simplified)
             except registry.UnsupportedSpecError:
                 raise
             except Exception as error:
                 _log.debug("%s: compiled for these numbers only: %r", plan.description, error)
         symbol = f"{kind}_{_digest(repr(constants))}"
-        return self._built(symbol, registry.emit(plan, self._target, symbol), constants, Conditions())
+        return self._built(symbol, registry.emit(plan, self._target, symbol), constants, Conditions(), simplified=True)
 
     def _varying_kernel(self, plan: Plan, family: Family, symbol: str) -> tuple[Any, Conditions]:
         assert isinstance(plan, KernelPlan)
@@ -122,12 +128,12 @@ class KernelObjects:
             function = registry.emit_as(plan.spec, with_extents(plan, trace.extents), self._target, symbol)
         return function, trace.conditions
 
-    def _built(self, symbol: str, function: Any, family: Family, conditions: Conditions) -> Kernel:
+    def _built(self, symbol: str, function: Any, family: Family, conditions: Conditions, simplified: bool) -> Kernel:
         path = self._scratch / f"{symbol}{OBJECT_SUFFIX}"
-        codegen.build_object({symbol: function}, self._target, path, simplified=not family.parameters)
-        _seal(path, conditions.to_json())
+        codegen.build_object({symbol: function}, self._target, path, simplified)
+        seal(path, conditions.to_json())
         self._objects[symbol] = path
-        _keep(path, self._root / family.key / path.name)
+        keep(path, self._root / family.key / path.name)
         return Kernel(symbol, family.parameters)
 
 
@@ -148,64 +154,9 @@ def _listed(folder: Path) -> list[Path]:
 def _conditions(path: Path) -> Conditions | None:
     """The conditions in an object file; None if it is damaged, or has gone."""
     if path not in _known_conditions:
-        payload = _payload(path)
+        payload = read_payload(path)
         if payload is None:
             return None
         with suppress(ValueError):
             _known_conditions[path] = Conditions.from_json(payload)
     return _known_conditions.get(path)
-
-
-def _seal(path: Path, payload: bytes) -> None:
-    """Append a payload, its length and a checksum of everything, which linkers and loaders pass over."""
-    content = path.read_bytes() + payload + len(payload).to_bytes(_LENGTH_BYTES, "little")
-    path.write_bytes(content + hashlib.sha256(content).digest())
-    path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
-
-
-def _payload(path: Path) -> bytes | None:
-    """The payload of a file; None if that is damaged, which removes it, or not there."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if len(digest) == _DIGEST_BYTES and hashlib.sha256(body).digest() == digest:
-        end = len(body) - _LENGTH_BYTES
-        return body[end - int.from_bytes(body[end:], "little") : end]
-    with suppress(OSError):
-        path.unlink()
-    return None
-
-
-def _take(kept: Path, path: Path) -> bytes | None:
-    """Put a file of the cache at `path`, where nobody removes it; return its payload, None if it is missing."""
-    try:
-        os.link(kept, path)
-    except OSError:
-        try:
-            shutil.copyfile(kept, path)  # some file systems have no links
-        except OSError:
-            return None
-    payload = _payload(path)
-    with suppress(OSError):
-        if payload is None:
-            kept.unlink()
-        else:
-            os.utime(kept)  # what has not been used for long is removed first
-    return payload
-
-
-def _keep(path: Path, kept: Path) -> None:
-    """Put a file into the cache. Not flushed: whoever reads it sees whether it is whole."""
-    with suppress(OSError):
-        for folder in (kept.parent.parent, kept.parent):
-            folder.mkdir(mode=0o755, exist_ok=True)
-        try:
-            os.link(path, kept)
-        except FileExistsError:
-            pass  # another process has compiled the same
-        except OSError:
-            unfinished = kept.with_name(f".{kept.name}.{os.getpid()}")
-            shutil.copyfile(path, unfinished)
-            unfinished.rename(kept)

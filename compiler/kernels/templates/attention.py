@@ -14,15 +14,16 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.extents import expression, is_constant
 from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan, ScoreBias
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
     Expr,
     Register,
+    at_most,
     bind,
     constant,
-    either,
     kernel,
     lanes_at,
     quotient,
@@ -32,20 +33,25 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
     transposed,
+    when,
 )
 from gangway.compiler.kernels.templates.float32_math import decay
 from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     UnsupportedSpecError,
+    blocks_of,
+    each_of,
     each_tile,
     knob,
     make_plan,
+    parts_of,
     segments,
 )
 
 QUERY_VECTORS = 2  # of a block of queries
 KEYS = 256  # most keys of a block: their scores for a block of queries fill the L1 cache
+MOST_KEYS = 2 * KEYS
 MOST_BIASES = 2
 MOST_HEAD_SIZE = 512  # queries and results of a block take 128 KiB then
 LOWEST = -3.4028234663852886e38
@@ -57,7 +63,7 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         raise UnsupportedSpecError(f"attention with heads of {spec.head_size} and {len(spec.biases)} biases")
     width = QUERY_VECTORS * target.lanes
     tasks = spec.heads * -(-spec.queries // width)
-    for keys in dict.fromkeys(min(limit, spec.keys) for limit in (KEYS, KEYS // 2, 2 * KEYS)):
+    for keys in dict.fromkeys(min(limit, spec.keys) for limit in (KEYS, KEYS // 2, MOST_KEYS)):
         local = (2 * spec.head_size + keys) * width
         moved = (local + 2 * spec.keys * spec.head_size) * FLOAT_BYTES
         text = f"attention {min(width, spec.queries)} queries x {keys} keys"
@@ -70,19 +76,16 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     width = QUERY_VECTORS * target.lanes
-    full, rest = divmod(spec.queries, width)
-    blocks = full + (rest > 0)
+    queries = parts_of(spec.queries, (target.lanes, width))
+    blocks = -(-spec.queries // width)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         head, block = quotient(number, blocks), remainder(number, blocks)
 
-        def write(count: int) -> None:
-            QueryBlock(spec, target, knob(plan, "keys"), buffers, head, block * width, count).write()
+        def write(first: Expr, count: int) -> None:
+            QueryBlock(spec, target, knob(plan, "keys"), buffers, head, first, count).write()
 
-        if not full:
-            write(rest)
-        else:
-            either(block < full if rest else True, lambda: write(width), lambda: write(rest))
+        each_of(queries, block, write)
 
     channels = spec.heads * spec.head_size
     positions = {"q": spec.queries, "k": spec.keys, "v": spec.keys}
@@ -115,17 +118,21 @@ class QueryBlock:
     ):
         self._spec, self._lanes, self._head, self._first, self._count = spec, target.lanes, head, first, count
         self._q, self._k, self._v, *self._biases, self._y = buffers
-        self._vectors = -(-count // target.lanes)
+        self._vectors = int(-(-count // target.lanes))
         self._width = self._vectors * target.lanes
         self._numbers = most_numbers(target, self._vectors)
-        self._runs = segments(spec.keys, keys)
+        if not is_constant(spec.keys) and spec.keys <= MOST_KEYS:
+            keys = MOST_KEYS
+        self._runs = blocks_of(spec.keys, keys)
         self._head_blocks = spec.head_size // target.lanes
 
     def write(self) -> None:
         """All of it."""
         spec, lanes = self._spec, self._lanes
         self._queries = scratch(spec.head_size * self._width)
-        self._scores = scratch(max(run.width for run in self._runs) * self._width)
+        longest = max(run.width for run in self._runs)
+        longest = longest if is_constant(longest) else MOST_KEYS  # so that one kernel serves all
+        self._scores = scratch(longest * self._width)
         self._result = scratch(spec.head_size * self._width)
         self._most = [Register(lanes, constant(LOWEST, lanes)) for _ in range(self._vectors)]
         self._total = [Register(lanes, constant(0.0, lanes)) for _ in range(self._vectors)]
@@ -150,7 +157,11 @@ class QueryBlock:
 
     def _query(self, vector: int, lane: int) -> Expr:
         """Number of the query in a lane."""
-        return self._first + min(vector * self._lanes + lane, self._count - 1)
+        return self._first + at_most(vector * self._lanes + lane, self._count - 1)
+
+    def _is_query(self, number: int) -> Expr | bool:
+        """Whether the block has so many queries and one more."""
+        return number < self._count if is_constant(self._count) else number < expression(self._count)
 
     def _load_queries(self) -> None:
         """Queries of this head, transposed and scaled."""
@@ -174,8 +185,8 @@ class QueryBlock:
             for j, share in enumerate(shares):
                 rows = [self._result[self._local(block * lanes + i, j)] * share for i in range(lanes)]
                 for i, column in enumerate(transposed(rows)):
-                    if j * lanes + i < self._count:
-                        store(self._y, base + self._query(j, i) * lanes, column, lanes)
+                    place = base + self._query(j, i) * lanes
+                    when(self._is_query(j * lanes + i), partial(store, self._y, place, column, lanes))
 
         repeat(self._head_blocks, save)
 
@@ -183,7 +194,8 @@ class QueryBlock:
         """Scores of a block of keys, their exponentials, and the values weighted by these."""
         before = [bind(most.value) for most in self._most]
         self._set_biases(first, count)
-        each_tile(segments(count, self._numbers), partial(self._score_tile, first))
+        once = any(bias.per_query for bias in self._spec.biases)  # what is added to scores
+        each_tile(segments(int(count) if once else count, self._numbers), partial(self._score_tile, first))
         factors = [bind(decay(b - most.value, self._lanes)) for b, most in zip(before, self._most, strict=True)]
         if self._pieces > 1:
             for total, factor in zip(self._total, factors, strict=True):

@@ -295,9 +295,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(plan.spec, ConvSpec)
     geometry = Geometry(plan.spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = Tasks(
-        geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
-    )
+    tasks = Tasks(geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), knob(plan, "pixels_first"))
     lanes = target.lanes
     arguments = [
         Argument("x", geometry.input.elements),
@@ -388,7 +386,7 @@ class RegisterTiles:
 
         def band(number: Expr, shape: Band) -> None:
             is_line = self._cut.row_pixels
-            row, start = (0, self._cut.pixel(number)) if is_line else (number * self._cut.full.rows, 0)
+            row, start = (0, self._cut.pixel(number, shape)) if is_line else (number * self._cut.full.rows, 0)
             each_tile(
                 shape.segments,
                 lambda column, width: self._tile(group, blocks, row, start + column, shape.rows, width),

@@ -181,7 +181,7 @@ def _each_square(image: Image, block: Expr, square: Place, pixel: Place) -> None
         count = -(-image.width // image.lanes)
         repeat(count, lambda index: square(at_most(index * image.lanes, last), channels))
 
-    _either_block(block, whole, rest, partial(line, image.lanes), partial(line, rest))
+    _either_block(block, whole, rest, partial(line, image.lanes), partial(line, int(rest)))
 
 
 def _either_block(block: Expr, whole: int, rest: int, full: Any, partial: Any) -> None:
@@ -231,7 +231,7 @@ def _band(
 
     def positions(index: Expr, band: Band) -> None:
         for i in range(band.segments[0].width):
-            position = cut.pixel(index) + i
+            position = cut.pixel(index, band) + i
             places = (
                 position * spec.position_stride + block * image.lanes,
                 (block * image.plane) + position * image.lanes,

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.extents import is_constant
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan
 from gangway.compiler.kernels.templates.builder import (
@@ -22,7 +23,6 @@ from gangway.compiler.kernels.templates.builder import (
     at_most,
     bind,
     constant,
-    either,
     kernel,
     lane_sum,
     lanes_at,
@@ -42,15 +42,18 @@ from gangway.compiler.kernels.templates.tiling import (
     Band,
     Cut,
     Priced,
+    Segment,
     Tasks,
     Traffic,
     UnsupportedSpecError,
     all_tasks,
     blocks_of,
     cut_line,
+    each_of,
     each_tile,
     knob,
     make_plan,
+    parts_of,
     registers,
     segments,
     spread,
@@ -165,9 +168,16 @@ class Layout:
         return -(-self.columns // self.width)
 
     @cached_property
+    def panel_tiles(self) -> tuple[Segment, ...]:
+        """The columns as panels; they overlap where extents allow it."""
+        half = -(-self.vectors // 2) * self.target.lanes
+        return parts_of(self.columns, (half, self.width), may_overlap=self.spec.inner <= INNER)
+
+    @cached_property
     def cut(self) -> Cut:
-        """Rows cut into tiles."""
-        return cut_line(self.rows, most_numbers(self.target, self.tile_vectors))
+        """Rows cut into tiles, which must not overlap if they are computed bit by bit."""
+        rows = int(self.rows) if self.spec.inner > INNER else self.rows
+        return cut_line(rows, most_numbers(self.target, self.tile_vectors))
 
     @cached_property
     def batches(self) -> int:
@@ -224,8 +234,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, MatMulSpec)
     layout = Layout(spec, target)
     planes = layout.batches * layout.panels
-    tasks = Tasks(planes, layout.cut.bands, knob(plan, "panels"), knob(plan, "bands"), bool(knob(plan, "pixels_first")))
-    full, rest = divmod(layout.columns, layout.width)
+    tasks = Tasks(planes, layout.cut.bands, knob(plan, "panels"), knob(plan, "bands"), knob(plan, "pixels_first"))
+    panels = layout.panel_tiles
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         first, second, y = buffers
@@ -235,18 +245,14 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             batch, index = quotient(plane, layout.panels), remainder(plane, layout.panels)
             origins = [bind(matrix.origin(batch, spec.batch_shape)) for matrix in layout.matrices]
 
-            def write(columns: int) -> None:
-                first = index * layout.width
+            def write(first: Expr, columns: int) -> None:
                 if layout.dots:
                     Dots(spec, target, layout.matrices, operands, origins, layout.rows).write(first, columns)
                     return
                 writer = Panel(spec, target, layout.matrices, operands, origins, first, columns)
                 writer.write(layout.cut, layout.tile_vectors, first_band, tasks.bands_per_task)
 
-            if not full:
-                write(rest)
-            else:
-                either(index < full if rest else True, lambda: write(layout.width), lambda: write(rest))
+            each_of(panels, index, write)
 
         tasks.each_group(number, panel)
 
@@ -287,19 +293,21 @@ class Panel:
         pieces = sum(block.count for block in blocks)
 
         def rows(inner: tuple[Expr, int], number: Expr, band: Band) -> None:
-            self._tiles(cut.pixel(number), band.segments[0].width, inner, groups, pieces > 1)
+            self._tiles(cut.pixel(number, band), band.segments[0].width, inner, groups, pieces > 1)
 
         def clear(number: Expr, band: Band) -> None:
-            self._clear(cut.pixel(number), band.segments[0].width)
+            self._clear(cut.pixel(number, band), band.segments[0].width)
 
         def block(first: Expr, count: int) -> None:
             if not in_place:
                 self._pack(first, count)
             cut.each(first_band, bands, partial(rows, (first, count)))
 
-        self._panel = None if in_place else scratch(max(block.width for block in blocks) * self._width)
+        longest = max(block.width for block in blocks)
+        longest = longest if is_constant(longest) else INNER  # so that one kernel serves all
+        self._panel = None if in_place else scratch(longest * self._width)
         if pieces > 1:
-            cut.each(first_band, bands, lambda number, band: self._clear(cut.pixel(number), band.segments[0].width))
+            cut.each(first_band, bands, clear)
         each_tile(blocks, block)
 
     def _b_at(self, inner: Expr, column: Expr) -> Expr:
@@ -316,7 +324,7 @@ class Panel:
         lanes, whole = self._lanes, count // self._lanes
         if self._b_matrix.row == 1 and self._b_matrix.column != 1 and whole:
             repeat(whole, lambda i: self._pack_square(first, i * lanes))
-            if count % lanes:
+            if not is_constant(count) or count % lanes:
                 repeat(count % lanes, lambda i: self._pack_row(first, whole * lanes + i))
         else:
             repeat(count, lambda i: self._pack_row(first, i))

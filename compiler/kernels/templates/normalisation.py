@@ -218,7 +218,7 @@ def layer_norm_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         def positions(index: Expr, band: Band) -> None:
-            _normalise(spec, image, buffers, cut.pixel(index), band.segments[0].width)
+            _normalise(spec, image, buffers, cut.pixel(index, band), band.segments[0].width)
 
         tasks.each(number, lambda group, _: cut.each(group, 1, positions))
 

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.extents import is_constant
+from gangway.compiler.kernels.extents import Extent, is_constant
 from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
 from gangway.compiler.kernels.templates.builder import (
     Argument,
@@ -37,11 +37,11 @@ from gangway.compiler.kernels.templates.tiling import (
     Segment,
     Tasks,
     UnsupportedSpecError,
-    balanced,
     each_tile,
     knob,
     make_plan,
     plane_tasks,
+    segments,
 )
 
 TILE_PIXELS = 8
@@ -105,10 +105,10 @@ class _Window:
     limit: int  # the input's length
     counted: int  # padding at the end that counts
 
-    def inside(self, position: int) -> bool:
+    def inside(self, position: Expr) -> bool:
         """Whether the window at an output position lies wholly in the input."""
         start = position * self.stride - self.pad
-        return start >= 0 and start + self.size <= self.limit
+        return bool(start >= 0 and start + self.size <= self.limit)
 
     def first(self, position: Expr) -> Expr:
         """The window's first tap that is not padding."""
@@ -118,6 +118,11 @@ class _Window:
         """One past the window's last tap that is not padding."""
         return at_most(self.limit + self.pad - position * self.stride, self.size)
 
+    def taps(self, position: Expr) -> range:
+        """The window's taps that are not padding, at a known position."""
+        start = position * self.stride - self.pad
+        return range(int(max(-start, 0)), int(min(self.limit - start, self.size)))
+
     def padded(self, position: Expr) -> Expr:
         """Number of the window's taps, those in padding included that counts."""
         return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
@@ -125,10 +130,11 @@ class _Window:
 
 def _segments(window: _Window, width: int) -> list[Segment]:
     """Columns as tiles: single ones at the borders, wider ones between."""
-    inner = [column for column in range(width) if window.inside(column)]
-    border = [Segment(column, 1, 1) for column in range(width) if not window.inside(column)]
-    runs = balanced(len(inner), TILE_PIXELS) if inner else ()
-    return border + [Segment(inner[0] + start, count, size) for start, count, size in runs]
+    first = min(-(-window.pad // window.stride), width)
+    end = min(max(first, (window.limit + window.pad - window.size) // window.stride + 1), width)
+    border = [*range(first), *(end + i for i in range(width - end))]
+    inner = segments(end - first, TILE_PIXELS) if end > first else ()
+    return [Segment(column, 1, 1) for column in border] + [tile.moved(first) for tile in inner]
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -153,7 +159,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         _Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
         for axis, size in enumerate((spec.height, spec.width))
     )
-    segments = _segments(across, y_image.width)
+    tiles = _segments(across, y_image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:
         return tirx.Max(a, b) if spec.mode == "max" else a + b
@@ -164,9 +170,8 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         def tile(block: Expr, line_number: Expr, column: Expr, width: int) -> None:
             flat = depth == DepthWindow(1, 1)
             place, row = (0, line_number) if flat else (quotient(line_number, height), remainder(line_number, height))
-            taps = range(across.size) if width > 1 else range(across.first(column), across.end(column))
-            if not isinstance(column, int) or across.inside(column):
-                taps = range(across.size)
+            known = isinstance(column, int | Extent)  # of single ones at the borders
+            taps = range(across.size) if not known or across.inside(column) else across.taps(column)
             needed = sorted({i * across.stride + tap for i in range(width) for tap in taps})
             start = constant(float("-inf") if spec.mode == "max" else 0.0, lanes)
             columns = {offset: Register(lanes, start) for offset in needed}
@@ -199,13 +204,13 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
                 if spec.mode == "average":
                     count = (end - first) * len(taps) * (back - front)
                     if spec.count_include_pad:  # only border columns, single and at known places, can reach the padding
-                        count = down.padded(row) * (across.padded(column) if isinstance(column, int) else across.size)
+                        count = down.padded(row) * (across.padded(column) if known else across.size)
                         count = count * (1 if flat else slices.padded(place))
                     value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
                 out = block * y_image.plane + y_image.origin + line_number * y_image.row + (column + i) * lanes
                 store(y, out, value, lanes)
 
-        tasks.each(number, lambda block, row: each_tile(segments, partial(tile, block, row)))
+        tasks.each(number, lambda block, row: each_tile(tiles, partial(tile, block, row)))
 
     return kernel(symbol, [Argument("x", x_image.elements), Argument("y", y_image.elements)], task)
 

@@ -5,7 +5,7 @@ No search, no measurement: a static cost model chooses, and its figures are thos
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from gangway.artifact.format import TargetSpec
@@ -21,6 +21,7 @@ CLAIM_US = 0.1  # an executor's rank claims a task
 GANGS = (1, 2, 2, 3, 4, 8, 16)  # gang sizes to be balanced for; two ranks count double
 PEAK_FLOPS_PER_US = {"avx512": 110_000, "avx2": 100_000, "baseline": 25_000}
 MOST_PRICE = 3.0  # times the static choice's: what takes longer would not meet a layer's QoS
+LAST_WIDTHS = 3  # that the last tile of a line may have whose length is read at run time
 SMALL_TILE = 0.05  # a tile of half the pixels loads weights twice as often: so much more of a layer's time
 Priced = tuple[float, KernelPlan]
 """A plan and its expected time, in any unit."""
@@ -88,10 +89,6 @@ class Image:
 def balanced(total: int, limit: int) -> tuple[tuple[int, int, int], ...]:
     """`total` in equal parts of at most `limit`: up to two runs of (start, number of parts, size of each)."""
     parts = -(-total // limit)
-    if not is_constant(total):
-        size = int(-(-total // parts))
-        smaller = parts * size - total
-        return (0, parts - smaller, size), ((parts - smaller) * size, smaller, size - 1)
     size, larger = divmod(total, parts)
     runs = [(0, larger, size + 1), (larger * (size + 1), parts - larger, size)]
     return tuple(run for run in runs if run[1])
@@ -104,11 +101,25 @@ def balanced_sizes(totals: Iterable[int], limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` register tiles beside each other, each `width` pixels wide, the first at column `start`."""
+    """`count` register tiles beside each other, each `width` pixels wide, the first at column `start`.
+
+    None begins behind column `last`, if that is given: then the last one overlaps the one before it.
+    """
 
     start: int
     count: int
     width: int
+    last: int | None = None
+
+    def column(self, index: Expr) -> Expr:
+        """The first column of a tile."""
+        column = self.start + index * self.width
+        return column if self.last is None else at_most(column, self.last)
+
+    def moved(self, columns: int) -> "Segment":
+        """The same tiles, so many columns further right."""
+        last = None if self.last is None else self.last + columns
+        return replace(self, start=self.start + columns, last=last)
 
 
 @dataclass(frozen=True)
@@ -121,56 +132,78 @@ class Band:
 
 @dataclass(frozen=True)
 class Cut:
-    """An image cut into `full_count` equal bands and possibly smaller ones after them, mostly a single one.
+    """An image cut into `full_count` equal bands and possibly smaller ones after them: (how many, band).
 
-    `row_pixels` is the distance of two bands if the image is treated as one line of pixels, else 0; from one of the
-    smaller bands to the next it is `rest_pixels`.
+    `row_pixels` is the distance of two bands if the image is treated as one line of pixels, else 0. If the length of
+    the line is read at run time, it is `pixels`, and the last band overlaps the one before it.
     """
 
     full: Band
     full_count: int
-    rest: Band | None
+    rests: tuple[tuple[int, Band], ...] = ()
     row_pixels: int = 0
-    rest_count: int = 1
-    rest_pixels: int = 0
+    pixels: int | None = None
 
     @property
     def bands(self) -> int:
         """Number of bands."""
-        return self.full_count + (self.rest_count if self.rest else 0)
+        return sum((count for count, _ in self.rests), self.full_count)
 
-    def pixel(self, band: Expr) -> Expr:
+    def pixel(self, number: Expr, band: Band) -> Expr:
         """The first pixel of a band of a line."""
-        if not self.rest_pixels:
-            return band * self.row_pixels
-        return band * self.rest_pixels + at_most(band, self.full_count)
+        pixel = number * self.row_pixels
+        return pixel if self.pixels is None else at_most(pixel, self.pixels - band.segments[0].width)
 
     @cached_property
     def tiles(self) -> tuple[tuple[int, int], ...]:
         """(pixels, how many) of all register tiles."""
-        found = [(self.full.rows * s.width, s.count * self.full_count) for s in self.full.segments]
-        if self.rest:
-            found += [(self.rest.rows * s.width, s.count) for s in self.rest.segments]
-        return tuple(found)
+        kinds = ((self.full_count, self.full), *self.rests)
+        return tuple((band.rows * s.width, s.count * count) for count, band in kinds for s in band.segments)
 
     def each(self, first: Expr, count: int, body: Callable[[Expr, Band], None]) -> None:
         """Emit `body(band number, band)` for up to `count` bands from number `first`."""
-        rest = self.rest
-        if rest is None:
-            repeat(at_most(count, self.full_count - first), lambda i: body(first + i, self.full))
-            return
-        last = self.full_count
 
-        def band(number: Expr) -> None:
-            after = last if is_one(self.rest_count) else number
-            either(number < last, lambda: body(number, self.full), lambda: body(after, rest))
+        def one_of(number: Expr, begin: int, kinds: Sequence[tuple[int, Band]]) -> None:
+            (among, shape), *others = kinds
+            if not others:
+                body(begin if self.rests and is_one(among) else number, shape)
+                return
+            end = begin + among
+            either(number < end, lambda: body(number, shape), lambda: one_of(number, end, others))
 
-        repeat(at_most(count, self.bands - first), lambda i: band(first + i))
+        kinds = ((self.full_count, self.full), *self.rests)
+        repeat(at_most(count, self.bands - first), lambda i: one_of(first + i, 0, kinds))
 
 
 def segments(total: int, limit: int) -> tuple[Segment, ...]:
-    """A line cut into equal tiles of at most `limit`."""
-    return tuple(Segment(*run) for run in balanced(total, limit))
+    """A line cut into tiles of at most `limit`: equal ones, or, of an extent, whole ones and a smaller one.
+
+    The smaller one has one of a few widths and overlaps the tile before it, so that one kernel serves all lines of
+    `limit` pixels or more. So each pixel may be computed twice, with the same result.
+    """
+    if is_constant(total):
+        return tuple(Segment(*run) for run in balanced(total, limit))
+    if total < limit:
+        return (Segment(0, 1, int(total)),)
+    return overlapping(total, sorted({-(-limit * part // LAST_WIDTHS) for part in range(1, LAST_WIDTHS + 1)}))
+
+
+def overlapping(total: int, widths: Sequence[int]) -> tuple[Segment, ...]:
+    """A line of an extent cut into tiles of the largest width, and at most one of another.
+
+    `widths` grow; there are as many pixels as the largest or more.
+    """
+    limit = widths[-1]
+
+    def is_above(width: int) -> int:
+        """1 if more pixels are left than `width`, else 0."""
+        return (total % limit + (limit - 1 - width)) // limit
+
+    above = [is_above(width) for width in (0, *widths[:-1])]
+    tiles = [Segment(0, total // limit + above[-1], limit, total - limit)]
+    for width, wider, more in zip(widths[-2::-1], above[:0:-1], above[-2::-1], strict=True):
+        tiles.append(Segment(total - width, more - wider, width, total - width))
+    return tuple(tiles)
 
 
 def blocks_of(total: int, limit: int) -> tuple[Segment, ...]:
@@ -185,29 +218,50 @@ def blocks_of(total: int, limit: int) -> tuple[Segment, ...]:
     return Segment(0, larger, size), Segment(larger * size, parts - larger, size - 1)
 
 
+def parts_of(total: int, widths: tuple[int, int], may_overlap: bool = True) -> tuple[Segment, ...]:
+    """A line cut into parts of the larger width and a partial one; of an extent, parts may overlap as in `segments`."""
+    most = widths[1]
+    if not is_constant(total) and may_overlap and total >= most:
+        return overlapping(total, sorted(set(widths)))
+    full, rest = divmod(total, most)
+    whole, last = Segment(0, full, most), Segment(full * most, 1, rest)
+    return (*[whole] * bool(full), *[last] * bool(rest))
+
+
 def each_tile(tiles: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
     """Emit `body(first column, width)` for every tile of a band."""
     for segment in tiles:
         repeat(segment.count, partial(_nth_tile, body, segment))
 
 
+def each_of(tiles: Sequence[Segment], number: Expr, body: Callable[[Expr, int], None], begin: int = 0) -> None:
+    """Emit `body(first column, width)` for tile `number` of a band, counted through all segments."""
+    segment, *others = tiles
+    one = partial(_nth_tile, body, segment, 0 if is_one(segment.count) else number - begin)
+    if not others:
+        one()
+        return
+    end = begin + segment.count
+    either(number < end, one, lambda: each_of(others, number, body, end))
+
+
 def _nth_tile(body: Callable[[Expr, int], None], segment: Segment, index: Expr) -> None:
-    body(segment.start + index * segment.width, segment.width)
+    body(segment.column(index), segment.width)
 
 
 def cut_line(pixels: int, tile_pixels: int) -> Cut:
-    """An image without halos is one line of pixels: bands are single tiles.
-
-    Of an extent, they are as many, of two sizes that depend little on the number of pixels.
-    """
+    """An image without halos is one line of pixels: bands are single tiles. Of an extent, they are as many."""
     if not is_constant(pixels):
-        (_, count, size), (_, rest_count, rest) = balanced(pixels, tile_pixels)
-        smaller = Band(1, (Segment(0, 1, rest),)) if rest else None
-        return Cut(Band(1, (Segment(0, 1, size),)), count, smaller, size, rest_count, rest)
+        first, *others = ((tile.count, _line(tile.width)) for tile in segments(pixels, tile_pixels))
+        return Cut(first[1], first[0], tuple(others), first[1].segments[0].width, pixels)
     size = -(-pixels // -(-pixels // tile_pixels))
     rest = pixels % size
-    tile = Band(1, (Segment(0, 1, size),))
-    return Cut(tile, pixels // size, Band(1, (Segment(0, 1, rest),)) if rest else None, row_pixels=size)
+    return Cut(_line(size), pixels // size, ((1, _line(rest)),) if rest else (), row_pixels=size)
+
+
+def _line(pixels: int) -> Band:
+    """A band of a single tile."""
+    return Band(1, (Segment(0, 1, pixels),))
 
 
 def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
@@ -215,7 +269,7 @@ def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
     rows = min(max(1, tile_pixels // width), height)
     tiles = segments(width, tile_pixels)
     rest = height % rows
-    return Cut(Band(rows, tiles), height // rows, Band(rest, tiles) if rest else None)
+    return Cut(Band(rows, tiles), height // rows, ((1, Band(rest, tiles)),) if rest else ())
 
 
 def is_line(spec: ConvSpec) -> bool:
@@ -237,7 +291,7 @@ class Tasks:
     bands: int
     groups_per_task: int
     bands_per_task: int
-    pixels_first: bool
+    pixels_first: int
 
     @property
     def chunks(self) -> int:
@@ -279,7 +333,11 @@ class Tasks:
 
     def first(self, task: Expr) -> tuple[Expr, Expr]:
         """First group and first band of a task."""
-        if self.pixels_first:
+        if not is_constant(self.pixels_first):
+            step = self.parts - self.pixels_first * (self.parts - 1)
+            chunk = remainder(quotient(task, step), self.chunks)
+            part = remainder(quotient(task, 1 + self.pixels_first * (self.chunks - 1)), self.parts)
+        elif self.pixels_first:
             chunk, part = remainder(task, self.chunks), quotient(task, self.chunks)
         else:
             chunk, part = quotient(task, self.parts), remainder(task, self.parts)

@@ -1,16 +1,23 @@
 """Numbers that kernels read at run time: arithmetic as of integers, decisions as conditions."""
 
 import math
+from dataclasses import astuple
 
 import pytest
 
 from gangway.compiler.kernels.extents import Conditions, Extent, traced
+from gangway.compiler.kernels.templates.tiling import Segment, segments
 
 
 def tiles(width: int, most: int) -> tuple[int, int]:
     """What templates do: tiles of equal size, and what is left."""
     count = -(-width // most)
     return count, width % count
+
+
+def known(tile: Segment) -> Segment:
+    """The tile with the values of its numbers."""
+    return Segment(*(number.value if isinstance(number, Extent) else number for number in astuple(tile)))
 
 
 def test_arithmetic_is_that_of_integers() -> None:
@@ -28,6 +35,19 @@ def test_a_kernel_is_right_where_every_decision_is_the_same() -> None:
         assert isinstance(count, Extent) and not rest and count < 4
     met = {width for width in range(1, 80) if trace.conditions.met((width,))}
     assert met == {width for width in range(1, 80) if not tiles(width, 14)[1] and tiles(width, 14)[0] < 4}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 14, 28])
+def test_one_kernel_computes_every_pixel_of_all_longer_lines(limit: int) -> None:
+    with traced((limit,)) as trace:
+        segments(trace.extents[0], limit)
+    for total in range(limit, 5 * limit):
+        assert trace.conditions.met((total,))
+        with traced((total,)) as other:
+            tiles = segments(other.extents[0], limit)
+        columns = [(tile.column(index), tile.width) for tile in map(known, tiles) for index in range(tile.count)]
+        assert {column + i for column, width in columns for i in range(width)} == set(range(total))
+        assert len(columns) == -(-total // limit)
 
 
 def test_a_length_of_a_python_loop_is_fixed() -> None:
