@@ -77,14 +77,15 @@ class BufferRef:
 class TensorSpec:
     """One input or output. `shape` is the model's own, -1 where the batch goes.
 
-    Of compiled models only the first dimension may be -1, of those for onnxruntime any. `symbols` has a name for each
-    dimension, empty for the fixed ones: dimensions of one name are equal in every request. Compiled outputs have none.
+    Of compiled models only the first dimension may be -1; any may be of outputs of a tail, and of models for
+    onnxruntime. `symbols` has a name for each dimension, empty for the fixed ones: dimensions of one name are equal in
+    every request. Compiled outputs have none.
     """
 
     name: str
     datatype: str  # Triton's names: FP32, INT32, ...
     shape: tuple[int, ...]
-    row_bytes: int  # 0 if it depends on the request or its answer: strings, and dimensions other than the batch
+    row_bytes: int  # 0 if it depends on the request or its answer: strings, dimensions other than the batch, a tail
     symbols: tuple[str, ...] = ()
     optional: bool = False  # a request may leave it out; only for onnxruntime, which has a value for it
     # What its one integer is called, if that decides which shapes or branches a model for onnxruntime computes: the
@@ -142,7 +143,7 @@ class Layer:
     checks: tuple[str, ...] = ()
     # Of an island: the file of the artifact with which onnxruntime computes the layer, row by row. The arguments are
     # the file's inputs and outputs, plain, in their order. There is one version of one task, without a kernel, and
-    # `max_ranks` is how many threads are useful.
+    # `max_ranks` is how many threads are useful. A tail's arguments are the inputs only, and its one task is all rows.
     onnx_file: str = ""
     # Numbers too small for the type's full precision count as zero, in what is read and in what is stored.
     flushes_subnormals: bool = False
@@ -188,6 +189,9 @@ class Manifest:
     pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/place/costs.py)
     pass_rows: int = 1  # of a pass, for each core
     parameters: int = 0  # numbers of the model's weights
+    # The last layer is an island that makes all outputs, of sizes that are known only then: the answer is a frame
+    # (executor/frames.py), as that of a model for onnxruntime is.
+    tail: bool = False
     slow_nodes: tuple[str, ...] = ()  # first outputs of nodes that are in islands since their kernels were slower
     session_bytes: int = 0  # of memory beside mapped weights for a session of onnxruntime, of each island one
     compiler_version: str = ""

@@ -123,7 +123,9 @@ def _check(manifest: Manifest) -> None:
     for side in (manifest.inputs, manifest.outputs):
         _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
         for tensor in side:
-            _check_tensor(tensor, manifest)
+            _check_tensor(tensor, manifest, is_open=manifest.tail and side is manifest.outputs)
+    if manifest.tail:
+        _check_tail(manifest)
     if manifest.engine is Engine.ONNXRUNTIME:
         _check_whole(manifest)
     else:
@@ -131,7 +133,13 @@ def _check(manifest: Manifest) -> None:
             _check_layer(manifest, layer)
 
 
-def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
+def _check_tail(manifest: Manifest) -> None:
+    _require(manifest.engine is Engine.NATIVE and bool(manifest.layers[-1].onnx_file), "the tail is no island")
+    _require(manifest.pass_layers < len(manifest.layers), "the tail computes all rows at once")
+    _require(not any(tensor.row_bytes for tensor in manifest.outputs), "outputs of a tail have a size")
+
+
+def _check_tensor(tensor: TensorSpec, manifest: Manifest, is_open: bool) -> None:
     name = f"tensor '{tensor.name}'"
     _require(len(tensor.symbols) in (0, len(tensor.shape)), f"{name} has {len(tensor.symbols)} symbols")
     _require(not tensor.value_symbol or set(tensor.shape) <= {1}, f"{name} has more than one value")
@@ -139,7 +147,7 @@ def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
     _require(not manifest.batched or tensor.shape[:1] == (-1,), f"{name} has no batch dimension")
     if manifest.engine is Engine.NATIVE:
         _require(tensor.row_bytes >= 0, f"{name} has a negative size")
-        _require(-1 not in tensor.shape[manifest.batched :], f"{name} is not of fixed size")
+        _require(is_open or -1 not in tensor.shape[manifest.batched :], f"{name} is not of fixed size")
 
 
 def _has_right_files(manifest: Manifest) -> bool:

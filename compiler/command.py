@@ -93,11 +93,12 @@ def _layer_table(manifest: Manifest) -> Table:
     for heading in ("MFLOP", "MB", "tasks", "ranks"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("kernel", overflow="fold")
-    for layer in manifest.layers:
+    for number, layer in enumerate(manifest.layers, 1):
         version = layer.versions[0]
         numbers = (f"{layer.flops / 1e6:.3g}", f"{layer.bytes / 1e6:.3g}", str(version.tasks), str(layer.max_ranks))
         kernels = "; ".join(version.description for version in layer.versions)
-        operator = f"island: {layer.operator}" if layer.onnx_file else layer.operator
+        kind = "tail: " if manifest.tail and number == len(manifest.layers) else "island: " if layer.onnx_file else ""
+        operator = f"{kind}{layer.operator}"
         table.add_row(layer.name, operator, layer.shape, *numbers, kernels)
     return table
 

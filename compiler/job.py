@@ -39,7 +39,7 @@ from gangway.compiler.kernels.codegen import (
     write_weights,
 )
 from gangway.compiler.kernels.objects import Kernel, KernelObjects
-from gangway.compiler.kernels.plain_specs import IslandSpec
+from gangway.compiler.kernels.plain_specs import Answer, IslandSpec, TailSpec
 from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.key import SIZED, compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
@@ -59,7 +59,7 @@ from gangway.compiler.place.memory import Step
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
 from gangway.compiler.speed_check import Candidate, is_doubtful, require_speed
 
-_DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
+_DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "string": "BYTES"}
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,14 @@ class Job:
     def _manifest(
         self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, lowered: Lowered, parameters: int
     ) -> Manifest:
+        last = lowered.steps[-1].spec
+        tail = last if isinstance(last, TailSpec) else None
         return Manifest(
             key=self._key,
             model_name=self._model_name,
             batched=graph.batched,
             inputs=_tensors(graph, graph.inputs, batch_symbols(self._path)),
-            outputs=_tensors(graph, graph.outputs, {}),
+            outputs=_answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {}),
             layers=layers,
             arena_bytes=lowered.arena_bytes,
             target=self._target,
@@ -156,6 +158,7 @@ class Job:
             pass_layers=passes.layers,
             pass_rows=passes.rows,
             parameters=parameters,
+            tail=tail is not None,
             slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
         )
@@ -187,6 +190,14 @@ def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> 
         symbols = (batch[name], *[""] * (len(shape) - 1)) if graph.batched and name in batch else ()
         specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes, symbols))
     return tuple(specs)
+
+
+def _answers(answers: Sequence[Answer], batched: bool) -> tuple[TensorSpec, ...]:
+    """Return the specs of a tail's outputs."""
+    return tuple(
+        TensorSpec(each.name, _DATATYPES[each.dtype], (-1, *each.shape[1:]) if batched else each.shape, 0)
+        for each in answers
+    )
 
 
 def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> tuple[dict[KernelSpec, str], int]:
@@ -233,7 +244,8 @@ def _write_extents(extents: Sequence[int], writer: ArtifactWriter) -> tuple[int,
 
 def _layer(step: Step, plan: KernelPlan, version: Version, offsets: Sequence[tuple[int, ...]], onnx_file: str) -> Layer:
     """Return the layer; `offsets`: of its weights, and of the numbers that its kernel reads at run time."""
-    buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in step.buffers]
+    placed = step.inputs if isinstance(step.spec, TailSpec) else step.buffers
+    buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in placed]
     constants, sizes = ([BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in some] for some in offsets)
     return Layer(
         name=step.name,

@@ -4,6 +4,7 @@ Which of the two is faster depends on the processor, so both are measured. A mod
 left to it.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import Layer, Space
-from gangway.artifact.onnx_session import bind_static, open_session
+from gangway.artifact.onnx_session import bind_static, element_type, open_session
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.kernels.codegen import Library, aligned
@@ -93,7 +94,10 @@ def _calls(candidate: Candidate, feeds: Mapping[str, Array]) -> list[Call]:
         Space.WEIGHTS: [aligned(np.fromfile(candidate.weights, np.uint8))],
         Space.ARENA: [aligned(np.zeros(max(candidate.arena_bytes, 1), np.uint8))],
         Space.INPUT: [aligned(np.ascontiguousarray(feeds[name])).reshape(-1).view(np.uint8) for name in graph.inputs],
-        Space.OUTPUT: [aligned(np.zeros(graph.types[name].size_bytes, np.uint8)) for name in graph.outputs],
+        Space.OUTPUT: [  # which a tail does not need
+            aligned(np.zeros(graph.types[name].size_bytes if name in graph.types else 0, np.uint8))
+            for name in graph.outputs
+        ],
     }
 
     def call(layer: Layer) -> Call:
@@ -110,7 +114,14 @@ def _calls(candidate: Candidate, feeds: Mapping[str, Array]) -> list[Call]:
 
 
 def _island_call(path: Path, arguments: Sequence[Array]) -> Call:
-    """Return a run of onnxruntime for a layer, whose inputs and outputs stay where they are."""
+    """Return a run of onnxruntime for a layer, whose inputs and outputs stay where they are, those of a tail aside."""
     session = open_session(path)
+    if len(arguments) == len(session.get_inputs()):
+        feeds = {}
+        for tensor, array in zip(session.get_inputs(), arguments, strict=True):
+            dtype = np.dtype(element_type(tensor.type))
+            content = array[: math.prod(tensor.shape) * dtype.itemsize]
+            feeds[tensor.name] = content.view(dtype).reshape(tensor.shape)
+        return lambda: session.run(None, feeds)
     binding = bind_static(session, [array.ctypes.data for array in arguments])
     return lambda: (session.run_with_iobinding(binding), arguments)

@@ -152,14 +152,16 @@ class Program:
         inputs: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         checks: tuple[tuple[str, ...], ...],
-        calls: tuple[Callable[[tuple[int, ...], tuple[int, ...]], tuple[bool, str] | None] | None, ...],
+        calls: tuple[Callable[..., tuple[bool, str] | None] | None, ...],
+        tail: bool = False,
     ) -> None:
         """Tensors are pairs: bytes of a row, its place if staged (`plan_staging`). `checks` and `calls`: of each layer.
 
         A layer with a function is the call `run(addresses, cores)` for each row, without kernels: where its arguments
         lie, and the CPU numbers on which it may have threads, the caller's first. It returns None, or why the row was
         not computed: whether what is in the request is to blame (INVALID, else INTERNAL), and a text. An exception
-        answers INTERNAL.
+        answers INTERNAL. `tail`: the last layer is the call `run(rows, frame, cores)` for each request: the addresses
+        for each of its rows, and the block for the frame of all outputs, which no other layer makes.
         """
     @classmethod
     def whole(

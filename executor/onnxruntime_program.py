@@ -197,12 +197,17 @@ class OnnxRuntimeModel:
         }
 
     def _write(self, answer: memoryview, arrays: Sequence[Any]) -> None:
-        contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
-        sizes = [(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)]
-        frame = self._writer.write(answer, sizes)
-        if frame is not None:
-            for part, content in zip(frame.parts, contents, strict=True):
-                answer[part.offset : part.offset + part.size_bytes] = content
+        write_arrays(self._writer, answer, self._manifest.outputs, arrays)
+
+
+def write_arrays(writer: FrameWriter, answer: memoryview, outputs: Sequence[TensorSpec], arrays: Sequence[Any]) -> None:
+    """Write the frame of these outputs, or only its size if there is no room. Raises ValueError for another type."""
+    contents = [_contents(tensor, array) for tensor, array in zip(outputs, arrays, strict=True)]
+    sizes = [(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)]
+    frame = writer.write(answer, sizes)
+    if frame is not None:
+        for part, content in zip(frame.parts, contents, strict=True):
+            answer[part.offset : part.offset + part.size_bytes] = content
 
 
 def rows_of(feeds: Mapping[str, Any]) -> int:

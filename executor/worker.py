@@ -270,9 +270,10 @@ def load_program(folder: Path, most_cores: int) -> _native.Program:
         arena_bytes=manifest.arena_bytes,
         staging_bytes=staging.size_bytes,
         inputs=_tensors(manifest.inputs, staging.inputs),
-        outputs=_tensors(manifest.outputs, staging.outputs),
+        outputs=[] if manifest.tail else _tensors(manifest.outputs, staging.outputs),
         checks=tuple(layer.checks for layer in manifest.layers),
         calls=_calls(folder, manifest, most_cores),
+        tail=manifest.tail,
     )
 
 
@@ -280,14 +281,17 @@ def _calls(folder: Path, manifest: Manifest, most_cores: int) -> tuple[Callable[
     """Return what computes each layer that is an island; None for all others."""
     if not manifest.islands:
         return (None,) * len(manifest.layers)
-    from gangway.executor.island import Island  # noqa: PLC0415
+    from gangway.executor.island import Island, Tail  # noqa: PLC0415
 
-    return tuple(
-        Island(folder / layer.onnx_file, manifest.model_name, min(most_cores, layer.max_ranks))
-        if layer.onnx_file
-        else None
-        for layer in manifest.layers
-    )
+    calls: list[Callable[..., Any] | None] = []
+    for number, layer in enumerate(manifest.layers):
+        if not layer.onnx_file:
+            calls.append(None)
+            continue
+        model, cores = folder / layer.onnx_file, min(most_cores, layer.max_ranks)
+        is_tail = manifest.tail and number == len(manifest.layers) - 1
+        calls.append(Tail(model, manifest, cores) if is_tail else Island(model, manifest.model_name, cores))
+    return tuple(calls)
 
 
 def symbols(manifest: Manifest) -> list[str]:

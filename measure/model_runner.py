@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self, TypeVar
@@ -27,6 +27,7 @@ MODEL_ID: Final = 0
 _ALIGNMENT_BYTES: Final = 4096
 _SPARE: Final = 0.5  # share of free memory that a measurement may take,
 _MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from other programs
+ANSWER_BYTES: Final = 1 << 20  # where nothing says how large an answer is; one without room is not copied
 
 MessageT = TypeVar("MessageT", bound=Message)
 Progress = Callable[[str, float], None]
@@ -229,6 +230,8 @@ class ModelRunner(LocalExecutor):
     def __init__(
         self, cache_dir: Path, manifest: Manifest, cores: Sequence[int], max_rows: int, gangs: int = 1
     ) -> None:
+        if manifest.tail:  # one frame has all outputs
+            manifest = replace(manifest, outputs=(replace(manifest.outputs[0], row_bytes=ANSWER_BYTES),))
         self.manifest = manifest
         asked = max_rows if manifest.batched else 1
         self.room_rows = min(asked * gangs, _rows_that_fit(manifest))
@@ -307,7 +310,8 @@ class ModelRunner(LocalExecutor):
         self._reserved_rows = rows
 
     def _request(self, gang: int, rows: int) -> SlotRequest:
-        return SlotRequest(MODEL_ID, rows, *self._places(gang * rows))
+        frame_bytes = rows * aligned(ANSWER_BYTES) if self.manifest.tail else 0
+        return SlotRequest(MODEL_ID, rows, *self._places(gang * rows), frame_bytes=(0, frame_bytes))
 
     def _places(self, first_row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return where the inputs and outputs of a query lie that has its rows from `first_row` on."""

@@ -9,11 +9,10 @@ from typing import Final
 from gangway.artifact.format import ITEM_BYTES, MOST_PLAUSIBLE_ELEMENTS, Manifest, TensorSpec
 from gangway.executor.frames import example_bytes, plan_frame, write_header
 from gangway.executor.slots import SlotRequest, SlotStatus
-from gangway.measure.model_runner import MODEL_ID, ModelRunner, RunError, aligned
+from gangway.measure.model_runner import ANSWER_BYTES, MODEL_ID, ModelRunner, RunError, aligned
 
 USUAL_SIZE: Final = 224  # of symbolic dimensions: pixels, or tokens
 _HEADER_BYTES: Final = 4096  # of a frame, for each tensor
-_ANSWER_BYTES: Final = 1 << 20  # where nothing says how large an answer is; one without room is not copied
 
 Sizes = Mapping[str, int]
 
@@ -35,7 +34,7 @@ class WholeRunner(ModelRunner):
         largest = [_row_bytes(tensor, self._possible, manifest.batched) for tensor in manifest.inputs]
         inputs = [replace(each, row_bytes=size) for each, size in zip(manifest.inputs, largest, strict=True)]
         outputs = [
-            replace(each, row_bytes=_HEADER_BYTES + (each.row_bytes or _ANSWER_BYTES)) for each in manifest.outputs
+            replace(each, row_bytes=_HEADER_BYTES + (each.row_bytes or ANSWER_BYTES)) for each in manifest.outputs
         ]
         sized = replace(manifest, inputs=tuple(inputs), outputs=tuple(outputs), batched=batched)
         self._rows_in_shape = manifest.batched

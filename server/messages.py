@@ -49,7 +49,7 @@ class ModelReady:
     `weights_bytes`: those that all workers map. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
-    `initial_states`: (input, file with what it has at the start of a sequence).
+    `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's.
     """
 
     model_id: int
@@ -69,6 +69,7 @@ class ModelReady:
     isolated_us: float = 0.0
     initial_states: tuple[tuple[str, str], ...] = ()
     statistics_row: int = -1
+    tail: bool = False
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -127,8 +128,8 @@ class ModelTarget:
 class VariantReady:
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
-    `inputs` and `outputs` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in the
-    order of `ModelReady.symbols`. `qos_us`: the latency target of these sizes; None: the model's.
+    `inputs`, `outputs` and `tail` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in
+    the order of `ModelReady.symbols`. `qos_us`: the latency target of these sizes; None: the model's.
     """
 
     model_id: int
@@ -139,6 +140,7 @@ class VariantReady:
     outputs: tuple[TensorSpec, ...]
     max_rows: int
     qos_us: float | None = None
+    tail: bool = False
 
 
 @dataclass(frozen=True)

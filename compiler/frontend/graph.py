@@ -75,6 +75,7 @@ class Graph:
     wide_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in a batch of WIDE_BATCH
     opset: int = 21  # of ONNX's own operators
     domains: Mapping[str, int] = field(default_factory=dict)  # versions of others
+    open_types: Mapping[str, TensorType] = field(default_factory=dict)  # of outputs with sizes that are not known: -1
 
     def uses(self) -> Counter[str]:
         """How often each tensor is read, by nodes or as an output of the model."""

@@ -160,16 +160,18 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
     graph = model.graph
+    types = _types([*graph.input, *graph.value_info, *graph.output], constants)
     made = Graph(
         inputs=tuple(value.name for value in graph.input if value.name not in constants),
         outputs=tuple(value.name for value in graph.output),
         batched=batched,
         nodes=tuple(_node(node) for node in graph.node),
         constants=constants,
-        types=_types([*graph.input, *graph.value_info, *graph.output], constants),
+        types=types,
         wide_shapes=wide_shapes,
         opset=opset_of(model),
         domains={item.domain: item.version for item in model.opset_import if item.domain not in OWN_DOMAINS},
+        open_types=_open_types(graph.output, types),
     )
     made = _without_empty_parts(made)
     if batched:
@@ -447,6 +449,17 @@ def _without_empty_parts(graph: Graph) -> Graph:
     kept = remove_unused(replace(graph, nodes=tuple(nodes)))
     names = {*kept.inputs, *(name for node in kept.nodes for name in node.outputs)}
     return replace(kept, types={name: kind for name, kind in kept.types.items() if name in names})
+
+
+def _open_types(outputs: Iterable[Any], types: Container[str]) -> dict[str, TensorType]:
+    """Return the types of outputs whose rank is known, but not their shape; sizes that are not known are -1."""
+    found = {}
+    for value in outputs:
+        tensor = value.type.tensor_type
+        if value.name not in types and tensor.elem_type and tensor.HasField("shape"):
+            shape = tuple(-1 if _is_symbolic(dim) else dim.dim_value for dim in tensor.shape.dim)
+            found[value.name] = TensorType(shape, np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name)
+    return found
 
 
 def _refuse_empty(types: Mapping[str, TensorType]) -> None:

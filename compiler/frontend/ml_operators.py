@@ -1,6 +1,7 @@
 """Definitions of the operators of ai.onnx.ml but trees: linear and support vector models, and what prepares features.
 
-Labels are integers. A model with labels of strings is left to onnxruntime, since kernels compute numbers only.
+Labels of classifiers are integers: with labels of strings the model is left to onnxruntime. An encoder that makes
+strings of numbers becomes operators on strings, which are in the model's tail, since kernels compute numbers only.
 """
 
 from collections.abc import Sequence
@@ -162,10 +163,10 @@ def one_hot_encoder(body: Body) -> None:
 
 @defines("LabelEncoder", domain=DOMAIN)
 def label_encoder(body: Body) -> None:
-    """Numbers for numbers, and another one for those that no key equals."""
+    """Numbers or strings for numbers, and another one for those that no key equals."""
     keys, values = (_table(body, name) for name in ("keys", "values"))
-    if keys is None or values is None or keys.size > _MOST_KEYS:
-        raise body.node.unsupported(f"keys or values are strings, or there are more than {_MOST_KEYS}")
+    if keys is None or values is None or keys.dtype.kind == "O" or keys.size > _MOST_KEYS:
+        raise body.node.unsupported(f"keys are strings, or there are more than {_MOST_KEYS}")
     kind = body.type(0)
     wide = body.reshape(body.node.inputs[0], [*(0 for _ in kind.shape), 1])
     found = body.op("Equal", wide, body.constant(keys, kind.dtype))
@@ -179,7 +180,9 @@ def label_encoder(body: Body) -> None:
 
 
 def _table(body: Body, name: str) -> Array | None:
-    """Keys or values; None if they are strings."""
+    """Keys or values; None if they are of another type."""
+    if (texts := body.attribute(f"{name}_strings", None)) is not None:
+        return np.array([text.decode() for text in texts], object)
     for suffix, dtype in (("int64s", np.int64), ("floats", np.float32)):
         if (given := body.attribute(f"{name}_{suffix}", None)) is not None:
             return np.array(given, dtype)
@@ -189,6 +192,8 @@ def _table(body: Body, name: str) -> Array | None:
 
 
 def _default(body: Body, values: Array) -> Array:
+    if values.dtype.kind == "O":
+        return np.array([body.attribute("default_string", b"_Unused").decode()], object)
     tensor = body.attribute("default_tensor", None)
     if tensor is not None:
         return numpy_helper.to_array(tensor).reshape(-1)[:1].astype(values.dtype)

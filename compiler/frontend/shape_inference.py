@@ -403,8 +403,9 @@ def means_the_same(operator: str, opset: int, other: int) -> bool:
 
 
 def value_proto(name: str, kind: TensorType) -> Any:
-    """Return a typed name."""
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
+    """Return a typed name; a size of -1 is open."""
+    shape = [size if size >= 0 else None for size in kind.shape]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), shape)
 
 
 def model_proto(

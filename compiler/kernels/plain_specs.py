@@ -402,3 +402,29 @@ class IslandSpec(KernelSpec):
 
     model: bytes
     row_us: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An output of a model as onnxruntime declares it: numpy's type ("string" for texts), -1 for sizes not known."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TailSpec(IslandSpec):
+    """The last island of a model, which makes all of its outputs, of sizes that depend on data: they have no buffers.
+
+    Arguments: the file's inputs. Its outputs are the model's, in their order.
+    """
+
+    outputs: tuple[Answer, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Shapes for people."""
+        return ", ".join(
+            "x".join("?" if size < 0 else str(size) for size in each.shape) or "1" for each in self.outputs
+        )

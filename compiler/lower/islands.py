@@ -3,6 +3,9 @@
 An island is a group of nodes that no path leaves and enters again, so that it can be one layer. Its inputs and outputs
 are tensors in memory: of known shape, and of types that memory has. So nodes with another tensor between them are in
 one island, and so is all that lies on paths between the two.
+
+If an output of the model is another tensor, the last island is a *tail*: it makes that output, and all others. Whatever
+reads what it makes is in it, so that it can be the last layer.
 """
 
 import heapq
@@ -11,15 +14,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onnx import defs
+import numpy as np
+from onnx import defs, helper
 
 from gangway.artifact.format import MAX_OPERANDS
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.graph import Graph, Node
 from gangway.compiler.frontend.shape_inference import model_proto, node_proto
 from gangway.compiler.frontend.simplify import RANDOM
 from gangway.compiler.frontend.subgraphs import all_nodes
-from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, IslandSpec, MatMulSpec, TreeSpec
+from gangway.compiler.kernels.plain_specs import (
+    ELEMENT_TYPES,
+    Answer,
+    IslandSpec,
+    MatMulSpec,
+    TailSpec,
+    TreeSpec,
+)
 from gangway.compiler.kernels.specs import Array, ConvSpec, ConvTransposeSpec, RecurrentSpec, VolumeConvSpec
 from gangway.compiler.lower.layers import Attention, Layer, LayerSpec, Program
 from gangway.compiler.lower.reference import best_us, example, run_apart
@@ -34,11 +45,13 @@ WORTHWHILE: tuple[type[LayerSpec], ...] = (
     Attention,
 )
 MAX_BYTES = 1 << 30  # of a tensor, and of an island's constants
+ANSWER_TYPES = {*ELEMENT_TYPES, "string"}
 
 
 def add_islands(program: Program, refused: Collection[str]) -> None:
     """Add layers for the nodes, given by their first outputs, that the program has none for.
 
+    A tail, if there is one, is the last layer. The program's graph has no outputs then: they are in no buffers.
     Raises UnsupportedModelError where that is impossible, and where onnxruntime serves the model better as a whole: if
     no other layer is a matrix product, a convolution or an attention.
     """
@@ -49,13 +62,20 @@ def add_islands(program: Program, refused: Collection[str]) -> None:
         raise UnsupportedModelError("no other layer is a matrix product, a convolution or an attention")
     layers = [_layer(program.graph, nodes, f"island{number}") for number, nodes in enumerate(islands)]
     program.views = {name: source for name, source in program.views.items() if name not in made}
-    program.layers = _in_order(program, [*layers, *kept])
+    tail = next((layer.output for layer in layers if isinstance(layer.spec, TailSpec)), None)
+    program.layers = _in_order(program, [*layers, *kept], [tail] if tail else program.graph.outputs)
+    if tail:
+        program.graph = replace(program.graph, outputs=())
 
 
 def form_islands(graph: Graph, refused: Collection[str]) -> list[tuple[Node, ...]]:
     """Return the nodes of each island, in their order. Raises UnsupportedModelError."""
     groups = _Groups(graph.nodes)
     wanted = {index for index, node in enumerate(graph.nodes) if node.outputs[0] in refused}
+    tail = _tail(graph, groups.edges())
+    if tail:
+        groups.merge(tail)
+        wanted |= tail
     for maker, reader, name in groups.edges():
         if not _is_tensor(name, graph):
             groups.merge(groups.between(maker, reader))
@@ -63,10 +83,23 @@ def form_islands(graph: Graph, refused: Collection[str]) -> list[tuple[Node, ...
     for maker, reader, _ in groups.edges():
         if wanted >= {maker, reader}:
             between = groups.between(maker, reader)
-            if len(between) == 2:  # otherwise a path leaves the two and comes back
+            # Otherwise a path leaves the two and comes back. All outputs are the tail's, so every path comes to it.
+            if len(between) == 2 and not (min(tail, default=None) in between and groups.leads_elsewhere(maker, reader)):
                 groups.merge(between)
     islands = [sorted(groups.members[number]) for number in sorted({groups.owner[index] for index in wanted})]
     return [tuple(graph.nodes[index] for index in members) for members in islands]
+
+
+def _tail(graph: Graph, edges: Sequence[tuple[int, int, str]]) -> set[int]:
+    """Return the nodes that a tail must have; none if memory can hold all outputs."""
+    links: dict[int, set[int]] = {index: set() for index in range(len(graph.nodes))}
+    for maker, reader, name in edges:
+        links[maker].add(reader)
+        if not _is_tensor(name, graph):
+            links[reader].add(maker)
+    opened = {name for name in graph.outputs if not _is_tensor(name, graph)}
+    starts = [index for index, node in enumerate(graph.nodes) if not opened.isdisjoint(node.outputs)]
+    return set().union(*(_reached(start, links) for start in starts))
 
 
 def _is_tensor(name: str, graph: Graph) -> bool:
@@ -105,6 +138,10 @@ class _Groups:
         first, last = self.owner[maker], self.owner[reader]
         return {first, last} | (_reached(first, self._after) & _reached(last, self._before))
 
+    def leads_elsewhere(self, maker: int, reader: int) -> bool:
+        """Whether another group than that of `reader` reads what the group of `maker` makes."""
+        return self._after[self.owner[maker]] != {self.owner[reader]}
+
     def merge(self, groups: set[int]) -> None:
         """Make one group of several, which must have all that is between them."""
         into = min(groups)
@@ -130,24 +167,48 @@ def _reached(start: int, links: Mapping[int, set[int]]) -> set[int]:
 
 def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     made = dict.fromkeys(name for node in nodes for name in node.outputs if name)
+    is_tail = any(name in made and not _is_tensor(name, graph) for name in graph.outputs)
     own = {id(node) for node in nodes}
     elsewhere = {name for node in graph.nodes if id(node) not in own for name in node.inputs} | {*graph.outputs}
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in made)
+    passed = [name for name in graph.outputs if name not in made] if is_tail else []
+    read = dict.fromkeys([*(name for node in nodes for name in node.inputs if name and name not in made), *passed])
     constants = {name: graph.constants[name] for name in read if name in graph.constants}
     inputs = tuple(name for name in read if name not in constants)
-    output, *more = (name for name in made if name in elsewhere)
+    outputs = graph.outputs if is_tail else tuple(name for name in reversed(made) if name in elsewhere)
     try:
         protos = [node_proto(_with_own_name(node), graph.opset) for node in nodes]
     except defs.SchemaError as error:  # a node that the compiler has made of others
         raise nodes[0].unsupported(f"opset {graph.opset} has no such operator, or one beside it: {error}") from error
-    _check(graph, protos, (*inputs, output, *more), constants)
-    types = [{name: graph.types[name] for name in names} for names in (inputs, (*more, output))]
+    _check(graph, protos, inputs if is_tail else (*inputs, *outputs), constants)
+    copies = {name: f"{name}:copy" for name in passed}  # what is read cannot be an output, too
+    protos += [helper.make_node("Identity", [name], [copy]) for name, copy in copies.items()]
+    given = {name: graph.types[name] for name in inputs}
+    results = {copies.get(name, name): graph.types.get(name) or graph.open_types.get(name) for name in outputs}
     domains = {item.domain: graph.domains[item.domain] for item in all_nodes(protos) if item.domain in graph.domains}
-    model = model_proto(protos, types[0], types[1], constants, graph.opset, domains).SerializeToString()
-    spec = IslandSpec(model, _row_us(model, *types))
+    model = model_proto(protos, given, results, constants, graph.opset, domains).SerializeToString()
+    feeds = {name: example(kind, 0) for name, kind in given.items()}
+    if is_tail:  # it selects by a threshold, mostly, which nearly all random numbers would pass
+        feeds = {name: np.zeros_like(value) for name, value in feeds.items()}
+    declared, row_us = _measured(model, feeds)
     operators = ", ".join(dict.fromkeys(node.operator for node in nodes))
     title = nodes[0].name if len(nodes) == 1 else name
-    return Layer(title, operators, spec, inputs, output, more_outputs=tuple(more))
+    if is_tail:
+        answers = tuple(replace(each, name=name) for each, name in zip(declared, outputs, strict=True))
+        _check_answers(answers)
+        return Layer("tail", operators, TailSpec(model, row_us, answers), inputs, next(iter(made)))
+    for each in declared:
+        kind = graph.types[each.name]
+        if (each.shape, each.dtype) != (kind.shape, kind.dtype):
+            found = f"{each.dtype}{list(each.shape)}"
+            raise UnsupportedModelError(f"onnxruntime makes '{each.name}' {found}, not as declared")
+    return Layer(title, operators, IslandSpec(model, row_us), inputs, outputs[-1], more_outputs=outputs[:-1])
+
+
+def _check_answers(answers: Sequence[Answer]) -> None:
+    """Raise UnsupportedModelError for an output that no request can hold."""
+    for answer in answers:
+        if answer.dtype not in ANSWER_TYPES:
+            raise UnsupportedModelError(f"output '{answer.name}' is {answer.dtype}, not what a request can have")
 
 
 def _with_own_name(node: Node) -> Node:
@@ -168,33 +229,31 @@ def _check(graph: Graph, protos: Iterable[Any], tensors: Sequence[str], constant
         raise UnsupportedModelError(f"an island would have more than {MAX_BYTES >> 20} MiB of weights")
 
 
-def _row_us(model: bytes, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]) -> int:
-    """Return how long onnxruntime takes for a row, 0 if it cannot compute examples.
+def _measured(model: bytes, feeds: Mapping[str, Array]) -> tuple[tuple[Answer, ...], int]:
+    """Return what onnxruntime says of the outputs, and how long it takes for an example, 0 if it cannot compute that.
 
-    Raises UnsupportedModelError if it does not open the model, or thinks that outputs have other types.
+    Raises UnsupportedModelError if it does not open the model.
     """
     from gangway.artifact.onnx_session import element_type, open_session  # noqa: PLC0415 - most models have no island
 
-    def opened() -> tuple[Any, list[tuple[str, list[object], str]]]:
+    def opened() -> tuple[Any, tuple[Answer, ...]]:
         session = open_session(model)
-        return session, [(item.name, item.shape, element_type(item.type)) for item in session.get_outputs()]
+        shapes = [[size if isinstance(size, int) else -1 for size in item.shape] for item in session.get_outputs()]
+        kinds = [(item.name, element_type(item.type)) for item in session.get_outputs()]
+        return session, tuple(Answer(*kind, tuple(shape)) for kind, shape in zip(kinds, shapes, strict=True))
 
-    def timed() -> tuple[list[tuple[str, list[object], str]], float]:
+    def timed() -> tuple[tuple[Answer, ...], float]:
         session, declared = opened()
-        feeds = {name: example(kind, 0) for name, kind in inputs.items()}
         try:
             return declared, best_us(lambda: session.run(None, feeds))
-        except Exception:  # the examples are not valid
+        except Exception:  # the example is not valid
             return declared, 0.0
 
     try:
         declared, row_us = run_apart(timed)
-    except UnsupportedModelError:  # it may be the examples with which it takes too long
+    except UnsupportedModelError:  # it may be the example with which it takes too long
         declared, row_us = run_apart(lambda: opened()[1]), 0.0
-    for name, shape, dtype in declared:
-        if (tuple(shape), dtype) != (outputs[name].shape, outputs[name].dtype):
-            raise UnsupportedModelError(f"onnxruntime makes '{name}' {dtype}{shape}, not as declared")
-    return math.ceil(row_us)
+    return declared, math.ceil(row_us)
 
 
 @dataclass(frozen=True)
@@ -205,15 +264,15 @@ class _Flow:
     writes: frozenset[str]
 
 
-def _in_order(program: Program, layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers that are needed, each after those whose results it reads, otherwise in the given order."""
+def _in_order(program: Program, layers: Sequence[Layer], results: Iterable[str]) -> list[Layer]:
+    """Return the layers that `results` need, each after those whose results it reads, otherwise in the given order."""
     flows = [
         _Flow(frozenset(map(program.home, layer.inputs)), frozenset((layer.output, *layer.more_outputs)))
         for layer in layers
     ]
     makers = {name: index for index, flow in enumerate(flows) for name in flow.writes}
     sources = [{makers[name] for name in flow.reads if name in makers} for flow in flows]
-    needed = _reached_from((makers.get(program.home(name)) for name in program.graph.outputs), sources)
+    needed = _reached_from((makers.get(program.home(name)) for name in results), sources)
     readers: dict[int, list[int]] = {index: [] for index in needed}
     for index in needed:
         for source in sources[index]:

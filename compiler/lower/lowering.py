@@ -143,6 +143,10 @@ def _lower_node(program: Program, node: Node) -> None:
 
 def _check_types(program: Program, node: Node) -> None:
     first, *others = filter(None, node.outputs)
+    for name in filter(None, (*node.inputs, first)):
+        constant, kind = program.graph.constants.get(name), program.graph.types.get(name)
+        if "object" in (constant.dtype.name if constant is not None else "", kind.dtype if kind else ""):
+            raise node.unsupported(f"'{name}' holds strings")
     for name in others if node.operator not in SEVERAL_OUTPUTS else ():
         if program.graph.uses()[name]:
             raise node.unsupported(f"its output '{name}' is used")

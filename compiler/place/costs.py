@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec
+from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec, TailSpec
 from gangway.compiler.place.memory import Step
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
@@ -72,7 +72,8 @@ class Passes(NamedTuple):
 
 
 def choose_passes(steps: Sequence[Step]) -> Passes:
-    """Return the passes of a model."""
+    """Return the passes of a model, in which a tail has no part."""
+    steps = [step for step in steps if not isinstance(step.spec, TailSpec)]
     return passes_of([activation_bytes(step) for step in steps], [weight_bytes(step) for step in steps])
 
 

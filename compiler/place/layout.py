@@ -24,6 +24,7 @@ from gangway.compiler.kernels.plain_specs import (
     RemapSpec,
     ScatterSpec,
     SoftmaxSpec,
+    TailSpec,
     TensorProgramSpec,
     TreeSpec,
     contiguous,
@@ -388,6 +389,15 @@ def _place_island(memory: Memory, layer: Layer) -> None:
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     inputs = tuple(memory.plain(name) for name in layer.inputs)
     memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))
+
+
+@places(TailSpec)
+def _place_tail(memory: Memory, layer: Layer) -> None:
+    """Its results are in no buffer: it tells how large they are when it has them."""
+    assert isinstance(layer.spec, TailSpec)
+    inputs = tuple(memory.plain(name) for name in layer.inputs)
+    nothing = Buffer(TensorType((0,), "uint8"), "plain", None, Space.OUTPUT)
+    memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, nothing))
 
 
 @places(Part)

@@ -49,7 +49,7 @@ static bool claim(struct lease *lease, const struct phase *phase, uint32_t part,
     }
 }
 
-/* A whole_call cannot be stopped once it runs, and has no boundary before the query's end: any stop prevents its start. */
+/* A whole program cannot be stopped once it runs, and has no boundary before the query's end: any stop prevents its start. */
 static bool must_leave(const struct rank *rank) {
     uint32_t control = atomic_load_explicit(&rank->lease->control, memory_order_acquire);
     return atomic_load_explicit(&rank->lease->aborted, memory_order_acquire) || control == CONTROL_STOP_NOW ||

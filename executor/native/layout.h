@@ -143,7 +143,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, deadline_ns, )                                                                                            \
     FIELD(_Atomic uint64_t, compute_start_ns, ) /* the first task of any part */                                              \
     FIELD(_Atomic uint64_t, compute_end_ns, )   /* the last one of any */                                                     \
-    FIELD(uint64_t, input_frame_bytes, )        /* of a request to a whole program (program.h) */                             \
+    FIELD(uint64_t, input_frame_bytes, )        /* of a request to a whole program, or, of outputs, to a tail (program.h) */  \
     FIELD(uint64_t, output_frame_bytes, )                                                                                     \
     FIELD(uint64_t, limit_ns, )                                                                                               \
     FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \

@@ -116,6 +116,11 @@ static void execute_group(struct query *query, const struct phase *phase, uint32
     if (refused[0]) refuse(piece, layer, refused);
 }
 
+void phase_arguments(const struct query *query, const struct layer *layer, const struct piece *piece, uint32_t row, void **arguments) {
+    uint64_t stride;
+    for (uint32_t i = 0; i < layer->argument_count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &stride);
+}
+
 static void copy_row(const struct query *query, enum phase_kind kind, uint32_t row) {
     const struct program *program = query->program;
     const struct piece *piece = piece_of(query, row);
@@ -158,6 +163,8 @@ void phase_execute(struct query *query, const struct phase *phase, uint32_t begi
         for (uint32_t row = begin; row < end; row++) copy_row(query, phase->kind, row);
     } else if (program->whole) { /* the only task of the only phase: its rank also advances the phase, and knows the result */
         program->whole(program->context, query);
+    } else if (program->layers[phase->layer].tail) {
+        program->layers[phase->layer].tail(program->layers[phase->layer].context, query);
     } else {
         uint32_t mode = flush_subnormals(program->layers[phase->layer].flushes_subnormals);
         while (begin < end) { /* task t belongs to group t / group_tasks */
@@ -191,12 +198,12 @@ static struct phase open_layer(const struct query *query, struct phase phase, ui
     const struct version *version = &layer->versions[minimum(number, layer->version_count - 1)];
     phase.batch = is_batch(version, phase.rows);
     const struct implementation *chosen = phase.batch ? &version->batch : &version->one;
-    phase.groups = query->program->whole ? 1 : row_groups(version, phase.rows);
+    phase.groups = query->program->whole || layer->tail ? 1 : row_groups(version, phase.rows);
     phase.group_tasks = chosen->tasks;
     phase.tasks = chosen->tasks * phase.groups;
     phase.chunk = chosen->chunk;
     phase.run = chosen->run;
-    phase.call = layer->call != NULL;
+    phase.call = layer->call || layer->tail;
     return phase;
 }
 

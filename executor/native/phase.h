@@ -25,6 +25,8 @@ bool query_copies(const struct query *query, enum phase_kind kind);
 /* The phase that `state` says, which is of a layer of the program. A lease of several members begins with PHASE_PACK in any case: without
  * anything to pack that is the phase of its layer. */
 struct phase phase_open(const struct lease *lease, const struct query *query, const struct phase_state *state);
+/* Where the arguments of the phase's layer lie in a row of a piece. */
+void phase_arguments(const struct query *query, const struct layer *layer, const struct piece *piece, uint32_t row, void **arguments);
 /* Beyond how many ranks the phase gets slower. */
 uint32_t phase_most_ranks(const struct query *query, const struct phase *phase);
 /* Runs tasks [begin, end). */

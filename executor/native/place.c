@@ -26,16 +26,19 @@ static bool place_tensors(struct worker *worker, const struct memory *io, const 
     return true;
 }
 
-static bool place_frames(struct worker *worker, const struct memory *io, struct piece *piece) {
-    const struct slot *slot = piece->slot;
-    piece->input_frame_bytes = slot->input_frame_bytes;
-    piece->output_frame_bytes = slot->output_frame_bytes;
-    piece->inputs[0] = tensor_at(worker, io, slot->input_offset[0], piece->input_frame_bytes, true);
-    piece->outputs[0] = tensor_at(worker, io, slot->output_offset[0], piece->output_frame_bytes, true);
-    return piece->inputs[0] && piece->outputs[0];
+static bool place_input_frame(struct worker *worker, const struct memory *io, struct piece *piece) {
+    piece->input_frame_bytes = piece->slot->input_frame_bytes;
+    piece->inputs[0] = tensor_at(worker, io, piece->slot->input_offset[0], piece->input_frame_bytes, true);
+    return piece->inputs[0];
 }
 
-/* Shared memory is read once, then checked. A call for all rows has the whole of each request. */
+static bool place_output_frame(struct worker *worker, const struct memory *io, struct piece *piece) {
+    piece->output_frame_bytes = piece->slot->output_frame_bytes;
+    piece->outputs[0] = tensor_at(worker, io, piece->slot->output_offset[0], piece->output_frame_bytes, true);
+    return piece->outputs[0];
+}
+
+/* Shared memory is read once, then checked. What makes a frame has the whole of each request. */
 static bool place_member(struct worker *worker, const struct program *program, struct member member, struct piece *piece) {
     if (member.front_end >= worker->io_count) return false;
     const struct memory *io = &worker->io[member.front_end];
@@ -51,15 +54,17 @@ static bool place_member(struct worker *worker, const struct program *program, s
     piece->part = member.part;
     piece->parts = parts;
     piece->rows = member.rows;
-    if (program->whole) return parts == 1 && place_frames(worker, io, piece);
+    bool framed = program->whole || has_tail(program);
+    if (framed && (parts != 1 || !place_output_frame(worker, io, piece))) return false;
+    if (program->whole) return place_input_frame(worker, io, piece);
     return place_tensors(worker, io, slot->input_offset, program->inputs, program->input_count, &member, piece->inputs) &&
            place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);
 }
 
-/* Whether each pass has a row, and phases can be numbered. */
+/* Whether each pass has a row, and none the tail, and phases can be numbered. */
 static bool passes_fit(const struct lease *lease, const struct query *query) {
     uint32_t layers = query->program->layer_count, passes = lease->passes, head = lease->pass_layers;
-    if (head > layers || passes == 0 || passes > query->rows || passes > MAX_PHASES) return false;
+    if (head > layers - has_tail(query->program) || passes == 0 || passes > query->rows || passes > MAX_PHASES) return false;
     return passes == 1 || (head > 0 && (uint64_t)head * passes + (layers - head) <= MAX_PHASES);
 }
 

@@ -35,6 +35,10 @@ struct piece;
  * the caller's. Fails the slot of the row's piece if it cannot (`slot_fail`). */
 typedef void (*layer_call)(void *context, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus,
                            uint32_t cpu_count);
+struct query;
+/* Computes a query in one call, in place of kernels, each of its pieces into one block with all outputs: a frame, which describes its own
+ * contents (executor/frames.py). Fails the slot of each piece that fails (`slot_fail`). */
+typedef void (*query_call)(void *context, struct query *query);
 
 struct layer {
     uint32_t argument_count, version_count;
@@ -48,7 +52,8 @@ struct layer {
     uint32_t check_count;
     const char *checks[MAX_CHECKS];
     layer_call call; /* NULL: kernels. Otherwise there is one version, with one task for each row, and no kernel */
-    void *context;   /* of `call` */
+    query_call tail; /* NULL unless this is the program's tail: the same, but one task for all rows, which have one answer */
+    void *context;   /* of `call`, or `tail` */
 };
 
 /* One input or output. */
@@ -60,13 +65,8 @@ struct tensor {
 };
 #define NOT_STAGED UINT64_MAX
 
-struct query;
-/* Computes a query in one call, in place of kernels: each of its pieces from one block with all inputs to one with all outputs. The blocks
- * are frames, which describe their own contents (executor/frames.py). Fails the slot of each piece that fails (`slot_fail`). */
-typedef void (*whole_call)(void *context, struct query *query);
-
 struct program {
-    uint32_t layer_count, input_count, output_count;
+    uint32_t layer_count, input_count, output_count; /* a tail makes all outputs: then none is counted here */
     uint64_t arena_bytes;              /* of one row */
     uint64_t staging_bytes;            /* of one row, behind those: for leases with several members */
     uint64_t pack_bytes, unpack_bytes; /* of a row's staged inputs, and outputs: what is copied */
@@ -77,9 +77,12 @@ struct program {
     void *library; /* of dlopen */
     struct layer *layers;
     bool calls;       /* a layer is a call */
-    whole_call whole; /* NULL: kernels. Otherwise there is one layer, with one task for all rows, and no kernel */
+    query_call whole; /* NULL: layers. Otherwise there is one, with one task for all rows, and no kernel; inputs are in a frame, too */
     void *context;    /* of `whole` */
 };
+
+/* The last layer, if it makes frames of answers. */
+static inline bool has_tail(const struct program *program) { return program->layer_count && program->layers[program->layer_count - 1].tail; }
 
 static inline bool is_batch(const struct version *version, uint32_t rows) { return rows > 1 && version->batch.run; }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include "gang.h"
+#include "phase.h"
 #include "program.h"
 #include "slot.h"
 
@@ -114,21 +115,23 @@ static bool is_staged(const struct program *program, const struct layer *layer) 
 }
 
 static void call_layer(void *run, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus, uint32_t cpu_count);
+static void call_tail(void *run, struct query *query);
 
 /* Makes a layer one that is a call of `run`. */
-static bool read_call(const struct layer_record *record, PyObject *run, struct layer *layer) {
+static bool read_call(const struct layer_record *record, PyObject *run, bool is_tail, struct layer *layer) {
     bool sound = PyCallable_Check(run) && record->version_count == 1 && record->versions[0].one.tasks == 1 &&
                  record->versions[0].batch.rows == 0;
     if (!sound) return PyErr_Format(PyExc_ValueError, "a layer that is a call has one version of one task"), false;
     layer->versions[0].one = (struct implementation){NULL, 1, 1, 1};
-    layer->call = call_layer;
+    if (is_tail) layer->tail = call_tail;
+    else layer->call = call_layer;
     layer->context = run;
     return true;
 }
 
 /* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. `run`: None, or a function in place of kernels. */
 static bool read_layer(const struct program *program, const struct layer_record *record, PyObject *symbols, Py_ssize_t *next, PyObject *run,
-                       struct layer *layer) {
+                       bool is_tail, struct layer *layer) {
     if (!is_sound(program, record) || (run == Py_None && record->argument_count > MAX_ARGUMENTS)) {
         PyErr_Format(PyExc_ValueError, "layer %zd of the table is malformed", layer - program->layers);
         return false;
@@ -142,7 +145,8 @@ static bool read_layer(const struct program *program, const struct layer_record 
         layer->arguments[i] =
             (struct argument){record->arguments[i].space, record->arguments[i].index, record->arguments[i].offset};
     }
-    if (run != Py_None) return read_call(record, run, layer);
+    if (run != Py_None) return read_call(record, run, is_tail, layer);
+    if (is_tail) return PyErr_Format(PyExc_ValueError, "the tail is no call"), false;
     for (uint32_t i = 0; i < record->version_count; i++) {
         struct version *version = &layer->versions[i];
         if (!read_kernel(program, &record->versions[i].one, symbols, next, &version->one)) return false;
@@ -167,15 +171,16 @@ static bool read_checks(PyObject *texts, struct layer *layer) {
 }
 
 static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", "calls", NULL};
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", "calls", "tail", NULL};
     struct program *program = &((struct program_object *)self)->program;
     const char *kernels, *weights, *table;
     Py_ssize_t table_bytes, next = 0;
     PyObject *symbols, *inputs, *outputs, *checks, *calls;
     unsigned long long arena_bytes, staging_bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!O!", names, &kernels, &weights, &table, &table_bytes, &symbols,
+    int tail = 0;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!O!|p", names, &kernels, &weights, &table, &table_bytes, &symbols,
                                      &arena_bytes, &staging_bytes, &inputs, &outputs, &PyTuple_Type, &checks, &PyTuple_Type,
-                                     &calls)) {
+                                     &calls, &tail)) {
         return -1;
     }
     if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
@@ -211,10 +216,12 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         struct layer_record record;
         struct layer *layer = &program->layers[program->layer_count];
         memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
-        if (!read_layer(program, &record, symbols, &next, PyTuple_GET_ITEM(calls, program->layer_count), layer)) return -1;
+        bool is_tail = tail && program->layer_count == count - 1;
+        PyObject *run = PyTuple_GET_ITEM(calls, program->layer_count);
+        if (!read_layer(program, &record, symbols, &next, run, is_tail, layer)) return -1;
         if (!read_checks(PyTuple_GET_ITEM(checks, program->layer_count), layer)) return -1;
         program->joins = program->joins && is_staged(program, layer);
-        program->calls = program->calls || layer->call;
+        program->calls = program->calls || layer->call || layer->tail;
     }
     return 0;
 }
@@ -309,7 +316,7 @@ static void prepare_call(struct prepared_call *known, PyObject *result) {
     known->call = Py_NewRef(call);
 }
 
-/* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
+/* The query_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
 static void call_python(void *context, struct query *query) {
     struct program_object *self = context;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -335,21 +342,60 @@ static void call_python(void *context, struct query *query) {
     PyGILState_Release(state);
 }
 
+static PyObject *addresses_of(void *const *arguments, uint32_t count) {
+    PyObject *addresses = PyTuple_New(count);
+    for (uint32_t i = 0; addresses && i < count; i++) {
+        PyObject *address = PyLong_FromVoidPtr(arguments[i]);
+        if (address) PyTuple_SET_ITEM(addresses, i, address);
+        else Py_CLEAR(addresses);
+    }
+    return addresses;
+}
+
 /* The layer_call of a layer that is a function in Python. */
 static void call_layer(void *run, struct piece *piece, void *const *arguments, uint32_t count, const uint32_t *cpus, uint32_t cpu_count) {
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *addresses = PyTuple_New(count), *cores = addresses ? numbers(cpus, cpu_count) : NULL;
-    for (uint32_t i = 0; cores && i < count; i++) {
-        PyObject *address = PyLong_FromVoidPtr(arguments[i]);
-        if (address) PyTuple_SET_ITEM(addresses, i, address);
-        else Py_CLEAR(cores);
-    }
+    PyObject *addresses = addresses_of(arguments, count), *cores = addresses ? numbers(cpus, cpu_count) : NULL;
     PyObject *result = cores ? PyObject_CallFunctionObjArgs(run, addresses, cores, NULL) : NULL;
     if (!result) PyErr_WriteUnraisable(run);
     if (result != Py_None) note_result(piece, result);
     Py_XDECREF(addresses);
     Py_XDECREF(cores);
     Py_XDECREF(result);
+    PyGILState_Release(state);
+}
+
+/* [addresses of the arguments in each row of a piece] */
+static PyObject *rows_of(const struct query *query, const struct layer *layer, const struct piece *piece) {
+    void *arguments[MAX_OPERANDS];
+    PyObject *rows = PyList_New(piece->rows);
+    for (uint32_t row = 0; rows && row < piece->rows; row++) {
+        phase_arguments(query, layer, piece, piece->first + row, arguments);
+        PyObject *addresses = addresses_of(arguments, layer->argument_count);
+        if (addresses) PyList_SET_ITEM(rows, row, addresses);
+        else Py_CLEAR(rows);
+    }
+    return rows;
+}
+
+/* The query_call of a tail that is a function in Python, called for each piece that has not failed: what it holds is of no use then. */
+static void call_tail(void *run, struct query *query) {
+    const struct layer *layer = &query->program->layers[query->program->layer_count - 1];
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *cores = numbers(query->cpus, query->cpu_count);
+    for (uint32_t i = 0; i < query->piece_count; i++) {
+        struct piece *piece = &query->pieces[i];
+        if (atomic_load(&piece->slot->failure) != STATUS_OK) continue;
+        PyObject *rows = cores ? rows_of(query, layer, piece) : NULL;
+        PyObject *frame = PyMemoryView_FromMemory(piece->outputs[0], (Py_ssize_t)piece->output_frame_bytes, PyBUF_WRITE);
+        PyObject *result = rows && frame ? PyObject_CallFunctionObjArgs(run, rows, frame, cores, NULL) : NULL;
+        if (!result) PyErr_WriteUnraisable(run);
+        if (result != Py_None) note_result(piece, result);
+        Py_XDECREF(rows);
+        Py_XDECREF(frame);
+        Py_XDECREF(result);
+    }
+    Py_XDECREF(cores);
     PyGILState_Release(state);
 }
 

@@ -23,8 +23,8 @@ from gangway.server.errors import RequestError
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import copy_content
-from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission
+from gangway.server.requests.codecs import EMPTY_FRAME_BYTES, copy_content, forget_answer
+from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission, TailLayout
 from gangway.server.requests.ensembles import EnsembleCodec, Graph, Result, Shape, Step, StepCodec, TensorName
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
@@ -232,6 +232,7 @@ class Prepared:
     blocks: Sequence[Block]
     places: Sequence[Place]  # of the outputs: of each, or of the frame of all
     compiled: bool
+    framed: bool
 
     def outputs(self, model: ServedModel, codec: StepCodec) -> Mapping[str, Output] | None:
         """Return what a request has left that is DONE, by name; None if there was too little room.
@@ -239,7 +240,7 @@ class Prepared:
         Raises RequestError if it cannot be used.
         """
         block = self.blocks[-1]
-        if self.compiled:
+        if not self.framed:
             return {
                 name: Output(codec.output_shapes[name], self.places[tensor.index], block)
                 for name, tensor in model.outputs.items()
@@ -266,39 +267,46 @@ def prepare_compiled(
     codec: StepCodec,
     inputs: Mapping[str, EnsembleTensor],
 ) -> Prepared:
-    """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
+    """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs, which a
+    tail writes as a frame.
 
     A step without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError and
     RequestError.
     """
     assert codec.compiled is not None, "so the caller says"
-    layout, rows = codec.compiled.layout, codec.shapes.rows
-    places: list[Place] = [(0, 0)] * len(layout.input_bytes)
+    memory, rows, is_empty = codec.compiled.layout, codec.shapes.rows, codec.shapes.is_empty
+    layout: Layout = memory
+    sizes = [rows * row_bytes for row_bytes in memory.output_bytes]
+    if codec.compiled.tail:
+        sizes = [EMPTY_FRAME_BYTES if is_empty else codec.frame.answer_size.size_bytes]
+        layout = TailLayout(memory.model_id, memory.input_bytes, sizes[0])
+    places: list[Place] = [(0, 0)] * len(memory.input_bytes)
     blocks = []
-    for name, value in inputs.items() if not codec.shapes.is_empty else ():
+    for name, value in inputs.items() if not is_empty else ():
         index = model.inputs[name].index
         places[index], block = values.placed(value)
         blocks.append(block)
-        expected = rows * layout.input_bytes[index]
+        expected = rows * memory.input_bytes[index]
         if places[index][1] != expected:
             message = f"input '{name}' for model '{model.name}' has {places[index][1]} bytes, expected {expected}"
             raise RequestError(grpc.StatusCode.INTERNAL, message)
-    sizes = [rows * row_bytes for row_bytes in layout.output_bytes]
     taken = [pool.take(total_bytes(sizes))]
     try:
         outputs = places_within(taken[-1], sizes)
-        if codec.shapes.is_empty:
-            taken.insert(0, pool.take(total_bytes(layout.input_bytes)))
-            places = places_within(taken[0], layout.input_bytes)
+        if is_empty:
+            taken.insert(0, pool.take(total_bytes(memory.input_bytes)))
+            places = places_within(taken[0], memory.input_bytes)
             for place in places:
                 pool.view(place)[:] = bytes(place[1])
         submission = pool.open(layout, rows, places, outputs, [*blocks, *taken])
+        if codec.compiled.tail:
+            forget_answer(submission)
     except BaseException:
         for block in taken:
             pool.release(block)
         raise
-    left = [(at, 0) for at, _ in outputs] if codec.shapes.is_empty else outputs
-    return Prepared(submission, tuple(taken), left, compiled=True)
+    left = [(taken[-1].offset, 0)] * len(memory.output_bytes) if is_empty else outputs
+    return Prepared(submission, tuple(taken), left, compiled=True, framed=codec.compiled.tail and not is_empty)
 
 
 def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[EnsembleTensor]) -> Prepared:
@@ -324,7 +332,7 @@ def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Ens
         for block in taken:
             pool.release(block)
         raise
-    return Prepared(submission, tuple(taken), places[1:], compiled=False)
+    return Prepared(submission, tuple(taken), places[1:], compiled=False, framed=True)
 
 
 class StepRun(ModelRun):
@@ -470,7 +478,7 @@ class EnsembleRun:
             if outcome.status is not SlotStatus.OK:
                 raise self._failed(step, running.begin_ns, running.failure(outcome))
             if not self._take(running):
-                self._start(running.index, running.begin_ns, whole=True)  # there was too little room for the answer
+                self._start(running.index, running.begin_ns, not running.prepared.compiled)  # an answer without room
                 return ()
         finally:
             self._close(running.prepared)

@@ -22,7 +22,7 @@ from gangway.server.errors import RequestError
 from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
 from gangway.server.front_end.model_run import ClientCall, ModelRun, RequestClock, ShapeWatch, no_room
 from gangway.server.front_end.tracing import Tracer
-from gangway.server.requests.codecs import Codec, FrameCodec, TensorCodec, report_of
+from gangway.server.requests.codecs import Codec, FrameCodec, TailCodec, TensorCodec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
@@ -212,7 +212,7 @@ class ClientRequest(ModelRun):
                 self._codec, self._maps = plan.fallback, False
             else:
                 raise self.failure(submission.outcome())
-            if response is None and not self.contents and isinstance(codec, TensorCodec | FrameCodec):
+            if response is None and not self.contents and isinstance(codec, TensorCodec | FrameCodec | TailCodec):
                 self.contents = codec.contents_in(submission)
         finally:
             if response is None:

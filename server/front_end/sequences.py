@@ -345,7 +345,8 @@ class _States:
     @classmethod
     def of(cls, model: ServedModel, tensors: SequenceTensors) -> "_States":
         compiled = model.compiled.get(())
-        return cls(tensors, HeldPlaces.of(compiled.layout, tensors.states) if compiled and tensors.states else None)
+        has_places = compiled is not None and not compiled.tail and tensors.states
+        return cls(tensors, HeldPlaces.of(compiled.layout, tensors.states) if compiled and has_places else None)
 
     def memory(self, plane: DataPlane, budget: StateBudget) -> StateMemory:
         """Return that of one sequence, which has not begun."""

@@ -43,13 +43,15 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
 class Compiled:
     """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
 
-    `max_rows`: how many it can compute at a time. `qos_us`: its own latency target; None: the model's.
+    `max_rows`: how many it can compute at a time. `qos_us`: its own latency target; None: the model's. `tail`: the
+    answer is a frame, since sizes of outputs are known only when it is there.
     """
 
     layout: TensorLayout
     outputs: tuple[TensorSpec, ...]
     max_rows: int
     qos_us: float | None = None
+    tail: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class ServedModel:
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
             symbols=message.symbols,
-            compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows)},
+            compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows, tail=message.tail)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
             weights_bytes=message.weights_bytes,
@@ -266,7 +268,7 @@ class Models:
         compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
         if isinstance(message, VariantReady):
             layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
-            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us)
+            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us, message.tail)
         return Models({**self.entries, key: replace(model, compiled=compiled)})
 
     @property

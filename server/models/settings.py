@@ -61,8 +61,11 @@ class ModelBatching:
         return cls(**{each.name: getattr(spec, each.name) for each in fields(cls)})
 
     def applied_to(self, spec: LoadModel) -> LoadModel:
-        """Return what the scheduler is told of the model, or of it compiled for certain sizes."""
-        return replace(spec, **vars(self))  # the fields have the same names there
+        """Return what the scheduler is told of the model, or of it compiled for certain sizes.
+
+        What forbids to split requests does so still.
+        """
+        return replace(spec, **vars(self) | {"splits": self.splits and spec.splits})  # fields have the same names there
 
 
 def mode_of(config: ModelConfig) -> str:

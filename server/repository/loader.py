@@ -303,6 +303,7 @@ class ModelLoader:
             weights_bytes=manifest.weights_bytes,
             labels=files.labels,
             initial_states=files.initial_states,
+            tail=manifest.tail,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
@@ -331,7 +332,7 @@ class ModelLoader:
         if shaped is None and bucket_sizes(config) and ready.symbols:
             why = "nothing is compiled with optional inputs, strings or bfloat16"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
-        if manifest.engine is Engine.NATIVE or tried.isolated is not None:
+        if tried.isolated is not None:
             self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped)
 
@@ -352,6 +353,7 @@ class ModelLoader:
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
             pass_layers=manifest.pass_layers,
             pass_rows=manifest.pass_rows,
+            splits=not manifest.tail,  # a request has one answer
         )
 
     def _computable_rows(self, manifest: Manifest) -> int:

@@ -196,7 +196,8 @@ class ShapeCache:
                 model.failed_for_now(sizes)
             return
         ready = model.ready
-        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs, rows)
+        tensors = manifest.inputs, manifest.outputs
+        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
         isolated = await self._trials.try_variant(ready, variant)
         if model.is_dropped:
             self._scheduler.unload(spec.model_id)

@@ -123,7 +123,7 @@ class ModelTrials:
     async def _measure(
         self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes]
     ) -> IsolatedLatency | ModelLoadError:
-        """Return how fast the model is alone, or why no run of a model for onnxruntime has succeeded.
+        """Return how fast the model is alone, or why no run has succeeded of one that may not take zeros.
 
         While others are served the model is not alone. An earlier measurement counts if it was quicker.
         """
@@ -132,7 +132,8 @@ class ModelTrials:
                 measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
             )
         except ModelLoadError as error:
-            if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
+            may_fail = ready.engine is Engine.ONNXRUNTIME or ready.tail  # zeros need not be valid there
+            if not may_fail or self._stop.is_set():
                 raise
             _log.info(
                 "%s, version %d: its time alone is not known before its first request, because no trial request"

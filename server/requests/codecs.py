@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import grpc
 
 from gangway.executor.frames import Frame, Part, header_of, join_strings, needed_bytes, plan_frame, read_frame
-from gangway.executor.slots import SlotOutcome
+from gangway.executor.slots import MAX_TENSORS, SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
-from gangway.server.models.served import ServedModel
+from gangway.server.models.served import Compiled, ServedModel
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.contents import REQUEST_ID, length_prefix
-from gangway.server.requests.data_plane import FrameLayout, Layout, Submission, TensorLayout
+from gangway.server.requests.data_plane import FrameLayout, Layout, Submission, TailLayout, TensorLayout
 from gangway.server.requests.regions import (
     NO_REGIONS,
     OFFSET,
@@ -122,6 +122,7 @@ NO_SINKS: Final[Sinks] = {}
 
 MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
 STRING_BYTES = 32  # of one element, where nothing better is known
+EMPTY_FRAME_BYTES = 64  # for an answer that nobody reads
 _SPARE_RANK = 4  # of an output whose rank may be unknown
 
 
@@ -183,10 +184,10 @@ class TensorCodec:
 class EmptyCodec:
     """A request without rows to a compiled model: a row of zeros is computed, so it waits and counts like others."""
 
-    memory: TensorLayout
+    memory: TensorLayout | TailLayout
     response: ResponseTemplate
 
-    def layout(self, contents: Contents) -> TensorLayout:
+    def layout(self, contents: Contents) -> TensorLayout | TailLayout:
         """Return the model's layout."""
         return self.memory
 
@@ -197,7 +198,7 @@ class EmptyCodec:
 
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response, whose tensors have no contents."""
-        return self.response.fill(request_id, [view[:0] for view in submission.outputs])
+        return self.response.fill(request_id, [submission.outputs[0][:0]] * MAX_TENSORS)
 
 
 @dataclass
@@ -208,69 +209,28 @@ class AnswerSize:
 
 
 @dataclass
-class FrameMemo:
-    """What requests of one codec have in common with the one before, each entry replaced as a whole.
+class AnswerMemo:
+    """What the frame of the answer before began with, its size, where the outputs lay in it, and the response.
 
-    `asked`: the layout, and what its frame begins with. `answered`: what the frame of the answer began with, its size,
-    where the outputs lie in it, and the response.
+    `known` is replaced as a whole.
     """
 
-    asked: tuple[FrameLayout, bytes] | None = None
-    answered: "tuple[bytes, int, Sequence[Part], ResponseTemplate] | None" = None
+    known: "tuple[bytes, int, Sequence[Part], ResponseTemplate] | None" = None
 
 
-@dataclass(frozen=True)
-class FrameCodec:
-    """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
+@dataclass(frozen=True, kw_only=True)
+class FramedAnswer:
+    """The half of a codec that reads the answer, if that is a frame of outputs of any size (`executor/frames.py`)."""
 
     model: ServedModel
-    inputs: tuple[Tensor, ...]  # in the request's order
-    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
     outputs: tuple[Tensor, ...]
     answer_size: AnswerSize
     sinks: Sinks = field(default_factory=dict)
-    memo: FrameMemo = field(init=False, default_factory=FrameMemo, compare=False)
+    answered: AnswerMemo = field(init=False, default_factory=AnswerMemo, compare=False)
 
     def answer_bytes(self, _rows: int) -> int:
         """Return the size of the frame of all outputs, as far as it is known."""
         return self.answer_size.size_bytes
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The places of the request's inputs in the model."""
-        return tuple(tensor.index for tensor in self.inputs)
-
-    def layout(self, contents: Contents) -> FrameLayout:
-        """Return the sizes of both frames."""
-        sizes, known = list(map(len, contents)), self.memo.asked
-        if known is not None and known[0].output_bytes == self.answer_size.size_bytes:
-            parts = known[0].inputs.parts
-            if [parts[tensor.index].size_bytes for tensor in self.inputs] == sizes:
-                return known[0]
-        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
-        for tensor, shape, size_bytes in zip(self.inputs, self.shapes, sizes, strict=True):
-            tensors[tensor.index] = (shape, size_bytes)
-        layout = FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, self.model.joins)
-        self.memo.asked = layout, header_of(layout.inputs)
-        return layout
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Write the frame of the inputs."""
-        assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,), frame, known = submission.inputs, submission.layout.inputs, self.memo.asked
-        header = known[1] if known is not None and known[0] is submission.layout else header_of(frame)
-        view[: len(header)] = header
-        for tensor, content in zip(self.inputs, contents, strict=True):
-            part = frame.parts[tensor.index]
-            copy_content(content, view[part.offset : part.offset + part.size_bytes])
-        submission.outputs[0][:8] = bytes(8)  # so that no stale answer of another request is read
-
-    def contents_in(self, submission: Submission) -> Contents:
-        """Return copies of what `write` has written."""
-        assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,), parts = submission.inputs, submission.layout.inputs.parts
-        found = [parts[tensor.index] for tensor in self.inputs]
-        return [bytes(view[part.offset : part.offset + part.size_bytes]) for part in found]
 
     def parts_in(self, view: memoryview) -> Sequence[Part] | None:
         """Return where the outputs lie in the block of the answer; None if there was too little room.
@@ -293,13 +253,13 @@ class FrameCodec:
 
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
-        (view,), known = submission.outputs, self.memo.answered
+        (view,), known = submission.outputs, self.answered.known
         if known is None or known[1] > len(view) or view[: len(known[0])] != known[0]:
             parts = self.parts_in(view)
             if parts is None:
                 return None
             frame = Frame(tuple(parts), needed_bytes(view))
-            known = self.memo.answered = header_of(frame), frame.size_bytes, parts, self._template(parts)
+            known = self.answered.known = header_of(frame), frame.size_bytes, parts, self._template(parts)
         _, _, parts, template = known
         tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
         for place, sink in self.sinks.items():
@@ -316,13 +276,105 @@ class FrameCodec:
         return ResponseTemplate.of(self.model, answered)
 
 
+@dataclass
+class RequestMemo:
+    """The layout of the request before, and what its frame began with; replaced as a whole."""
+
+    known: tuple[FrameLayout, bytes] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameCodec(FramedAnswer):
+    """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
+
+    inputs: tuple[Tensor, ...]  # in the request's order
+    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
+    asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of the request's inputs in the model."""
+        return tuple(tensor.index for tensor in self.inputs)
+
+    def layout(self, contents: Contents) -> FrameLayout:
+        """Return the sizes of both frames."""
+        sizes, known = list(map(len, contents)), self.asked.known
+        if known is not None and known[0].output_bytes == self.answer_size.size_bytes:
+            parts = known[0].inputs.parts
+            if [parts[tensor.index].size_bytes for tensor in self.inputs] == sizes:
+                return known[0]
+        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
+        for tensor, shape, size_bytes in zip(self.inputs, self.shapes, sizes, strict=True):
+            tensors[tensor.index] = (shape, size_bytes)
+        layout = FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, self.model.joins)
+        self.asked.known = layout, header_of(layout.inputs)
+        return layout
+
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Write the frame of the inputs."""
+        assert isinstance(submission.layout, FrameLayout), "made by this codec"
+        (view,), frame, known = submission.inputs, submission.layout.inputs, self.asked.known
+        header = known[1] if known is not None and known[0] is submission.layout else header_of(frame)
+        view[: len(header)] = header
+        for tensor, content in zip(self.inputs, contents, strict=True):
+            part = frame.parts[tensor.index]
+            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+        forget_answer(submission)
+
+    def contents_in(self, submission: Submission) -> Contents:
+        """Return copies of what `write` has written."""
+        assert isinstance(submission.layout, FrameLayout), "made by this codec"
+        (view,), parts = submission.inputs, submission.layout.inputs.parts
+        found = [parts[tensor.index] for tensor in self.inputs]
+        return [bytes(view[part.offset : part.offset + part.size_bytes]) for part in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailCodec(FramedAnswer):
+    """A compiled model with a tail: every input has a place of its own, all outputs are in one frame."""
+
+    memory: TensorLayout
+    places: tuple[int, ...]  # of the request's inputs, in the model
+
+    def layout(self, contents: Contents) -> TailLayout:
+        """Return the sizes of the inputs, and that of the answer's frame."""
+        return TailLayout(self.memory.model_id, self.memory.input_bytes, self.answer_size.size_bytes)
+
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Copy each input to its place."""
+        for place, content in zip(self.places, contents, strict=True):
+            copy_content(content, submission.inputs[place])
+        forget_answer(submission)
+
+    def contents_in(self, submission: Submission) -> Contents:
+        """Return copies of what `write` has written."""
+        return [bytes(submission.inputs[place]) for place in self.places]
+
+
+def forget_answer(submission: Submission) -> None:
+    """Let the block of the answer hold no frame: an answer of another request may have been there."""
+    submission.outputs[0][:8] = bytes(8)
+
+
 def frame_codec_of(
     model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
 ) -> FrameCodec:
     """Return how onnxruntime answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    return FrameCodec(model, inputs, own, tuple(outputs), AnswerSize(_expected_bytes(model, shapes)), sinks)
+    size = AnswerSize(_expected_bytes(model, shapes))
+    return FrameCodec(model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, inputs=inputs, shapes=own)
+
+
+def tail_codec_of(
+    model: ServedModel, compiled: Compiled, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
+) -> TailCodec:
+    """Return how a compiled model with a tail answers a request with inputs of these shapes."""
+    size = AnswerSize(_expected_bytes(model, shapes))
+    places = tuple(tensor.index for tensor, _ in shapes.inputs)
+    return TailCodec(
+        model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, memory=compiled.layout, places=places
+    )
 
 
 def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Codec:
@@ -333,18 +385,23 @@ def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sink
     compiled = model.compiled_for(shapes)
     if compiled is None:
         return frame_codec_of(model, shapes, outputs, sinks)
+    if compiled.tail and not shapes.is_empty:
+        return tail_codec_of(model, compiled, shapes, outputs, sinks)
     rows = 0 if shapes.is_empty else shapes.rows
     answered = []
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]
-        shape = (rows, *spec.shape[1:]) if model.batched else spec.shape
+        shape = (rows, *(max(size, 0) for size in spec.shape[1:])) if model.batched else spec.shape
         sink, size_bytes = sinks.get(tensor.index), rows * spec.row_bytes
         if sink is not None:
             sink.require(size_bytes, tensor.name)
         answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
     response = ResponseTemplate.of(model, answered)
     if shapes.is_empty:
-        return EmptyCodec(compiled.layout, response)
+        memory = compiled.layout
+        if not compiled.tail:
+            return EmptyCodec(memory, response)
+        return EmptyCodec(TailLayout(memory.model_id, memory.input_bytes, EMPTY_FRAME_BYTES), response)
     places = tuple(tensor.index for tensor, _ in shapes.inputs)
     return TensorCodec(compiled.layout, places, response, sinks)
 

@@ -280,6 +280,25 @@ class FrameLayout:
         return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
 
 
+@dataclass(frozen=True)
+class TailLayout:
+    """One request to a compiled model with a tail: bytes per row of each input, bytes for the frame of its answer."""
+
+    model_id: int
+    input_bytes: tuple[int, ...]
+    output_bytes: int
+    join_key: ClassVar = TensorLayout.join_key
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """The size of the answer's block; inputs have none."""
+        return 0, self.output_bytes
+
+    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
+        """Return where inputs and answer lie within one block."""
+        return Placement.of([rows * size for size in self.input_bytes], (self.output_bytes,), 1)
+
+
 @dataclass(eq=False)
 class HeldBlock:
     """Memory that outlives a request. It is given back when its owner has dropped it and no request uses it."""
@@ -322,7 +341,7 @@ class HeldLayout:
         return replace(others, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-Layout = TensorLayout | FrameLayout | HeldLayout
+Layout = TensorLayout | FrameLayout | TailLayout | HeldLayout
 
 
 @lru_cache(maxsize=1024)

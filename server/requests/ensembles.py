@@ -183,7 +183,8 @@ Kind = tuple[str, Shape]  # of a tensor: its type and shape
 class StepCodec:
     """How one step is executed with inputs of certain types and shapes.
 
-    `compiled` answers if the model is compiled for these sizes; else, or if that has been unloaded, `frame` does.
+    `compiled` answers if the model is compiled for these sizes, with `tail` if it has one; else, or if that has been
+    unloaded, `frame` does.
     `output_shapes` are those of the compiled model's outputs by name, as clients get them.
     """
 
@@ -226,7 +227,8 @@ def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
     if compiled is not None:
         for name, tensor in model.outputs.items():
             own = compiled.outputs[tensor.index].shape
-            output_shapes[name] = tensor.client_shape((rows, *own[1:]) if model.batched else own)
+            own = tuple(max(size, 0) for size in own[1:]) if model.batched else own
+            output_shapes[name] = tensor.client_shape((rows, *own) if model.batched else own)
     return StepCodec(shapes, compiled, frame_codec_of(model, shapes, list(model.outputs.values())), output_shapes)
 
 

@@ -10,7 +10,7 @@ from gangway.executor.frames import read_frame
 from gangway.server.errors import unavailable
 from gangway.server.models.sequences import SequencePosition, SequenceTensors, StateTensor, control_contents
 from gangway.server.models.tensors import Tensor
-from gangway.server.requests.codecs import AnswerSize, ClassifyingCodec, Codec, FrameCodec, TensorCodec
+from gangway.server.requests.codecs import AnswerSize, ClassifyingCodec, Codec, FrameCodec, TailCodec, TensorCodec
 from gangway.server.requests.data_plane import (
     DataPlane,
     HeldBlock,
@@ -186,9 +186,7 @@ class HeldStates:
 
 
 class CopiedStates:
-    """States of a model that onnxruntime executes, copied from answer to request: shapes and sizes may differ each
-    time.
-    """
+    """States of a model that answers by frames, copied from answer to request: shapes and sizes may differ."""
 
     def __init__(self, budget: StateBudget, states: tuple[StateTensor, ...]) -> None:
         self._budget = budget
@@ -283,6 +281,10 @@ def _with_inputs(codec: Codec, hidden: Sequence[HiddenInput], answer_size: Answe
             return replace(codec, codec=_with_inputs(codec.codec, hidden, answer_size))
         case TensorCodec():
             return replace(codec, places=(*codec.places, *(tensor.index for tensor, _, _ in hidden)))
+        case TailCodec():
+            answer_size.size_bytes = max(answer_size.size_bytes, codec.answer_size.size_bytes)
+            places = (*codec.places, *(tensor.index for tensor, _, _ in hidden))
+            return replace(codec, places=places, answer_size=answer_size)
         case FrameCodec():
             answer_size.size_bytes = max(answer_size.size_bytes, codec.answer_size.size_bytes)
             inputs = (*codec.inputs, *(tensor for tensor, _, _ in hidden))

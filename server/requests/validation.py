@@ -24,6 +24,7 @@ from gangway.server.requests.codecs import (
     Codec,
     FrameCodec,
     Sinks,
+    TailCodec,
     TensorCodec,
     codec_of,
     frame_codec_of,
@@ -135,13 +136,13 @@ class RequestPlan:
         return self.may_be_cached and not self.regions
 
     @cached_property
-    def plain_codec(self) -> TensorCodec | FrameCodec | None:
+    def plain_codec(self) -> TensorCodec | FrameCodec | TailCodec | None:
         """How it is carried out, if its header has no contents, and the sizes of these are known."""
         if self.typed or self.may_be_cached or self.wants_report or self.model.config.HasField("sequence_batching"):
             return None
         if any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs):
             return None
-        return self.codec if type(self.codec) in (TensorCodec, FrameCodec) else None  # type: ignore[return-value]
+        return self.codec if isinstance(self.codec, TensorCodec | FrameCodec | TailCodec) else None
 
     @cached_property
     def input_sizes(self) -> tuple[int, ...]:

@@ -118,6 +118,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
         ({"pass_layers": -1}, "passes of -1 layers"),
         ({"pass_layers": 1 << 12}, "passes of 4096 layers"),
         ({"pass_rows": 0}, "passes of 0 rows"),
+        ({"tail": True}, "the tail is no island"),
     ],
 )
 def test_a_wrong_manifest_is_refused(tmp_path: Path, fields: dict[str, Any], word: str) -> None:

@@ -16,12 +16,14 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor.frames import needed_bytes, read_frame, split_strings
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from tests.helpers.island_networks import control_flow, ranking
+from tests.helpers.tail_networks import labels
 
 HEAP = 1 << 16
 WAIT_US = 20_000_000
@@ -151,6 +153,40 @@ def test_each_row_of_each_request_has_its_own_answer(pair: Pair, ranks: Model, s
     for feeds, (_, answer) in zip(requests, placed, strict=True):
         for name, expected in ranks.expected(feeds).items():
             np.testing.assert_allclose(answer()[name], expected.ravel(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_requests_that_are_stopped_before_their_tail(
+    pair: Pair, executor: LocalExecutor, cache_dir: Path, tmp_path: Path, size: int
+) -> None:
+    """Rows of several requests; each has one frame. The second one has too little room."""
+    model = load(executor, cache_dir, labels(tmp_path / "labels"), 3 + size)
+    requests, frames = [], []
+    for index, rows in enumerate((1, 3, 2)):
+        x = np.random.default_rng(rows).standard_normal((rows, 3, 6, 6)).astype("f")
+        begin, room = HEAP + (index << 20), 64 if index == 1 else 4096
+        executor.io.view[begin : begin + x.nbytes] = x.tobytes()
+        frames.append((x, executor.io.view[begin + (1 << 19) : begin + (1 << 19) + room]))
+        requests.append(SlotRequest(model.number, rows, (begin,), (begin + (1 << 19),), frame_bytes=(0, room)))
+    last = len(model.manifest.layers) - 1
+    slots = pair.begin(model, requests, size, end_layer=last)
+    assert [left.reason for left in executor.left(range(size))] == [LeftReason.STOPPED] * size
+    members = tuple(
+        Member(0, slot, generation, rows=request.rows)
+        for (slot, generation), request in zip(slots, requests, strict=True)
+    )
+    stride = model.manifest.arena_bytes + (1 << 12)
+    executor.start(0, LeaseSpec(model.number, members, 0, stride, last, last + 1, wanted=size), range(size))
+    assert [pair.end(slot).status for slot, _ in slots] == [SlotStatus.OK] * 3
+    assert [left.reason for left in executor.left(range(size))] == [LeftReason.DONE] * size
+    assert needed_bytes(frames[1][1]) > 64
+    for x, view in (frames[0], frames[2]):
+        parts = read_frame(view).parts
+        texts, scores = (view[part.offset : part.offset + part.size_bytes] for part in parts)
+        expected = model.expected({"x": x})
+        assert split_strings(texts, len(x)) == expected["label"].tolist()
+        found = np.frombuffer(bytes(scores), np.float32).reshape(parts[1].shape)
+        np.testing.assert_allclose(found, expected["scores"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_failure_concerns_one_request(pair: Pair, flow: Model) -> None:

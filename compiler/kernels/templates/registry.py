@@ -108,6 +108,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     ),
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
     plain_specs.IslandSpec: _Template(_call, _no_kernel),
+    plain_specs.TailSpec: _Template(_call, _no_kernel),
     specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),
     plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
     plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from gangway.artifact.format import Engine
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.lower.islands import form_islands
+from tests.helpers.tail_networks import detector, extracted, image, labels
 
 node = helper.make_node
 floats = np.random.default_rng(5).standard_normal
@@ -174,7 +175,11 @@ def test_what_relax_computes_slower_is_an_island(check: Any, network: Any) -> No
             [node("Conv", ["x", "w"], ["c"]), node("RandomNormalLike", ["c"], ["r"]), node("Add", ["c", "r"], ["y"])],
             "left to chance",
         ),
-        ([node("Conv", ["x", "w"], ["c"]), node("NonZero", ["c"], ["y"])], "no static shape"),
+        (
+            [node("Conv", ["x", "w"], ["c"]), node("RandomNormalLike", ["c"], ["r"]), node("NonZero", ["r"], ["y"])],
+            "left to chance",
+        ),
+        ([node("Relu", ["x"], ["r"]), node("NonZero", ["r"], ["y"])], "no other layer is a matrix product"),
     ],
 )
 def test_what_onnxruntime_serves_whole(
@@ -186,6 +191,57 @@ def test_what_onnxruntime_serves_whole(
     manifest = compile_file(model.save(tmp_path / "model.onnx")).manifest
     assert manifest.engine is Engine.ONNXRUNTIME
     assert reason in manifest.fallback_reason
+
+
+def test_a_tail_makes_all_outputs(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+    """Those of other layers are passed through it; what it makes of constants, and what only it reads, is in it."""
+    path = detector(tmp_path)
+    runner = load_artifact(compile_file(path).folder)
+    manifest = runner.manifest
+    assert [layer.operator for layer in manifest.islands] == ["NonMaxSuppression, Gather, GatherND, Squeeze"]
+    assert [(spec.name, spec.datatype, spec.shape) for spec in manifest.outputs] == [
+        ("boxes", "FP32", (-1, 4)),
+        ("scores", "FP32", (-1,)),
+        ("classes", "INT64", (-1, 1)),
+        ("all_scores", "FP32", (1, 2, 64)),
+    ]
+    session = onnxruntime.InferenceSession(str(path))
+    counts = set()
+    for seed in range(4):
+        x = image(seed)
+        answers, expected = runner({"image": x}, seed), session.run(None, {"image": x})
+        counts.add(len(expected[0]))
+        for spec, value in zip(manifest.outputs, expected, strict=True):
+            assert (answers[spec.name].shape, answers[spec.name].dtype) == (value.shape, value.dtype)
+            np.testing.assert_allclose(answers[spec.name], value, rtol=1e-4, atol=1e-5)
+    assert 0 in counts and len(counts) > 2
+
+
+def test_an_island_stays_apart_from_the_tail_if_an_output_reads_it(check: Any, network: Any) -> None:
+    """Both are onnxruntime's, but what a convolution makes of the first one is the tail's to pass through."""
+    nodes = [
+        node("TopK", ["x", "ten"], ["largest", "_"], axis=3),
+        node("Conv", ["largest", "w"], ["y"]),
+        node("NonZero", ["largest"], ["places"]),
+        node("Cast", ["places"], ["z"], to=TensorProto.FLOAT),
+    ]
+    constants = {"w": FILTERS, "ten": np.array([10])}
+    operators = check(network(nodes, {"x": [1, 3, 6, 12]}, {"y": None, "z": None}, constants))
+    assert [name for name in operators if "Conv" not in name and "ack" not in name] == ["TopK", "NonZero, Cast"]
+
+
+@pytest.mark.parametrize("make", [labels, extracted])
+def test_labels_of_rows(compile_file: Any, load_artifact: Any, tmp_path: Path, make: Any) -> None:
+    """What makes strings of numbers is no reason to leave the network before it to onnxruntime."""
+    runner = load_artifact(compile_file(make(tmp_path)).folder)
+    assert runner.manifest.batched and runner.manifest.tail
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    for seed in range(5):
+        x = floats([1, *runner.manifest.inputs[0].shape[1:]]).astype("f")
+        answers = runner({"x": x}, seed)
+        for output, expected in zip(session.get_outputs(), session.run(None, {"x": x}), strict=True):
+            if expected.dtype == object:
+                assert answers[output.name].tolist() == expected.tolist()
 
 
 def test_a_request_that_an_island_refuses(compile_file: Any, load_artifact: Any, network: Any, tmp_path: Path) -> None:

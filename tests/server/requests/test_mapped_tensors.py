@@ -81,5 +81,12 @@ def test_neighbours_are_not_over_each_other() -> None:
 
 
 def test_not_by_onnxruntime() -> None:
-    call = FrameCodec(None, (), (), (), AnswerSize(0), {0: within("a")})  # type: ignore[arg-type]
+    call = FrameCodec(
+        model=None,  # type: ignore[arg-type]
+        outputs=(),
+        answer_size=AnswerSize(0),
+        sinks={0: within("a")},
+        inputs=(),
+        shapes=(),
+    )
     assert candidates_of(call, Shapes(1, (), {}), (), {}) is None

@@ -1,0 +1,254 @@
+"""`gangway serve` with models that are compiled up to outputs whose sizes depend on data."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.processes import cpu_ns
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from tests.helpers import ensemble_configs
+from tests.helpers.onnx_networks import Array
+from tests.helpers.tail_networks import accumulator, detector, first, image, labels, places, sums
+
+TIMEOUT_SECONDS = 30
+LONG_STEPS = 300_000  # half a second
+BEGUN_NS = 100_000_000  # of CPU: a request computes
+REGION_BYTES = 1 << 14
+SEQUENCES = """
+    input { name: "x" } output { name: "y" }
+    sequence_batching {
+      state { input_name: "before" output_name: "after" data_type: TYPE_FP32 dims: [ 1, 4 ] }
+    }
+"""
+ENSEMBLE = ensemble_configs.config_of(
+    "image:FP32:1,3,32,32 one:INT64:1",
+    "boxes:FP32:-1,4 sums:FP32:-1 y:INT64:4,-1",
+    [
+        ("detector", "image=image", "boxes=boxes"),
+        ("sums", "x=boxes", "y=sums"),
+        ("places", "x=image count=one", "y=y"),
+    ],
+    batch=0,
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    server: LiveServer
+    clients: dict[str, Any]  # by protocol
+    repository: Path
+
+    def infer(self, name: str, feeds: dict[str, Array], protocol: str = "grpc", **options: Any) -> dict[str, Array]:
+        module = triton if protocol == "grpc" else triton_http
+        inputs = []
+        for key, value in feeds.items():
+            inputs.append(module.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
+            inputs[-1].set_data_from_numpy(value)
+        result = self.clients[protocol].infer(name, inputs, **options)
+        response = result.get_response(as_json=True) if protocol == "grpc" else result.get_response()
+        return {output["name"]: result.as_numpy(output["name"]) for output in response["outputs"]}
+
+    def check(self, name: str, feeds: dict[str, Array], protocol: str = "grpc") -> dict[str, Array]:
+        """Compare a model's answer with onnxruntime's; return it."""
+        answers = self.infer(name, feeds, protocol)
+        session = onnxruntime.InferenceSession(str(self.repository / name / "1" / "model.onnx"))
+        names = [output.name for output in session.get_outputs()]
+        assert list(answers) == names
+        for key, expected in zip(names, session.run(names, feeds), strict=True):
+            assert_same(answers[key], expected)
+        return answers
+
+
+def assert_same(answer: Array, expected: Array) -> None:
+    assert answer.shape == expected.shape
+    if expected.dtype == object:
+        assert [text.decode() for text in answer.ravel()] == expected.ravel().tolist()
+    else:
+        assert answer.dtype == expected.dtype
+        np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+    detector(repository / "detector" / "1")
+    detector(repository / "open_detector" / "1", rows="N")
+    places(repository / "places" / "1")
+    labels(repository / "labels" / "1")
+    sums(repository / "sums" / "1")
+    labels(repository / "unbatched" / "1")
+    batching = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
+    (repository / "labels" / "config.pbtxt").write_text(f"max_batch_size: 8 {batching}")
+    first(repository / "first" / "1")
+    accumulator(repository / "accumulator" / "1")
+    (repository / "accumulator" / "config.pbtxt").write_text(SEQUENCES)
+    ensemble_configs.write(repository, "both", ENSEMBLE)
+    for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
+        for sizes in ({}, {"N": 1}) if path.parts[-3] == "open_detector" else ({},):
+            compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None, sizes)
+    with (
+        live_server(repository, [f"--cache-dir={cache_dir}", "--backend-config=default-max-batch-size=0"]) as server,
+        triton.InferenceServerClient(server.url) as client,
+        triton_http.InferenceServerClient(server.http_url) as http_client,
+    ):
+        yield Served(server, {"grpc": client, "http": http_client}, repository)
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_detections(served: Served, protocol: str) -> None:
+    counts = {len(served.check("detector", {"image": image(seed)}, protocol)["boxes"]) for seed in range(5)}
+    assert 0 in counts and len(counts) > 2
+
+
+def test_what_clients_are_told(served: Served) -> None:
+    client = served.clients["grpc"]
+    shapes = {output.name: list(output.shape) for output in client.get_model_metadata("detector").outputs}
+    assert shapes == {"boxes": [-1, 4], "scores": [-1], "classes": [-1, 1], "all_scores": [1, 2, 64]}
+    for name in ("detector", "places", "labels", "unbatched", "accumulator"):
+        assert client.get_model_config(name).config.parameters["gangway_engine"].string_value == "native"
+
+
+def test_detections_in_shared_memory(served: Served) -> None:
+    client, key = served.clients["grpc"], f"/tails-test-{os.getpid()}"
+    handle = shm.create_shared_memory_region("tails", key, REGION_BYTES)
+    feeds = {"image": image(1)}
+    expected = served.check("detector", feeds)
+    try:
+        client.register_system_shared_memory("tails", key, REGION_BYTES)
+        wanted = [triton.InferRequestedOutput(name) for name in ("boxes", "scores", "all_scores")]
+        tensor = triton.InferInput("image", [1, 3, 32, 32], "FP32")
+        shm.set_shared_memory_region(handle, [feeds["image"]])
+        tensor.set_shared_memory("tails", feeds["image"].nbytes)
+        wanted[0].set_shared_memory("tails", 512, offset=REGION_BYTES - 512)
+        wanted[2].set_shared_memory("tails", 512, offset=REGION_BYTES - 1024)
+        result = client.infer("detector", [tensor], outputs=wanted)
+        boxes = expected["boxes"]
+        assert list(result.get_output("boxes").shape) == list(boxes.shape)
+        assert result.get_output("boxes").parameters["shared_memory_byte_size"].int64_param == boxes.nbytes
+        found = shm.get_contents_as_numpy(handle, np.float32, list(boxes.shape), REGION_BYTES - 512)
+        assert_same(found, boxes)
+        assert_same(result.as_numpy("scores"), expected["scores"])
+        wanted[0].set_shared_memory("tails", boxes.nbytes - 1)
+        with pytest.raises(InferenceServerException, match=r"'boxes' \(\d+ bytes\) should be at least"):
+            client.infer("detector", [tensor], outputs=wanted)
+    finally:
+        client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_answer_that_is_larger_than_was_thought(served: Served, protocol: str) -> None:
+    for seed in (0, 1, 2, 0, 1):
+        answers = served.check("places", {"x": image(seed), "count": np.array([seed])}, protocol)
+        assert (answers["y"].nbytes > 100_000) == (seed > 0)
+
+
+def test_a_batch_of_detections(served: Served) -> None:
+    """Nothing says of its outputs which row they belong to, so the number of rows is a size like others."""
+    client = served.clients["grpc"]
+    assert client.get_model_config("open_detector").config.max_batch_size == 0
+    served.check("open_detector", {"image": image(1)})
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while "open_detector, version 1, N=1: ready, compiled" not in served.server.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for seed in range(4):
+        served.check("open_detector", {"image": image(seed)})
+
+
+def test_a_request_that_the_tail_refuses(served: Served) -> None:
+    """Zeros, too, with which the server tries models: it is ready even so."""
+    log = served.server.log.read_text()
+    assert "first, version 1: its time alone is not known before its first request" in log
+    for x in (np.ones((1, 3, 6, 6)), np.zeros((1, 3, 6, 6)), -np.ones((1, 3, 6, 6))):
+        feeds = {"x": x.astype(np.float32)}
+        if x.any():
+            served.check("first", feeds)
+            continue
+        with pytest.raises(InferenceServerException, match=r"'first': Gather.*: indices element out of") as caught:
+            served.infer("first", feeds)
+        assert "INVALID_ARGUMENT" in caught.value.status()
+
+
+def rows_of(count: int, seed: int) -> dict[str, Array]:
+    return {"x": np.random.default_rng(seed).standard_normal((count, 3, 6, 6)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_labels_of_rows(served: Served, protocol: str) -> None:
+    for count in (1, 2, 8):
+        served.check("labels", rows_of(count, count), protocol)
+    served.check("unbatched", rows_of(3, 3), protocol)
+    answers = served.infer("unbatched", rows_of(0, 0), protocol)
+    assert [value.shape for value in answers.values()] == [(0,), (0, 5)]
+
+
+def test_rows_of_several_requests_are_computed_together(served: Served) -> None:
+    before = served.clients["grpc"].get_inference_statistics("labels").model_stats[0]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: served.check("labels", rows_of(1 + seed % 2, seed)), range(32)))
+    after = served.clients["grpc"].get_inference_statistics("labels").model_stats[0]
+    assert after.execution_count - before.execution_count < 32
+    assert after.inference_count - before.inference_count == 48
+
+
+def test_steps_of_an_ensemble(served: Served) -> None:
+    for seed in (0, 1, 2):
+        feeds = {"image": image(seed)}
+        answers = served.infer("both", {**feeds, "one": np.array([1])})
+        expected = served.check("detector", feeds) | served.check("places", {"x": image(seed), "count": np.array([1])})
+        expected["sums"] = expected["boxes"].sum(1)
+        assert answers.keys() == {"boxes", "sums", "y"}
+        for name, answer in answers.items():
+            assert_same(answer, expected[name])
+
+
+def test_states_of_sequences(served: Served) -> None:
+    """Two at once, whose states are in the answers' frames, from which clients get the other outputs."""
+    totals = {number: np.zeros(4) for number in (7, 8)}
+    for step in range(5):
+        for number in totals:
+            x = np.zeros((1, 4), np.float32)
+            x[0, (step + number) % 4] = 1 if step < 4 else -1
+            totals[number] += 2 * x[0]
+            flags = {"sequence_id": number, "sequence_start": step == 0, "sequence_end": step == 4}
+            answers = served.infer("accumulator", {"x": x}, **flags)
+            assert list(answers) == ["y"]
+            np.testing.assert_array_equal(answers["y"], np.nonzero(totals[number][None]))
+
+
+def test_a_killed_worker_costs_no_request(served: Served) -> None:
+    answers: list[dict[str, Array]] = []
+    feeds = {"x": image(3), "count": np.array([LONG_STEPS])}
+    expected = served.check("places", {**feeds, "count": np.array([1])})
+    request = threading.Thread(target=lambda: answers.append(served.infer("places", feeds)))
+    before = served.server.pids()["worker"]
+    idle_ns = sum(map(cpu_ns, before))
+    request.start()
+    while sum(map(cpu_ns, before)) - idle_ns < BEGUN_NS:  # it is in the tail: all that comes before is quick
+        assert request.is_alive()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    request.join(TIMEOUT_SECONDS)
+    for name, answer in answers[0].items():
+        assert_same(answer, expected[name])
+    assert not set(before) & set(served.server.pids()["worker"])
+    served.check("detector", {"image": image(1)})
