@@ -1,7 +1,6 @@
-"""Operators beside convolutions, each in a network of one to three layers, beside onnxruntime, on one core.
+"""Operators beside convolutions, each in a network of one to three nodes, beside onnxruntime, on as many cores.
 
-"ours" are all kernels of the compiled network, packing at its edges included; "the layers" are its kernels one by one.
-Both sides take turns.
+"ours" is a run of the compiled network by a gang of workers, packing at its edges included. Both sides take turns.
 """
 
 import statistics
@@ -10,27 +9,26 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from benchmarks.lib.report import Row, option_parser, start_report
-from gangway.artifact.format import Space
-from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.job import lower_graph
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.specs import Array
-from gangway.compiler.kernels.templates import registry
-from gangway.compiler.place.memory import Buffer
+from gangway.artifact.cache import Cache
+from gangway.compiler.kernels.specs import GATES, Cell
+from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor.launch import available_cores
+from gangway.measure.model_runner import ModelRunner
 
 Weights = Mapping[str, tuple[int, ...]]
 node = helper.make_node
+RUNS: Final = 5  # of one side at a time
+SPIN_S: Final = 0.05  # after a run onnxruntime's threads wait actively for about so long
+MOST_LAYERS: Final = 8  # more are only counted
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,14 @@ def _volume(channels: tuple[int, ...], size: tuple[int, int, int]) -> Case:
     return Case(tuple(nodes), (1, channels[0], *size), weights)
 
 
+def _recurrent(operator: Cell, steps: int, sequences: int, hidden: int, **how: Any) -> Case:
+    """One layer of as many inputs as units."""
+    gates, directions = GATES[operator], 2 if how.get("direction") == "bidirectional" else 1
+    nodes = (node(operator, ["x", "w", "r", "b"], ["y"], hidden_size=hidden, **how),)
+    matrix = (directions, gates * hidden, hidden)
+    return Case(nodes, (steps, sequences, hidden), {"w": matrix, "r": matrix, "b": (directions, 2 * gates * hidden)})
+
+
 _NEAREST: Mapping[str, Any] = {
     "mode": "nearest",
     "coordinate_transformation_mode": "asymmetric",
@@ -91,6 +97,23 @@ CASES: Mapping[str, Case] = {
     "volume 32 to 64 to 64": _volume((32, 64, 64), (8, 28, 28)),
     "volume 16 to 32": _volume((16, 32), (4, 14, 14)),
     "max pool of a volume": Case((node("MaxPool", ["x"], ["y"], **_POOL),), (1, 64, 8, 56, 56), {}),
+    "average pool of a volume": Case((node("AveragePool", ["x"], ["y"], **_POOL),), (1, 64, 8, 56, 56), {}),
+    **{
+        f"GRU {units}, {sequences} x {steps}, reset {'after' if after else 'before'}": _recurrent(
+            "GRU", steps, sequences, units, linear_before_reset=after
+        )
+        for units, sequences, steps in (
+            (64, 1, 50),
+            (256, 1, 50),
+            (256, 8, 50),
+            (512, 1, 50),
+            (512, 8, 20),
+            (1024, 1, 20),
+        )
+        for after in (0, 1)
+    },
+    "GRU 256, 1 x 50, both directions": _recurrent("GRU", 50, 1, 256, direction="bidirectional"),
+    "GRU 512, 1 x 50, both directions": _recurrent("GRU", 50, 1, 512, direction="bidirectional"),
 }
 
 
@@ -111,37 +134,33 @@ def _model(case: Case) -> bytes:
     return serialised
 
 
-def _calls(path: Path, x: Array, folder: Path) -> list[tuple[str, Callable[[], None]]]:
-    """A call of each kernel of a model."""
-    target = detect(None)
-    lowered = lower_graph(read_graph(path), target.lanes)
-    steps = lowered.steps
-    plans = codegen.choose_plans(steps, target)
-    symbols = {plan: f"k{index}" for index, plan in enumerate(dict.fromkeys(plans))}
-    functions = {symbol: registry.emit(plan, target, symbol) for plan, symbol in symbols.items()}
-    codegen.build_library(functions, target, folder / "kernels.so")
-    library = Library(folder / "kernels.so")
-    arena = aligned(np.zeros(lowered.arena_bytes, np.uint8))
-    y = aligned(np.zeros(steps[-1].output.kind.size_bytes, np.uint8))
-
-    def memory(buffer: Buffer) -> Array:
-        if buffer.constant is not None:
-            return aligned(buffer.constant)
-        space = {Space.ARENA: arena, Space.INPUT: x.reshape(-1).view(np.uint8), Space.OUTPUT: y}[buffer.space]
-        return space[buffer.offset_bytes :]
-
-    calls: list[tuple[str, Callable[[], None]]] = []
-    for step, plan in zip(steps, plans, strict=True):
-        packed = registry.pack(plan, target, step.weights) if step.weights else ()
-        first, *others = (memory(buffer) for buffer in step.buffers)
-        arguments = [first, *(aligned(array) for array in packed), *others]
-        calls.append((step.operator, partial(_run, library.bind(symbols[plan], arguments), plan.tasks, arguments)))
-    return calls
+def measure(name: str, case: Case, cores: Sequence[int], rounds: int) -> Row:
+    """Both sides' lower quartiles: what else the machine does only adds to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(_model(case))
+        compiled = compile_model(path, name, Cache(Path(folder) / "cache"), detect(None), lambda *_: None, {})
+        manifest = compiled.manifest
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = len(cores)
+        session = ort.InferenceSession(str(path), options)
+        x = np.random.default_rng(1).random(case.shape, np.float32)
+        peer_us, runs = [], []
+        with ModelRunner(compiled.folder.parent, manifest, cores, 1) as runner:
+            runner.run(1, len(cores))
+            for _ in range(rounds):
+                runs += [runner.run(1, len(cores)) for _ in range(RUNS)]
+                peer_us += [_us(lambda: session.run(None, {"x": x})) for _ in range(RUNS)]
+                time.sleep(SPIN_S)
+        layers_us = [_quartile(times) for times in zip(*(run.layer_us for run in runs), strict=True)]
+        ours, peer = _quartile([run.total_us for run in runs]), _quartile(peer_us)
+        texts = [f"{layer.operator} {us:.0f}" for layer, us in zip(manifest.layers, layers_us, strict=True)]
+        text = ", ".join(texts if len(texts) <= MOST_LAYERS else [f"{len(texts)} layers"])
+        return {"network": name, "ours us": ours, "onnxruntime us": peer, "ratio": ours / peer, "the layers, us": text}
 
 
-def _run(kernel: Callable[[int, int], None], tasks: int, arguments: Sequence[Array]) -> None:
-    """Run all tasks; the kernel has only the arguments' addresses."""
-    kernel(0, tasks)
+def _quartile(times: Sequence[float]) -> float:
+    return statistics.quantiles(times, n=4)[0]
 
 
 def _us(call: Callable[[], object]) -> float:
@@ -150,36 +169,17 @@ def _us(call: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
-def measure(name: str, case: Case, rounds: int) -> Row:
-    """Both sides' medians."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        path.write_bytes(_model(case))
-        x = aligned(np.random.default_rng(1).standard_normal(case.shape, np.float32))
-        calls = _calls(path, x, Path(folder))
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = ort.InferenceSession(str(path), options)
-        times: dict[int, list[float]] = {index: [] for index in range(-1, len(calls))}
-        for _ in range(rounds):
-            times[-1].append(_us(lambda: session.run(None, {"x": x})))
-            for index, (_, call) in enumerate(calls):
-                times[index].append(_us(call))
-        peer, *layers = (statistics.median(found) for found in times.values())
-        text = ", ".join(f"{operator} {us:.0f}" for (operator, _), us in zip(calls, layers, strict=True))
-        ours = sum(layers)
-        return {"network": name, "ours us": ours, "onnxruntime us": peer, "ratio": ours / peer, "the layers, us": text}
-
-
 def main() -> int:
     """Run the benchmark."""
     parser = option_parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=15, help="of each network; medians count")
+    parser.add_argument("--rounds", type=int, default=15, help="of each network")
+    parser.add_argument("--cores", type=int, default=2, help="of both sides")
     parser.add_argument("--match", default="", help="only networks whose names contain this")
     options = parser.parse_args()
-    report = start_report("Operators beside convolutions, float32, one core")
-    rows = [measure(name, case, options.rounds) for name, case in CASES.items() if options.match in name]
-    report.table("networks of one to three layers", rows)
+    cores = available_cores()[: options.cores]
+    report = start_report(f"Operators beside convolutions, float32, {len(cores)} cores")
+    rows = [measure(name, case, cores, options.rounds) for name, case in CASES.items() if options.match in name]
+    report.table("networks of one to three nodes", rows)
     return report.finish(options.json)
 
 

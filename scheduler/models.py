@@ -13,7 +13,16 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.scheduler.policy import Query
-from gangway.scheduler.profiles import ModelProfile, estimated_profile, scaled_profile, served_profile
+from gangway.scheduler.profiles import (
+    ModelProfile,
+    estimated_profile,
+    is_misjudged,
+    scaled_profile,
+    seen_profile,
+    served_profile,
+)
+
+MISJUDGED_RUNS = 3  # in succession: a single one may have lost its core for a while
 
 # Limits: queries that have to wait although cores are free, because a model may not have more of them under way.
 #
@@ -152,6 +161,7 @@ class ModelTable:
         self._former = former
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
+        self._misjudged: Counter[int] = Counter()  # runs in succession
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
         self.any_unloading = False  # the end of a gang may be waited for
@@ -226,6 +236,20 @@ class ModelTable:
             varies=known.varies,
         )
 
+    def ran(self, model_id: int, run_us: float) -> None:
+        """Note how long a request took from its first layer to its last."""
+        known = self._profiles.get(model_id)
+        if known is None or not is_misjudged(known, run_us):
+            self._misjudged.pop(model_id, None)
+            return
+        self._misjudged[model_id] += 1
+        if self._misjudged[model_id] == MISJUDGED_RUNS:
+            del self._misjudged[model_id]
+            seen = seen_profile(known, self._models[model_id].spec, self._cores, run_us)
+            if seen.max_ranks != known.max_ranks:  # there is another core
+                self.changes += 1
+                self._profiles[model_id] = seen
+
     def restrict(self, model: Model, alone: bool) -> None:
         """Let only one query of a model be under way at a time, or as many as its limits allow."""
         own = (f"model {model.spec.model_id}", 1, 1)
@@ -240,6 +264,7 @@ class ModelTable:
         model.state = ModelState.UNLOADING
         self._review()
         self._profiles.pop(model.spec.model_id, None)
+        self._misjudged.pop(model.spec.model_id, None)
 
     def remove(self, model: Model) -> None:
         """Forget it."""

@@ -219,6 +219,22 @@ def _estimated_whole(spec: LoadModel, cores: int, one_core_us: float) -> ModelPr
     )
 
 
+def is_misjudged(profile: ModelProfile, run_us: float) -> bool:
+    """Whether the time of a run speaks against the number of threads that onnxruntime gets.
+
+    Only of a model whose requests have sizes of their own: trials with some sizes say nothing of others.
+    """
+    if profile.measured or not profile.indivisible or not profile.varies:
+        return False
+    return run_us >= _LEAST_SHARED_US if profile.max_ranks == 1 else run_us < _LEAST_SHARED_US / 2
+
+
+def seen_profile(profile: ModelProfile, spec: LoadModel, cores: int, run_us: float) -> ModelProfile:
+    """Return what policies see of a misjudged model instead, given how long it ran."""
+    seen = _estimated_whole(spec, cores, run_us)
+    return replace(profile, max_ranks=seen.max_ranks, latency_us=seen.latency_us)
+
+
 def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfile:
     """Return what policies see of a measured model on a server of so many cores.
 

@@ -5,6 +5,7 @@ strings of numbers becomes operators on strings, which are in the model's tail, 
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -256,6 +257,44 @@ def svm_regressor(body: Body) -> None:
         body.op("Where", body.op("Greater", total, zero), one, other, output=body.node.outputs[0])
     else:
         body.op("Identity", total, output=body.node.outputs[0])
+
+
+@defines("SVMClassifier", domain=DOMAIN)
+def svm_classifier(body: Body) -> None:
+    """A sum over kernels for each pair of classes, which votes for one of the two; the label has most votes.
+
+    Probabilities are not defined: onnxruntime finds them step by step, until they change little.
+    """
+    _, columns = rows_and_columns(body)
+    labels, kind = labels_of(body, "classlabels_ints"), body.attribute("post_transform", b"NONE")
+    sizes = np.array(body.attribute("vectors_per_class", ()), np.int64)
+    if body.attribute("prob_a", ()) or not sizes.sum() or sizes.size != labels.size or labels.size < 2:
+        raise body.node.unsupported("probabilities, or no support vectors of at least two classes")
+    if labels.size == 2 and kind == b"PROBIT":
+        raise body.node.unsupported("PROBIT of two classes")
+    pairs, total = [*combinations(range(labels.size), 2)], int(sizes.sum())
+    owner = np.repeat(np.arange(labels.size), sizes)  # the class of each support vector
+    given = np.array(body.attribute("coefficients", ()), np.float32)[: (labels.size - 1) * total].reshape(-1, total)
+    coefficients = np.zeros((total, len(pairs)), np.float32)
+    votes = np.zeros((len(pairs), labels.size), np.float32)  # by which a positive sum changes what a negative one gives
+    for pair, (first, second) in enumerate(pairs):
+        for own, row in ((first, second - 1), (second, first)):
+            coefficients[owner == own, pair] = given[row, owner == own]
+        votes[pair, [first, second]] = 1, -1
+    sums = body.op("MatMul", _kernels(body, total, columns), body.constant(coefficients))
+    rho = np.array(body.attribute("rho", ()), np.float32)[: len(pairs)]
+    sums = body.op("Add", sums, body.constant(rho))
+    label, result = [*body.node.outputs, ""][:2]
+    wins = body.op("Cast", body.op("Greater", sums, body.constant(0, "float32")), to=TensorProto.FLOAT)
+    won = body.op("Add", body.op("MatMul", wins, body.constant(votes)), body.constant((votes < 0).sum(0), "float32"))
+    pick_label(body, labels, won, label)
+    if labels.size > 2:
+        transform(body, kind, sums, result)
+        return
+    mirrored = kind in (b"NONE", b"LOGISTIC")
+    other = body.op("Neg", sums) if mirrored else body.op("Sub", body.constant(1, "float32"), sums)
+    both = body.op("Concat", other, sums, axis=1)
+    transform(body, kind if kind == b"LOGISTIC" else b"NONE", both, result)
 
 
 def _kernels(body: Body, supports: int, columns: int) -> str:

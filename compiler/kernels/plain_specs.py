@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from gangway.compiler.kernels.specs import Check, KernelSpec
+from gangway.compiler.kernels.specs import Check, DepthWindow, KernelSpec, PoolSpec
 
 ELEMENT_TYPES = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -144,6 +144,39 @@ class ReduceSpec(KernelSpec):
     def flops(self) -> int:
         """Arithmetic operations of one row, roughly."""
         return math.prod(self.shape) * (16 if self.before == "exp" else 1)
+
+
+@dataclass(frozen=True)
+class PlainPoolSpec(KernelSpec):
+    """Pooling of a plain image, whose `depth` is one slice, or of a volume; no halos. Arguments: x, y."""
+
+    pool: PoolSpec
+    depth: DepthWindow
+
+    @property
+    def output_lines(self) -> int:
+        """Lines of one channel of the result."""
+        return self.depth.output * self.pool.output_size[0]
+
+    @property
+    def input_elements(self) -> int:
+        """Numbers of x."""
+        return self.pool.channels * self.depth.length * self.pool.height * self.pool.width
+
+    @property
+    def output_elements(self) -> int:
+        """Numbers of y."""
+        return self.pool.channels * self.output_lines * self.pool.output_size[1]
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.pool.flops * self.depth.kernel * self.depth.output
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"plain {self.pool.text}, {self.depth.length} slices"
 
 
 @dataclass(frozen=True)

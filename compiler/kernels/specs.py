@@ -683,6 +683,7 @@ class AttentionSpec(KernelSpec):
 Cell = Literal["LSTM", "GRU", "RNN"]
 GATES: Final[Mapping[Cell, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 CACHED_MATRIX_BYTES = 3 << 19
+Part = Literal["gates", "candidate"]  # of a step
 
 
 @dataclass(frozen=True)
@@ -695,6 +696,9 @@ class RecurrentSpec(KernelSpec):
     direction, gate by gate, each gate filled up to `units`. The others are plain, of ONNX's shapes. Raw weights:
     "recurrent" [directions][gates x hidden][hidden], "peepholes" [directions][3 x hidden] if there are any, and, with
     `linear_before_reset`, "bias" [directions][hidden], the recurrent one of the hidden gate.
+
+    `part` divides a single step of a GRU that resets its state before the product. "gates": x, weights, [h,] the reset
+    state, the update gate. "candidate": x, weights, [h,] these two, then the results.
     """
 
     flushes_subnormals = True
@@ -715,6 +719,7 @@ class RecurrentSpec(KernelSpec):
     lengths: bool = False
     outputs: tuple[bool, bool, bool] = (True, False, False)
     positions: int = 0  # of x, if it has those of other steps, too
+    part: Part | None = None  # None: all of each step
 
     @property
     def directions(self) -> int:
@@ -725,6 +730,13 @@ class RecurrentSpec(KernelSpec):
     def gates(self) -> int:
         """Gates of the cell."""
         return GATES[self.cell]
+
+    @property
+    def gate_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Gates whose products are computed together: those of the state, then that of the reset state."""
+        if self.cell != "GRU" or self.linear_before_reset:
+            return (tuple(range(self.gates)),)
+        return {None: ((0, 1), (2,)), "gates": ((0, 1),), "candidate": ((2,),)}[self.part]
 
     @property
     def units(self) -> int:
@@ -749,7 +761,8 @@ class RecurrentSpec(KernelSpec):
     @property
     def flops(self) -> int:
         """Arithmetic operations of one row: products, and roughly 16 for an activation of a number."""
-        numbers = self.steps * self.sequences * self.directions * self.gates * self.hidden
+        gates = sum(map(len, self.gate_groups))
+        numbers = self.steps * self.sequences * self.directions * gates * self.hidden
         return numbers * (2 * self.hidden + 16)
 
     @property

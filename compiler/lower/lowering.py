@@ -9,6 +9,7 @@ from dataclasses import replace
 from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
+from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.frontend.simplify import simplify
@@ -36,7 +37,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}
         graph = state_shapes(expand(graph, {node.outputs[0] for node in unknown}))
     while True:
-        simple = find_patterns(simplify(graph))
+        simple = find_patterns(as_images(simplify(graph)))
         program, refusals = lower(simple)
         if not refusals:
             return program

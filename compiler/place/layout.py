@@ -19,6 +19,7 @@ from gangway.compiler.kernels.plain_specs import (
     GatherSpec,
     IslandSpec,
     MatMulSpec,
+    PlainPoolSpec,
     PointwiseSpec,
     ReduceSpec,
     RemapSpec,
@@ -35,6 +36,7 @@ from gangway.compiler.kernels.specs import (
     BlockedElementwiseSpec,
     ConvSpec,
     ConvTransposeSpec,
+    DepthWindow,
     ElementwiseSpec,
     GlobalPoolSpec,
     KernelSpec,
@@ -98,10 +100,22 @@ def _place_layer(memory: Memory, layer: Layer) -> None:
     _placings[type(layer.spec)](memory, layer)
 
 
-@places(PoolSpec, GlobalPoolSpec, VolumePoolSpec)
+@places(GlobalPoolSpec)
 def _place_blocked(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
+
+
+@places(PoolSpec, VolumePoolSpec)
+def _place_pool(memory: Memory, layer: Layer) -> None:
+    """Blocked, unless a plain tensor were packed for pooling alone."""
+    spec, name = layer.spec, layer.inputs[0]
+    assert isinstance(spec, PoolSpec | VolumePoolSpec)
+    if memory.home(name).layout != "plain" or _is_read_blocked(memory.program, name):
+        _place_blocked(memory, layer)
+        return
+    pool, depth = (spec, DepthWindow(1, 1)) if isinstance(spec, PoolSpec) else (spec.pool, spec.depth)
+    memory.append(layer, PlainPoolSpec(pool, depth), (memory.plain(name),), "plain")
 
 
 @places(ConvSpec)
@@ -169,14 +183,14 @@ def _place_resize(memory: Memory, layer: Layer) -> None:
 
 
 def _is_read_blocked(program: Program, name: str) -> bool:
-    """Whether a convolution or pooling reads the tensor, or what layers that take any layout make of it."""
+    """Whether a kernel of blocked images reads the tensor, or what layers that take any layout make of it."""
     made = {name}
     for layer in program.layers:
         if made.isdisjoint(program.home(source) for source in layer.inputs):
             continue
-        if isinstance(layer.spec, ConvSpec | ConvTransposeSpec | PoolSpec | GlobalPoolSpec):
+        if isinstance(layer.spec, ConvSpec | ConvTransposeSpec | VolumeConvSpec | GlobalPoolSpec):
             return True
-        if isinstance(layer.spec, ElementwiseSpec | ResizeSpec | Concat):
+        if isinstance(layer.spec, ElementwiseSpec | ResizeSpec | PoolSpec | VolumePoolSpec | Concat):
             made.add(layer.output)
     return False
 

@@ -2,7 +2,8 @@
 
 A core that reads a matrix larger than its second level cache again and again waits for memory most of the time. Cut
 into one layer for each step, the tiles of the matrix are divided among the cores of a gang, each of which finds its own
-ones in its cache in the next step. A smaller matrix would gain less than the changes of layers cost.
+ones in its cache in the next step. A smaller matrix would gain less than the changes of layers cost. A step of a GRU
+that resets its state before the product is two layers, since the second product needs the reset gates of all units.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from gangway.compiler.kernels.specs import RawWeights, RecurrentSpec
 from gangway.compiler.lower.layers import Layer, sequence
 from gangway.compiler.place.memory import Buffer, Memory, Step, refusal_texts
 
-MAX_STEPS = 1024  # of both directions together
+MAX_LAYERS = 1024  # of both directions together
 
 
 def place_recurrent(memory: Memory, layer: Layer) -> None:
@@ -35,10 +36,9 @@ def place_recurrent(memory: Memory, layer: Layer) -> None:
 
 def _is_divided(spec: RecurrentSpec) -> bool:
     """Whether each step becomes a layer: if that pays, and the parts of all tensors lie side by side."""
-    in_one_pass = spec.cell != "GRU" or spec.linear_before_reset
     side_by_side = spec.sequences == 1 or not spec.sequences_first
-    several = 1 < spec.steps * spec.directions <= MAX_STEPS
-    return not spec.is_cached and in_one_pass and side_by_side and several and not spec.lengths
+    layers = spec.steps * spec.directions * len(spec.gate_groups)
+    return not spec.is_cached and side_by_side and 1 < layers <= MAX_LAYERS and not spec.lengths
 
 
 class _Divided:
@@ -103,9 +103,12 @@ class _Divided:
             outputs=(True, h is not None, c is not None),
             positions=positions,
         )
-        inputs = (x, *filter(None, states))
-        more = tuple(filter(None, (h, c)))
-        self._memory.steps.append(
-            Step(f"{self._layer.name}:{direction}.{step}", self._layer.operator, single, inputs, y, weights, more)
-        )
+        inputs, more = (x, *filter(None, states)), tuple(filter(None, (h, c)))
+        name, operator = f"{self._layer.name}:{direction}.{step}", self._layer.operator
+        if len(spec.gate_groups) > 1:
+            reset, update = (Buffer(self._state, "plain", None) for _ in range(2))
+            gates = replace(single, part="gates", outputs=(True, False, False))
+            self._memory.steps.append(Step(f"{name}.gates", operator, gates, inputs, update, weights, (reset,)))
+            single, inputs = replace(single, part="candidate"), (*inputs, reset, update)
+        self._memory.steps.append(Step(name, operator, single, inputs, y, weights, more))
         return [y, c]

@@ -70,7 +70,7 @@ class _Test:
                     if (single.shape[:1], whole.shape[:1]) != ((1,), (len(members),)):
                         shapes = f"{list(single.shape)} for a row, {list(whole.shape)} for {len(members)}"
                         return f"output {output} has the shape {shapes}"
-                    if not _is_same(whole[place], single[0]):
+                    if not _is_same(whole[place : place + 1], single):  # a row of a line of strings is no array
                         return f"a row among {len(members)} has another output {output} than the same row alone"
         return ""
 

@@ -55,15 +55,11 @@ def candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 def volume_candidates(spec: VolumePoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    front, _ = spec.depth.pads
-    last = (spec.depth.output - 1) * spec.depth.stride - front
-    if spec.depth.dilation != 1 or front >= spec.depth.kernel or last >= spec.depth.length or spec.depth.output < 1:
-        raise UnsupportedSpecError(f"pooling with a window that lies wholly in the padding: {spec}")
     yield _plan(spec, spec.pool, spec.depth, target)
 
 
 def _plan(whole: KernelSpec, spec: PoolSpec, depth: DepthWindow, target: TargetSpec) -> KernelPlan:
-    _check(spec)
+    check_windows(spec, depth)
     x, y = _images(spec, target, depth)
     moved = (x.elements + y.elements) * FLOAT_BYTES
     flops = y.elements * spec.kernel[0] * spec.kernel[1] * depth.kernel
@@ -73,7 +69,12 @@ def _plan(whole: KernelSpec, spec: PoolSpec, depth: DepthWindow, target: TargetS
     return make_plan(whole, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
 
 
-def _check(spec: PoolSpec) -> None:
+def check_windows(spec: PoolSpec, depth: DepthWindow) -> None:
+    """Raise UnsupportedSpecError if a window has nothing but padding."""
+    front, _ = depth.pads
+    last_slice = (depth.output - 1) * depth.stride - front
+    if depth.dilation != 1 or front >= depth.kernel or last_slice >= depth.length or depth.output < 1:
+        raise UnsupportedSpecError(f"pooling with a window that lies wholly in the padding: {spec}, {depth}")
     top, left, _, _ = spec.pads
     (rows, columns), size = spec.output_size, (spec.height, spec.width)
     last = ((rows - 1) * spec.stride[0] - top, (columns - 1) * spec.stride[1] - left)
@@ -96,7 +97,7 @@ def _images(spec: PoolSpec, target: TargetSpec, depth: DepthWindow) -> tuple[Ima
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """One axis of the pooling window."""
 
     size: int
@@ -128,7 +129,16 @@ class _Window:
         return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
 
 
-def _segments(window: _Window, width: int) -> list[Segment]:
+def windows(spec: PoolSpec, depth: DepthWindow) -> tuple[Window, Window, Window]:
+    """The three axes: slices, lines, columns."""
+    down, across = (
+        Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
+        for axis, size in enumerate((spec.height, spec.width))
+    )
+    return Window(depth.kernel, depth.stride, depth.pads[0], depth.length, depth.pads[1]), down, across
+
+
+def _segments(window: Window, width: int) -> list[Segment]:
     """Columns as tiles: single ones at the borders, wider ones between."""
     first = min(-(-window.pad // window.stride), width)
     end = min(max(first, (window.limit + window.pad - window.size) // window.stride + 1), width)
@@ -152,13 +162,9 @@ def volume_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSpec, symbol: str) -> Any:
     lanes = target.lanes
     x_image, y_image = _images(spec, target, depth)
-    slices = _Window(depth.kernel, depth.stride, depth.pads[0], depth.length, depth.pads[1])
+    slices, down, across = windows(spec, depth)
     height = spec.output_size[0]
     tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
-    down, across = (
-        _Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
-        for axis, size in enumerate((spec.height, spec.width))
-    )
     tiles = _segments(across, y_image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:

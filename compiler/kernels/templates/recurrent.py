@@ -96,11 +96,8 @@ class Layout:
     def passes(self) -> tuple[Pass, ...]:
         """One, or two if the reset gate comes before the product."""
         spec = self.spec
-        parts: tuple[tuple[int, ...], ...] = (tuple(range(spec.gates)),)
-        if spec.cell == "GRU" and not spec.linear_before_reset:
-            parts = (0, 1), (2,)
         result, offset = [], 0
-        for gates in parts:
+        for gates in spec.gate_groups:
             most = max(1, TILE_VECTORS // len(gates))
             vectors = max(n for n in range(1, most + 1) if self.blocks % n == 0)
             result.append(Pass(gates, vectors, offset))
@@ -110,7 +107,8 @@ class Layout:
     @cached_property
     def matrices(self) -> int:
         """Numbers of all packed matrices; biases or peepholes follow."""
-        return self.spec.directions * self.spec.gates * self.spec.units * self.spec.hidden
+        gates = sum(len(item.gates) for item in self.passes)
+        return self.spec.directions * gates * self.spec.units * self.spec.hidden
 
     @cached_property
     def vectors(self) -> int:
@@ -155,8 +153,17 @@ class Layout:
         spec = self.spec
         positions = spec.positions or spec.steps * spec.sequences
         state = spec.directions * spec.sequences * spec.hidden
-        given = (("h", state, spec.initial_h), ("c", state, spec.initial_c), ("lengths", spec.sequences, spec.lengths))
+        halves = ("reset", state, spec.part is not None), ("update", state, spec.part is not None)
+        given: tuple[tuple[str, int, bool], ...] = (
+            ("h", state, spec.initial_h),
+            ("c", state, spec.initial_c),
+            ("lengths", spec.sequences, spec.lengths),
+        )
         results = list(zip(("y", "y_h", "y_c"), (spec.steps * state, state, state), spec.outputs, strict=True))
+        if spec.part == "gates":
+            results = list(halves[::-1])
+        elif spec.part == "candidate":
+            given = (*given, *halves)
         first = next(item for item in results if item[2])
         ordered = [*given, *(item for item in results if item is not first), first]
         return [
@@ -287,7 +294,7 @@ class Places:
         return self._of_row("x") + (channel * positions + position) * self.lanes
 
     def state(self, name: str) -> Expr:
-        """The first number of h, c, y_h or y_c."""
+        """The first number of a tensor with one vector of units: h, c, y_h, y_c, reset or update."""
         spec = self.spec
         index = self.direction * spec.sequences + self.sequence
         if spec.sequences_first:
@@ -307,7 +314,7 @@ class Places:
 class Memory:
     """The tensors of a kernel, and its local memory: vectors of `units` numbers of each sequence.
 
-    These are the state `h`, the `new` one, the cells `c`, and the `reset` state of a GRU.
+    These are the state `h`, the `new` one, the cells `c`, and the `reset` state and `update` gate of a GRU.
     """
 
     tensors: Mapping[str, Buffer]
@@ -317,8 +324,14 @@ class Memory:
 def _memory(layout: Layout, buffers: Sequence[Buffer], sequences: int) -> Memory:
     """Allocate local memory, once: what several branches would allocate lay on the stack several times."""
     spec = layout.spec
-    needed = {"h": True, "new": True, "c": spec.cell == "LSTM"}
-    needed["reset"] = len(layout.passes) > 1
+    resets_first = spec.gate_groups != (tuple(range(spec.gates)),)
+    needed = {
+        "h": True,
+        "new": spec.part != "gates",
+        "c": spec.cell == "LSTM",
+        "reset": resets_first,
+        "update": resets_first,
+    }
     local = {name: scratch(sequences * spec.units) for name, here in needed.items() if here}
     names = [*(item.name for item in layout.arguments), *([REFUSED.name] if spec.lengths else [])]
     return Memory(dict(zip(names, buffers, strict=True)), local)
@@ -363,6 +376,9 @@ class Steps:
         self._load("h", spec.initial_h)
         if spec.cell == "LSTM":
             self._load("c", spec.initial_c)
+        if spec.part == "candidate":
+            self._load("reset", True)
+            self._load("update", True)
         self._lengths = [self._length(place.sequence) for place in self._places] if spec.lengths else []
         repeat(spec.steps, self._step)
         for name in ("h", "c"):
@@ -507,11 +523,11 @@ class Steps:
                 update, reset = self._activated(sums[0], 0), self._activated(sums[1], 0)
                 self._update(number, block, update, own + reset * sums[2])
             case _, [0, 1]:
-                self._set("new", number, block, self._activated(sums[0], 0))
+                self._set("update", number, block, self._activated(sums[0], 0))
                 reset = self._activated(sums[1], 0)
                 self._set("reset", number, block, reset * self._get("h", number, block))
             case _:
-                self._update(number, block, keep(self._get("new", number, block)), sums[2])
+                self._update(number, block, keep(self._get("update", number, block)), sums[2])
 
     def _update(self, number: int, block: Expr, update: Expr, own: Expr) -> None:
         """(1 - z) h' + z h of a GRU."""
@@ -538,6 +554,10 @@ class Steps:
     def _finish(self, step: Expr, block: Expr) -> None:
         """The new state becomes the state, and the step's result; beyond a sequence's end that is zero."""
         for number, place in enumerate(self._places):
+            if self._spec.part == "gates":
+                for name in ("reset", "update"):
+                    self._put(name, place.state(name), block, self._get(name, number, block))
+                continue
             value = shown = keep(self._get("new", number, block))
             if self._spec.lengths:
                 inside = self._is_before(step, number)

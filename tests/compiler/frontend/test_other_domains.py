@@ -328,3 +328,27 @@ def test_linear_classifiers(same: Check) -> None:
         for classes in (1, 2, 3) for side in (1, -1) for transform in ("LOGISTIC", "SOFTMAX_ZERO")
     ]  # fmt: skip
     same(nodes, {"x": floats(1, 4)}, {})
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_support_vector_classifiers(same: Check, classes: int) -> None:
+    sizes = [3, 1, 4, 2, 1][:classes]
+    nodes = [
+        learned(
+            "SVMClassifier",
+            ["x"],
+            [f"label{index}", f"scores{index}"],
+            kernel_type=kernel,
+            kernel_params=[0.3, 0.2, 3.0],
+            vectors_per_class=sizes,
+            support_vectors=floats(4 * sum(sizes)).tolist(),
+            coefficients=floats((classes - 1) * sum(sizes)).tolist(),
+            rho=(floats(classes * (classes - 1) // 2) / 4).tolist(),
+            classlabels_ints=[5, -2, 9, 4, 11][:classes],
+            post_transform=transform,
+        )
+        for index, (kernel, transform) in enumerate(
+            [("LINEAR", "NONE"), ("POLY", "SOFTMAX"), ("RBF", "LOGISTIC"), ("SIGMOID", "NONE"), ("RBF", "SOFTMAX_ZERO")]
+        )
+    ]
+    same(nodes, {"x": floats(1, 4)}, {})

@@ -1,5 +1,8 @@
-"""The kernels of an LSTM against numpy: of one row, and of several rows at strides of any kind, between guards."""
+"""The kernels of an LSTM, and of the parts of a GRU's step, against numpy: of one row, and of several rows at strides
+of any kind, between guards.
+"""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +77,35 @@ def test_every_number_of_rows(target: TargetSpec, library_path: Path, rng: np.ra
                 for output, value in zip(outputs, (last_h, last_c, y), strict=True):
                     np.testing.assert_allclose(output[row, :-GAP], value.reshape(-1), rtol=1e-5, atol=1e-6)
                     assert (output[row, -GAP:] == GUARD).all()
+
+
+def test_parts_of_a_step(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+    """The reset state and the update gate, then what follows from them: the new state, twice."""
+    step = RecurrentSpec("GRU", 1, 1, HIDDEN, (ACTIVATIONS[:2],), initial_h=True, positions=STEPS)
+    specs = [replace(step, part="gates"), replace(step, part="candidate", outputs=(True, True, False))]
+    plans, batches = ([choose(spec, target) for spec in specs] for choose in (registry.plan, registry.batch_plan))
+    functions = {f"one{index}": registry.emit(plan, target, f"one{index}") for index, plan in enumerate(plans)}
+    functions |= {f"batch{index}": registry.emit(batch, target, f"batch{index}") for index, batch in enumerate(batches)}
+    codegen.build_library(functions, target, library_path)
+    library = Library(library_path)
+    matrix = (rng.standard_normal((3, HIDDEN, HIDDEN)) / 5).astype(np.float32)
+    weights = [aligned(registry.pack(plan, target, {"recurrent": matrix})[0]) for plan in plans]
+    for rows in range(1, batches[0].rows + 1):
+        x, h = (
+            rng.standard_normal((rows, 1, 3, HIDDEN, STEPS), np.float32),
+            rng.standard_normal((rows, HIDDEN), np.float32),
+        )
+        update, reset = (sigmoid(x[:, 0, gate, :, 0] + h @ matrix[gate].T) for gate in range(2))
+        wanted = (1 - update) * np.tanh(x[:, 0, 2, :, 0] + (reset * h) @ matrix[2].T) + update * h
+        for symbol, chosen in (("batch", batches), *([("one", plans)] if rows == 1 else [])):
+            ready, state = rows_in_memory(blocked(x, target.lanes)), rows_in_memory(h)
+            halves, results = ([rows_in_memory(np.full_like(h, 5)) for _ in range(2)] for _ in range(2))
+            for index, others in enumerate([[state, *halves], [state, *halves, *results]]):
+                arguments = [ready, weights[index], *others]
+                strides = [0 if array.ndim == 1 else array.strides[0] for array in arguments]
+                more = [np.array([rows, *strides], np.int64)] if symbol == "batch" else []
+                for task in reversed(range(chosen[index].tasks)):
+                    library.call(f"{symbol}{index}", [*arguments, *more], task, task + 1)
+            for memory, expected in zip([*halves, *results], [reset * h, update, wanted, wanted], strict=True):
+                np.testing.assert_allclose(memory[:, :-GAP], expected, rtol=1e-5, atol=1e-6)
+                assert (memory[:, -GAP:] == GUARD).all()

@@ -106,11 +106,33 @@ def test_any_number_of_steps(check: Callable[..., list[str]], network: Any) -> N
     check(network(single.nodes, {"x": [1, 1, 4], "h": [1, 1, 40]}, single.outputs, single.constants))
 
 
-def test_steps_of_large_matrices_are_layers(check: Callable[..., list[str]], network: Any) -> None:
-    layers = Layers("LSTM", 4, 330)
-    layers.add({5: "h"}, direction="bidirectional")
-    found = check(network(layers.nodes, {"x": [3, 2, 4], "h": [2, 2, 330]}, layers.outputs, layers.constants))
-    assert found.count("LSTM") == 6
+@pytest.mark.parametrize(
+    ("operator", "hidden", "layers_a_step", "how"),
+    [
+        ("LSTM", 330, 1, {}),
+        ("GRU", 370, 1, {"linear_before_reset": 1}),
+        ("GRU", 370, 2, {}),
+        ("GRU", 370, 2, {"clip": 0.7, "activations": ["HardSigmoid", "Softplus", "Elu", "Relu"]}),
+    ],
+)
+def test_steps_of_large_matrices_are_layers(
+    check: Callable[..., list[str]], network: Any, operator: str, hidden: int, layers_a_step: int, how: dict[str, Any]
+) -> None:
+    layers = Layers(operator, 4, hidden)
+    layers.add({5: "h"}, direction="bidirectional", **how)
+    found = check(network(layers.nodes, {"x": [3, 2, 4], "h": [2, 2, hidden]}, layers.outputs, layers.constants))
+    assert found.count(operator) == 6 * layers_a_step
+
+
+@pytest.mark.parametrize(("steps", "given"), [(1, {5: "h"}), (2, {}), (2, {5: "h"})])
+def test_reverse_and_last_states_of_large_matrices(
+    check: Callable[..., list[str]], network: Any, steps: int, given: dict[int, str]
+) -> None:
+    layers = Layers("GRU", 4, 370)
+    layers.add(given, direction="reverse", wanted="h")
+    inputs = {"x": [steps, 1, 4], **({"h": [1, 1, 370]} if given else {})}
+    found = check(network(layers.nodes, inputs, layers.outputs, layers.constants))
+    assert found.count("GRU") == 2 * steps
 
 
 def test_rows_of_a_batch(tmp_path: Path, compile_file: Any, load_artifact: Any, network: Any) -> None:

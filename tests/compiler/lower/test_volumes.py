@@ -50,18 +50,35 @@ def test_convolutions(check: Any, network: Any, target: str, channels: int, outp
     assert operators.count("Pack") == 1
 
 
+@pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("target", ENDS)
-def test_pooling(check: Any, network: Any, target: str) -> None:
+def test_pooling(check: Any, network: Any, target: str, blocked: bool) -> None:
+    """Of a volume that others read blocked, too, and of one that would be packed for nobody else."""
     nodes = []
     for index, attributes in enumerate(POOLS):
         nodes.append(node("MaxPool", ["x"], [f"m{index}"], **attributes))
         nodes.append(node("AveragePool", ["x"], [f"a{index}"], **attributes))
         if "ceil_mode" not in attributes:
             nodes.append(node("AveragePool", ["x"], [f"c{index}"], count_include_pad=1, **attributes))
-    nodes += [node("GlobalAveragePool", ["x"], ["mean"]), node("GlobalMaxPool", ["x"], ["most"])]
+    if blocked:
+        nodes += [node("GlobalAveragePool", ["x"], ["mean"]), node("GlobalMaxPool", ["x"], ["most"])]
     results = {item.output[0]: None for item in nodes}
     operators = check(network(nodes, {"x": ["N", 20, 5, 7, 10]}, results), target)
-    assert set(operators) == {"Pack", "Unpack", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
+    others = {"Pack", "Unpack", "GlobalAveragePool", "GlobalMaxPool"} if blocked else set()
+    assert set(operators) == {"MaxPool", "AveragePool", *others}
+
+
+@pytest.mark.parametrize("size", [(1, 2), (2, 3), (9, 16), (6, 75), (40, 33)])
+def test_pooling_of_plain_images(check: Any, network: Any, size: tuple[int, int]) -> None:
+    """Lines shorter and longer than a vector; windows of any stride."""
+    nodes, windows = [], ((1, 1), (1, 2), (2, 2), (3, 1), (3, 2), (2, 3), (3, 4))
+    for index, (width, stride) in enumerate(windows):
+        how = {"kernel_shape": [width, width], "strides": [stride, stride], "pads": [width // 2] * 4}
+        nodes.append(node("MaxPool", ["x"], [f"m{index}"], **how))
+        nodes.append(node("AveragePool", ["x"], [f"a{index}"], ceil_mode=int(stride < width), **how))
+    results = {item.output[0]: None for item in nodes}
+    operators = check(network(nodes, {"x": [1, 3, *size]}, results))
+    assert not {"Pack", "Unpack"}.intersection(operators)
 
 
 @pytest.mark.parametrize("target", ENDS)

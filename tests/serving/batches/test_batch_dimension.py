@@ -54,6 +54,9 @@ MODELS = {
     "centre": rows_model(MEAN, TOGETHER),
     "branch": rows_model(BRANCH % MEAN.replace("y =", "o ="), TOGETHER),
     "harmless": rows_model(BRANCH % "o = Relu(x)", TOGETHER),
+    "texts": Model(
+        "(float[n, 2] x) => (string[n] y) {p = ArgMax<axis = 1, keepdims = 0>(x) y = Gather(words, p)}", TOGETHER
+    ),
     "lengths": Model(f"(float[n, S] x) => (float[n, S] y) {{{MEAN}}}", TOGETHER),
     "sums": Model(
         f"(float[n, 2] x, float[n, 2] s) => (float[n, 2] y, float[n, 2] t) {{{MEAN} t = Add(s, y)}}", SUM_STATE
@@ -84,7 +87,11 @@ ENSEMBLES = {
     "whole_steps": STEPS.replace("branch", "double").replace("max_batch_size: 8", "").replace("[ 2 ]", "[ -1, 2 ]"),
 }
 LOADED = [name for name in MODELS if name not in ("fixed", "places")]
-CONSTANTS = {"scales": np.array([1, 1, 16, 16], np.float32), "none": np.zeros(0, np.float32)}
+CONSTANTS: dict[str, Any] = {
+    "scales": np.array([1, 1, 16, 16], np.float32),
+    "none": np.zeros(0, np.float32),
+    "words": np.array(["first", "second"], object),
+}
 
 
 def save(path: Path, model: Model) -> None:
@@ -180,6 +187,12 @@ def test_rows_that_do_not_are_joined(served: Served) -> None:
     assert [answer[0, 0] for answer in served.together("harmless")] == list(range(MANY))
     assert served.executions("harmless") < MANY
     assert not served.lines("harmless, version 1: every request runs alone")
+
+
+def test_rows_with_a_string_each_are_joined(served: Served) -> None:
+    """A model that is tested at its load, as `harmless`; its answers are lines of strings, not of numbers."""
+    assert [answer.tolist() for answer in served.together("texts")] == [[b"first"]] * MANY
+    assert served.executions("texts") < MANY
 
 
 @pytest.mark.parametrize("name", ["double", "centre_whole", "whole_steps"])
