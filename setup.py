@@ -1,7 +1,11 @@
-"""Build: the protocol files become modules, executor/native becomes an extension."""
+"""Build: the protocol files become modules, executor/native becomes an extension.
+
+The extensions use Python's stable ABI, so one wheel serves every version from 3.11 on.
+"""
 
 import re
 import tempfile
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 
@@ -11,14 +15,14 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 C_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
-PACKAGES = [f"gangway.{name}" for name in find_packages("gangway")]
+PACKAGES = ["gangway", *(f"gangway.{name}" for name in find_packages("gangway"))]
 
 
 def generate_protos() -> None:
     """Write protos/*_pb2.py(i). `-I protos` names the files as Triton's clients do, so both load in one process."""
     from grpc_tools import protoc
 
-    folder = ROOT / "protos"
+    folder = ROOT / "gangway" / "protos"
     sources = sorted(folder.glob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["protoc", f"-I{folder}", f"--python_out={scratch}", f"--pyi_out={scratch}", *map(str, sources)]
@@ -42,28 +46,33 @@ class BuildExt(build_ext):
     def run(self) -> None:
         generate_protos()
         super().run()
+        for path in ROOT.glob("gangway/executor/_*.cpython-*.so"):  # which an import prefers
+            path.unlink()
 
 
-native = Extension(
-    "gangway.executor._native",
-    sources=sorted(glob("gangway/executor/native/*.c", root_dir=ROOT)),
-    depends=sorted(glob("gangway/executor/native/*.h", root_dir=ROOT)),
-    extra_compile_args=C_FLAGS,
-)
+def extension(name: str, sources: str, flags: Sequence[str] = ()) -> Extension:
+    return Extension(
+        f"gangway.executor.{name}",
+        sources=sorted(glob(f"gangway/executor/{sources}/*.c", root_dir=ROOT)),
+        depends=sorted(glob(f"gangway/executor/{sources}/*.h", root_dir=ROOT)),
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        py_limited_api=True,
+        extra_compile_args=[*C_FLAGS, *flags],
+    )
 
-probes = Extension(
-    "gangway.executor._probes",
-    sources=["gangway/executor/probes/probes.c"],
-    extra_compile_args=[*C_FLAGS, "-ffp-contract=fast"],  # a multiplication and an addition become one instruction
-)
+
+native = extension("_native", "native")
+probes = extension("_probes", "probes", ["-ffp-contract=fast"])  # with fused multiply-adds
 
 setup(
     packages=PACKAGES,
+    include_package_data=False,  # C sources are of no use in a wheel
     package_data={
-        **{package: ["py.typed"] for package in PACKAGES},
+        **{package: ["*.pyi", "py.typed"] for package in PACKAGES[1:]},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
         "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "py.typed"],
     },
     ext_modules=[native, probes],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, pip_download, run, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, pip_download, succeeds
 
 BINARY = TOOLS / "perf_analyzer"
 LIBRARIES = TOOLS / "lib"
@@ -60,27 +60,9 @@ def _extract(wheel: Path, member: str, target: Path) -> None:
 
 
 def _fetch_libb64(scratch: Path) -> None:
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise FetchError(
-            f"perf_analyzer needs {LIBB64} from Debian's package {DEBIAN_PACKAGE}, and this machine has no apt-get. "
-            f"Put the library into {LIBRARIES} by hand, beside libcudart.so.12"
-        )
-    run([*_apt(scratch), "download", DEBIAN_PACKAGE], DEBIAN_PACKAGE, scratch)
-    (package,) = scratch.glob(f"{DEBIAN_PACKAGE}_*.deb")
-    run(["dpkg", "--extract", str(package), str(scratch / "debian")], DEBIAN_PACKAGE)
-    (library,) = (path for path in (scratch / "debian").rglob(f"{LIBB64}*") if not path.is_symlink())
+    extracted = debian_package(DEBIAN_PACKAGE, scratch, f"put {LIBB64} into {LIBRARIES} by hand")
+    (library,) = (path for path in extracted.rglob(f"{LIBB64}*") if not path.is_symlink())
     shutil.copy(library, LIBRARIES / LIBB64)
-
-
-def _apt(scratch: Path) -> list[str]:
-    """Return the apt-get command: with the system's lists if they know the package, else with lists of our own."""
-    if succeeds(["apt-cache", "show", DEBIAN_PACKAGE]):
-        return ["apt-get"]
-    (scratch / "apt/lists/partial").mkdir(parents=True)
-    (scratch / "apt/cache/archives/partial").mkdir(parents=True)
-    apt = ["apt-get", f"-oDir::State::lists={scratch}/apt/lists", f"-oDir::Cache={scratch}/apt/cache"]
-    run([*apt, "update"], "Debian's package lists")
-    return apt
 
 
 def main() -> int:

@@ -16,6 +16,10 @@ class UnsupportedModelError(ModelError):
     """
 
 
+class CompilerMissingError(UnsupportedModelError):
+    """Packages that compile a model are not installed."""
+
+
 class MixedRowsError(UnsupportedModelError):
     """Rows of the model's batch influence each other, as its operators say: requests must not share a run."""
 

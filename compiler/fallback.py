@@ -41,10 +41,10 @@ from gangway.compiler.frontend.importer import (
     count_parameters,
     deciding_inputs,
     dimension_name,
-    external_locations,
     read_graph,
     zipped_outputs,
 )
+from gangway.compiler.frontend.onnx_file import external_locations
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.frontend.zip_maps import drop_zip_maps
 from gangway.compiler.key import compiler_version, model_key

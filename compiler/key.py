@@ -1,19 +1,26 @@
-"""The key of a model in the cache. Every start of a server computes it, so it needs no TVM and rarely onnx."""
+"""The key of a model in the cache. Every start of a server computes it, so it needs neither TVM nor onnx.
+
+The key covers the version of TVM. Where TVM is not installed, it is the version of the artifact that was used last, of
+those that this version of Gangway made: `known_compiler`.
+"""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
 from gangway.artifact.cache import cache_key
+from gangway.artifact.extras import COMPILER, missing_packages
 from gangway.artifact.files import file_beside, file_stamp, require_regular
-from gangway.artifact.format import TargetSpec
+from gangway.artifact.format import MANIFEST_FILE, TargetSpec
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.onnx_file import may_have_external_data
+from gangway.compiler.errors import CompilerMissingError, ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.frontend.onnx_file import external_locations
 
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of a model that is to be compiled later
@@ -21,8 +28,10 @@ SIZED: Mapping[str, int] = MappingProxyType({"sized ": 1})  # of what all sizes 
 _OPTIONAL = "optional "
 
 
-def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> str:
+def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS, compiler: str = "") -> str:
     """Return the key of the ONNX file `path` for `target`, with these values of symbolic dimensions.
+
+    `compiler`: the version of the compiler, by default of the one that is installed.
 
     Raises OSError, and ModelError for a broken file, one that is larger than memory, and weights in what is no regular
     file of the model's folder.
@@ -34,7 +43,7 @@ def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO
     refuse_too_large([path])
     files = [path, *_external_files(path)]
     refuse_too_large(files)
-    return cache_key(files, compiler_version(), target, dimensions)
+    return cache_key(files, compiler or compiler_version(), target, dimensions)
 
 
 def with_optional(names: Iterable[str]) -> dict[str, int]:
@@ -44,13 +53,53 @@ def with_optional(names: Iterable[str]) -> dict[str, int]:
 
 @cache
 def compiler_version() -> str:
-    """Return the versions of package, TVM and onnxruntime, and a hash of the source, which decide what is made."""
-    folder = Path(__file__).parent
+    """Return the versions of package, TVM and onnxruntime, and a hash of the source, which decide what is made.
+
+    Raises PackageNotFoundError without TVM or onnxruntime.
+    """
+    own, source = _own_version()
+    return f"{own}{version('apache-tvm')}+onnxruntime{version('onnxruntime')}{source}"
+
+
+@cache
+def known_compiler(cache_dir: Path) -> str:
+    """Return the version of the compiler whose artifacts are looked for: the installed one.
+
+    Without TVM it is the one that made the artifact which was used last, of those that are possible with any TVM; if
+    the cache has none of them, one that made nothing.
+    """
+    with suppress(PackageNotFoundError):
+        return compiler_version()
+    own, source = _own_version()
+    for path in sorted(cache_dir.glob(f"*/{MANIFEST_FILE}"), key=_modified_ns, reverse=True):
+        with suppress(OSError, ValueError, TypeError, KeyError):  # what is damaged, or of another format
+            maker = json.loads(path.read_bytes())["compiler_version"]
+            if maker.startswith(own) and maker.endswith(source):
+                return str(maker)
+    return f"{own}{source}"
+
+
+def require_compiler(why: str = "it is not in the cache") -> None:
+    """Raise CompilerMissingError, which says what to install, unless models can be compiled. `why` they are to be."""
+    if missing := missing_packages(COMPILER):
+        raise CompilerMissingError(f"{why}, and compiling needs {missing}")
+
+
+def _modified_ns(path: Path) -> int:
+    """When a file was written or last marked as used; 0 if it has just been removed."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@cache
+def _own_version() -> tuple[str, str]:
+    """Return what stands before and behind the versions of TVM and onnxruntime in the compiler's version."""
     source = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         source.update(path.read_bytes())
-    others = f"tvm{version('apache-tvm')}+onnxruntime{version('onnxruntime')}"
-    return f"{version('gangway-serve')}+{others}+{source.hexdigest()[:12]}"
+    return f"{version('gangway-serve')}+tvm", f"+{source.hexdigest()[:12]}"
 
 
 def _external_files(path: Path) -> list[Path]:
@@ -61,10 +110,6 @@ def _external_files(path: Path) -> list[Path]:
 @lru_cache(maxsize=256)
 def _external_files_of(path: Path, stamp: tuple[int, ...]) -> list[Path]:
     """The same of a file's content, for a process that compiles many sizes of a model."""
-    if not may_have_external_data(path):
-        return []
-    from gangway.compiler.frontend.importer import external_locations  # noqa: PLC0415 - imports onnx
-
     try:
         return sorted(file_beside(path.parent, location) for location in external_locations(path))
     except ValueError as error:

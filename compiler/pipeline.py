@@ -14,7 +14,7 @@ from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.key import UNCOMPILED, WHOLE, model_key, with_optional
+from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, require_compiler, with_optional
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 
 _log = logging.getLogger(__name__)
@@ -52,8 +52,9 @@ def compile_model(
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
-    key = model_key(path, target, mark or dimensions)
+    key = model_key(path, target, mark or dimensions, known_compiler(cache.root))
     if with_batch and not cache.folder(key).exists():
+        require_compiler()
         from gangway.compiler.frontend.importer import require_batch  # noqa: PLC0415
 
         require_batch(path)
@@ -77,7 +78,7 @@ def compile_model(
 
 def find_compiled(path: Path, cache: Cache, target: TargetSpec) -> Compiled | None:
     """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
-    key = model_key(path, target)
+    key = model_key(path, target, compiler=known_compiler(cache.root))
     if tuning := find_tuning(cache.root, key, target.name):
         key = tuning.tuned_key
     manifest = cache.lookup(key)
@@ -91,6 +92,7 @@ def _compile_tuned(
     with cache.lock(tuning.tuned_key):
         if manifest := cache.lookup(tuning.tuned_key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
+        require_compiler()
         progress(TUNED_PHASE, 0, 1)
         from gangway.compiler.variants import compile_tuned  # noqa: PLC0415
 
@@ -123,7 +125,7 @@ def compile_static(
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    key = model_key(path, target, dimensions)
+    key = model_key(path, target, dimensions, known_compiler(cache.root))
     return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
 
 
@@ -143,6 +145,7 @@ def _compile_static(
     with cache.lock(key):
         if manifest := cache.lookup(key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
+        require_compiler()
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
         try:
             with phases.timed("import"):
@@ -195,6 +198,7 @@ def _leave(
     with cache.lock(key):
         if manifest := cache.lookup(key):
             return Compiled(manifest, folder, True)
+        require_compiler()
         phase_us = {"key": (time.monotonic_ns() - start_ns) // 1000}
         progress("import", 0, 1)
         progress(FALLBACK_PHASE, 0, 1)

@@ -26,6 +26,7 @@ from gangway.artifact.cache import Cache, add_dimension
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
+from gangway.compiler.key import require_compiler
 from gangway.compiler.pipeline import Compiled, compile_static
 from gangway.compiler.target import UnsupportedTargetError, detect
 
@@ -56,6 +57,7 @@ def _serve_orders(options: argparse.Namespace, report: Report) -> None:
         report({"phase": phase, "done": done, "total": total})
 
     compiled = compile_static(path, name, Cache(options.cache_dir), target, progress, dimensions)
+    require_compiler("other kernels are to be compiled")
     if compiled.manifest.engine is not Engine.NATIVE:
         raise ModelError(f"{name} is left to onnxruntime: {compiled.manifest.fallback_reason}")
     _answer_orders(path, dimensions, compiled, options.trials, options.scratch, report)

@@ -14,7 +14,17 @@ SECTIONS = {
 # Pages that come first in their section, in this order; the others follow by name.
 FIRST = {
     "tutorials": ("first-model", "image-to-label", "three-models", "from-triton"),
-    "how-to": ("latency-target", "capacity", "batches", "sequences", "tls", "traces", "troubleshooting"),
+    "how-to": (
+        "install",
+        "latency-target",
+        "capacity",
+        "batches",
+        "sequences",
+        "tls",
+        "traces",
+        "monitoring",
+        "troubleshooting",
+    ),
     "reference": ("commands", "flags", "config", "metrics", "http"),
     "explanation": ("how-it-works", "targets", "scheduling", "batching", "compiler"),
     "measurements": ("overview",),

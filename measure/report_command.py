@@ -44,9 +44,6 @@ def main(argv: Sequence[str]) -> int:
                 print(options.output / f"{series}.png")
             else:
                 print(f"no {series}: {UNMEASURED[series]}")
-    except ModuleNotFoundError as error:
-        print(f"gangway report: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
-        return 1
     except (CompileError, MissingError, ProfileError, OSError) as error:
         print(f"gangway report: {error}", file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import NamedTuple
 
+from gangway.artifact.extras import EXTRAS, install_command
 from gangway.server.system import drop_unwritable
 
 
@@ -79,13 +80,19 @@ def _main(arguments: list[str]) -> int:
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Run a command; what a user can put right (a missing file, no permission) is one line, not a traceback."""
+    """Run a command; what a user can put right (a missing file or package, no permission) is one line, no traceback."""
     try:
         status = int(importlib.import_module(COMMANDS[name].module).main(arguments) or 0)
         sys.stdout.flush()  # a full disk is said now, not by the interpreter at its end
         return status
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"gangway {name}: needs {package}: {install_command([package])}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"gangway {name}: {error}", file=sys.stderr)
         return 1

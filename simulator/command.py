@@ -35,8 +35,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
         return _simulate(options, console)
-    except ModuleNotFoundError as error:
-        print(f"gangway simulate: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
     except (WorkloadError, ProfileError, ContractError, OSError) as error:
         print(f"gangway simulate: {error}", file=sys.stderr)
     return 1

@@ -1,5 +1,6 @@
 """Downloads for benchmarks: through pip and the system's tools, with errors that say what to do."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,31 @@ def run(command: list[str], what: str, folder: Path | None = None) -> None:
 def succeeds(command: list[str], environment: dict[str, str] | None = None) -> bool:
     """Say whether a command ends with status 0 within a minute."""
     return subprocess.run(command, check=False, env=environment, capture_output=True, timeout=60).returncode == 0
+
+
+def debian_package(package: str, scratch: Path, otherwise: str) -> Path:
+    """Return a folder with the content of a package of Debian, which is not installed: root is not needed.
+
+    Raises FetchError, with what to do `otherwise` on a machine that has no packages of this kind.
+    """
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        raise FetchError(f"this machine has no apt-get for Debian's package {package}: {otherwise}")
+    folder = scratch / package
+    folder.mkdir()
+    run([*_apt(package, scratch), "download", package], package, folder)
+    (archive,) = folder.glob("*.deb")
+    run(["dpkg", "--extract", str(archive), str(folder / "content")], package)
+    return folder / "content"
+
+
+def _apt(package: str, scratch: Path) -> list[str]:
+    """Return the apt-get command: with the system's lists if they know the package, else with lists of our own."""
+    if succeeds(["apt-cache", "show", package]):
+        return ["apt-get"]
+    lists = scratch / "apt/lists/partial"
+    apt = ["apt-get", f"-oDir::State::lists={scratch}/apt/lists", f"-oDir::Cache={scratch}/apt/cache"]
+    if not lists.exists():
+        lists.mkdir(parents=True)
+        (scratch / "apt/cache/archives/partial").mkdir(parents=True)
+        run([*apt, "update"], "Debian's package lists")
+    return apt

@@ -41,17 +41,6 @@ _NO_NAME = re.compile(  # what exporters and people write into a dimension of wh
 )
 
 
-def external_locations(path: Path) -> set[str]:
-    """Return the names of files that hold tensors, relative to the model's folder. Raises ModelError, OSError."""
-    return {
-        entry.value
-        for tensor in _tensors_in(_parse(path)[0])
-        if external_data_helper.uses_external_data(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-
-
 def _tensors_in(message: Any) -> Iterator[Any]:
     """Yield every tensor of a message, however deep: also those of nodes, of graphs in them, and of functions."""
     if isinstance(message, onnx.TensorProto):

@@ -5,14 +5,30 @@ but large weights is parsed, weights are read one by one, each once, where they 
 buffer goes from header to header; contents are skipped, not read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 LARGE_BYTES = 4096
-_GRAPH, _FUNCTION, _INITIALIZER = 7, 25, 5  # fields of ModelProto and GraphProto
+_GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
+_KEY, _VALUE = 1, 2  # fields of StringStringEntryProto
 _LOCATION = b"\x0a\x08location"  # the key beside the name of a file, with its header
+_EXTERNAL = 1  # as the value of data_location
+_MOST_DEPTH = 100  # of messages in one another, as for protobuf's parser
+_MODEL, _TENSOR = "ModelProto", "TensorProto"
+_PARTS: Mapping[str, Mapping[int, str]] = {  # fields that hold tensors or have them in them, and what they hold
+    _MODEL: {_GRAPH: "GraphProto", 25: "FunctionProto"},
+    "GraphProto": {1: "NodeProto", _INITIALIZER: _TENSOR, 15: "SparseTensorProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        **dict.fromkeys((5, 10), _TENSOR),
+        **dict.fromkeys((6, 11), "GraphProto"),
+        **dict.fromkeys((22, 23), "SparseTensorProto"),
+    },
+    "SparseTensorProto": dict.fromkeys((1, 2), _TENSOR),
+}
 _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 2, 8, 9, 13, 14  # fields of TensorProto
 _WHOLE_BYTES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}  # element types that numpy reads as they stand
 _FIXED_BYTES = {1: 8, 5: 4}  # by wire type
@@ -83,29 +99,42 @@ def _tensor(file: BinaryIO, tensor: Field, weights: dict[str, Stretch]) -> bytes
     return b"".join(_read(file, part) for part in parts)
 
 
-def may_have_external_data(path: Path) -> bool:
-    """Whether a tensor of the ONNX file may lie in another file; true, too, if the file is damaged. Raises OSError.
+def external_locations(path: Path) -> set[str]:
+    """Return the names of files that hold tensors, relative to the model's folder. Raises OSError.
 
-    Every start must know, for the key of a model.
+    Every start must know, for the key of a model. What is damaged names none: the parser refuses it later.
     """
     with path.open("rb") as file:
         try:
-            return any(
-                _may_lie_elsewhere(file, field)
+            return {
+                location
                 for whole in fields(file, 0, path.stat().st_size)
-                if whole.number in (_GRAPH, _FUNCTION)
+                if whole.number in _PARTS[_MODEL]
                 for field in fields(file, whole.content, whole.end)
-            )
+                if field.number == _INITIALIZER or _LOCATION in _read(file, field)
+                for location in _locations(file, field, _PARTS[_PARTS[_MODEL][whole.number]].get(field.number))
+            }
         except DamagedError:
-            return True
+            return set()
 
 
-def _may_lie_elsewhere(file: BinaryIO, field: Field) -> bool:
-    """Whether a field of a graph or function, if it is a weight or has tensors in it, names another file."""
-    if field.number == _INITIALIZER:
-        parts = fields(file, field.content, field.end)
-        return any(part.number in (_EXTERNAL_DATA, _DATA_LOCATION) for part in parts)
-    return _LOCATION in _read(file, field)
+def _locations(file: BinaryIO, message: Field, kind: str | None, depth: int = 0) -> Iterator[str]:
+    """Yield the names of files that tensors of a message name, however deep; `kind`: of message, a key of _PARTS."""
+    if kind is None or message.wire_type != LENGTH_DELIMITED:
+        return
+    if depth > _MOST_DEPTH:
+        raise DamagedError
+    wanted = (_EXTERNAL_DATA, _DATA_LOCATION) if kind == _TENSOR else _PARTS[kind]
+    parts = [part for part in fields(file, message.content, message.end) if part.number in wanted]
+    if kind != _TENSOR:
+        for part in parts:
+            yield from _locations(file, part, _PARTS[kind][part.number], depth + 1)
+    elif any(part.number == _DATA_LOCATION and part.value == _EXTERNAL for part in parts):
+        for part in parts:
+            if part.number == _EXTERNAL_DATA:
+                entry = {field.number: _content(file, field) for field in fields(file, part.content, part.end)}
+                if entry.get(_KEY) == b"location":
+                    yield entry.get(_VALUE, b"").decode(errors="replace")
 
 
 def fields(file: BinaryIO, begin: int, end: int) -> Iterator[Field]:

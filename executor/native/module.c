@@ -11,7 +11,7 @@ PyObject *numbers(const uint32_t *values, uint32_t count) {
     PyObject *tuple = PyTuple_New(count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         PyObject *number = PyLong_FromUnsignedLong(values[i]);
-        if (number) PyTuple_SET_ITEM(tuple, i, number);
+        if (number) PyTuple_SetItem(tuple, i, number);
         else Py_CLEAR(tuple);
     }
     return tuple;

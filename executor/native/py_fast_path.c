@@ -62,7 +62,7 @@ static int fast_path_init(PyObject *object, PyObject *arguments, PyObject *keywo
     if (path->worker_slot_count < 1 || path->worker_slot_count > MAX_WORKER_SLOTS) {
         return PyErr_Format(PyExc_ValueError, "a worker has 1 to %d slots, not %u", MAX_WORKER_SLOTS, path->worker_slot_count), -1;
     }
-    size_t front_end_count = (size_t)PyTuple_GET_SIZE(front_ends), worker_count = (size_t)PyTuple_GET_SIZE(workers);
+    size_t front_end_count = (size_t)PyTuple_Size(front_ends), worker_count = (size_t)PyTuple_Size(workers);
     path->lease_count = lease_count;
     self->io = PyMem_Calloc(front_end_count + 1, sizeof *self->io);
     path->tables = PyMem_Calloc(front_end_count + 1, sizeof *path->tables);
@@ -88,11 +88,11 @@ static void close_model(struct open_model *model) {
 }
 
 static bool copy_arenas(struct open_model *model, PyObject *offsets) {
-    model->arena_count = (uint32_t)PyTuple_GET_SIZE(offsets);
+    model->arena_count = (uint32_t)PyTuple_Size(offsets);
     model->arenas = PyMem_Calloc(model->arena_count + 1, sizeof *model->arenas);
     if (!model->arenas) return PyErr_NoMemory(), false;
     for (uint32_t i = 0; i < model->arena_count && !PyErr_Occurred(); i++) {
-        model->arenas[i].offset = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(offsets, i));
+        model->arenas[i].offset = PyLong_AsUnsignedLongLong(PyTuple_GetItem(offsets, i));
     }
     return !PyErr_Occurred();
 }
@@ -153,11 +153,11 @@ static bool set_leases(struct fast_path *path, PyObject *leases) {
     if (leases == Py_None) return true;
     if (!PyTuple_Check(leases)) return PyErr_SetString(PyExc_TypeError, "leases are a tuple"), false;
     size_t count = (size_t)path->worker_count * path->worker_slot_count;
-    if ((size_t)PyTuple_GET_SIZE(leases) != count) return PyErr_Format(PyExc_ValueError, "%zd leases", PyTuple_GET_SIZE(leases)), false;
+    if ((size_t)PyTuple_Size(leases) != count) return PyErr_Format(PyExc_ValueError, "%zd leases", PyTuple_Size(leases)), false;
     uint32_t *given = PyMem_Calloc(count + 1, sizeof *given);
     if (!given) return PyErr_NoMemory(), false;
     for (size_t i = 0; i < count && !PyErr_Occurred(); i++) {
-        long lease = PyLong_AsLong(PyTuple_GET_ITEM(leases, (Py_ssize_t)i));
+        long lease = PyLong_AsLong(PyTuple_GetItem(leases, (Py_ssize_t)i));
         if (lease >= (long)path->lease_count) PyErr_Format(PyExc_ValueError, "there is no lease %ld", lease);
         given[i] = lease < 0 ? NO_LEASE : (uint32_t)lease;
     }
@@ -239,7 +239,7 @@ static void fast_path_free(PyObject *object) {
     PyMem_Free(path->workers);
     PyMem_Free(path->completed);
     PyMem_Free(self->io);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 

@@ -28,9 +28,9 @@ static bool read_member(PyObject *tuple, struct member *member) {
 #define ADDRESS(TYPE, NAME, DIMENSION) &member->NAME,
     uint32_t *fields[] = {MEMBER(ADDRESS)};
     const Py_ssize_t count = sizeof fields / sizeof *fields;
-    bool sound = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
+    bool sound = PyTuple_Check(tuple) && PyTuple_Size(tuple) == count;
     for (Py_ssize_t i = 0; sound && i < count; i++) {
-        unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        unsigned long number = PyLong_AsUnsignedLong(PyTuple_GetItem(tuple, i));
         if (PyErr_Occurred()) return false;
         *fields[i] = (uint32_t)number;
         sound = number <= UINT32_MAX;
@@ -41,10 +41,10 @@ static bool read_member(PyObject *tuple, struct member *member) {
 }
 
 static bool read_members(PyObject *tuples, struct member *members, uint32_t *count) {
-    Py_ssize_t length = PyTuple_GET_SIZE(tuples);
+    Py_ssize_t length = PyTuple_Size(tuples);
     if (length < 1 || length > MAX_MEMBERS) return PyErr_Format(PyExc_ValueError, "a lease of %zd requests", length), false;
     for (*count = 0; *count < length; ++*count) {
-        if (!read_member(PyTuple_GET_ITEM(tuples, *count), &members[*count])) return false;
+        if (!read_member(PyTuple_GetItem(tuples, *count), &members[*count])) return false;
     }
     return true;
 }
@@ -178,7 +178,7 @@ FUNCTION(py_lease_layer_end_ns) {
         for (uint32_t layer = first; layer < end && result; layer++) {
             PyObject *number = PyLong_FromUnsignedLongLong(atomic_load(&lease->layer_end_ns[layer]));
             if (!number) Py_CLEAR(result);
-            else PyList_SET_ITEM(result, layer - first, number);
+            else PyList_SetItem(result, layer - first, number);
         }
     }
     FINISH;

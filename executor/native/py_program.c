@@ -91,7 +91,7 @@ static bool is_sound(const struct program *program, const struct layer_record *r
 static bool read_kernel(const struct program *program, const struct kernel_record *record, PyObject *symbols, Py_ssize_t *next,
                         struct implementation *implementation) {
     PyObject *symbol = PySequence_GetItem(symbols, (*next)++);
-    const char *name = symbol ? PyUnicode_AsUTF8(symbol) : NULL;
+    const char *name = symbol ? PyUnicode_AsUTF8AndSize(symbol, NULL) : NULL;
     void *address = name ? dlsym(program->library, name) : NULL;
     if (name && !address) PyErr_Format(PyExc_ValueError, "kernel %s is not in the library", name);
     Py_XDECREF(symbol);
@@ -158,12 +158,12 @@ static bool read_layer(const struct program *program, const struct layer_record 
 
 /* Takes the texts of a layer's checks, a tuple of str, which the caller keeps. */
 static bool read_checks(PyObject *texts, struct layer *layer) {
-    Py_ssize_t count = PyTuple_Check(texts) ? PyTuple_GET_SIZE(texts) : -1;
+    Py_ssize_t count = PyTuple_Check(texts) ? PyTuple_Size(texts) : -1;
     bool sound = count >= 0 && count <= MAX_CHECKS;
     for (uint32_t i = 0; sound && count && i < layer->version_count; i++) sound = !layer->versions[i].batch.run;
     if (!sound) return PyErr_Format(PyExc_ValueError, "the checks of a layer are malformed"), false;
     for (layer->check_count = 0; layer->check_count < count; layer->check_count++) {
-        const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(texts, layer->check_count));
+        const char *text = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(texts, layer->check_count), NULL);
         if (!text) return false;
         layer->checks[layer->check_count] = text;
     }
@@ -186,8 +186,8 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
     program_close(program);
     Py_CLEAR(((struct program_object *)self)->run);
-    Py_XSETREF(((struct program_object *)self)->checks, Py_NewRef(checks));
-    Py_XSETREF(((struct program_object *)self)->calls, Py_NewRef(calls));
+    set_reference(&((struct program_object *)self)->checks, checks);
+    set_reference(&((struct program_object *)self)->calls, calls);
     program->arena_bytes = arena_bytes;
     program->staging_bytes = staging_bytes;
     program->pack_bytes = read_tensors(program, inputs, program->inputs, &program->input_count);
@@ -203,8 +203,8 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     size_t count = (size_t)table_bytes / sizeof(struct layer_record);
-    bool whole = (size_t)table_bytes % sizeof(struct layer_record) == 0 && PyTuple_GET_SIZE(checks) == (Py_ssize_t)count &&
-                 PyTuple_GET_SIZE(calls) == (Py_ssize_t)count;
+    bool whole = (size_t)table_bytes % sizeof(struct layer_record) == 0 && PyTuple_Size(checks) == (Py_ssize_t)count &&
+                 PyTuple_Size(calls) == (Py_ssize_t)count;
     if (count == 0 || count > MAX_LAYERS || !whole) {
         PyErr_Format(PyExc_ValueError, "a table of %zd bytes", table_bytes);
         return -1;
@@ -217,9 +217,9 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         struct layer *layer = &program->layers[program->layer_count];
         memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
         bool is_tail = tail && program->layer_count == count - 1;
-        PyObject *run = PyTuple_GET_ITEM(calls, program->layer_count);
+        PyObject *run = PyTuple_GetItem(calls, program->layer_count);
         if (!read_layer(program, &record, symbols, &next, run, is_tail, layer)) return -1;
-        if (!read_checks(PyTuple_GET_ITEM(checks, program->layer_count), layer)) return -1;
+        if (!read_checks(PyTuple_GetItem(checks, program->layer_count), layer)) return -1;
         program->joins = program->joins && is_staged(program, layer);
         program->calls = program->calls || layer->call || layer->tail;
     }
@@ -237,7 +237,7 @@ static PyObject *frames_of(const struct query *query) {
         PyObject *pair = output ? PyTuple_Pack(2, input, output) : NULL;
         Py_XDECREF(input);
         Py_XDECREF(output);
-        if (pair) PyList_SET_ITEM(frames, i, pair);
+        if (pair) PyList_SetItem(frames, i, pair);
         else Py_CLEAR(frames);
     }
     return frames;
@@ -276,8 +276,8 @@ static struct prepared_call *find_call(struct program_object *self, const struct
 }
 
 static bool begins_with(const char *frame, uint64_t frame_bytes, PyObject *header) {
-    size_t length = (size_t)PyBytes_GET_SIZE(header);
-    return length <= frame_bytes && memcmp(frame, PyBytes_AS_STRING(header), length) == 0;
+    size_t length = (size_t)PyBytes_Size(header);
+    return length <= frame_bytes && memcmp(frame, PyBytes_AsString(header), length) == 0;
 }
 
 /* False: nothing is computed. A call that fails is not made again: what is wrong is found, and told, without it. */
@@ -296,7 +296,7 @@ static bool call_prepared(struct prepared_call *known, const struct piece *piece
         return false;
     }
     Py_DECREF(result);
-    memcpy(piece->outputs[0], PyBytes_AS_STRING(known->answer), (size_t)PyBytes_GET_SIZE(known->answer));
+    memcpy(piece->outputs[0], PyBytes_AsString(known->answer), (size_t)PyBytes_Size(known->answer));
     return true;
 }
 
@@ -309,7 +309,7 @@ static void prepare_call(struct prepared_call *known, PyObject *result) {
         PyErr_Clear();
         return;
     }
-    if ((uint64_t)PyBytes_GET_SIZE(answer) > known->output_bytes) return;
+    if ((uint64_t)PyBytes_Size(answer) > known->output_bytes) return;
     forget_call(known);
     known->header = Py_NewRef(header);
     known->answer = Py_NewRef(answer);
@@ -329,10 +329,10 @@ static void call_python(void *context, struct query *query) {
     PyObject *frames = frames_of(query), *cpus = frames ? numbers(query->cpus, query->cpu_count) : NULL;
     PyObject *results = cpus ? PyObject_CallFunctionObjArgs(self->run, frames, cpus, again ? Py_True : Py_False, NULL) : NULL;
     if (!results) PyErr_WriteUnraisable(self->run);
-    bool answered = results && PyList_Check(results) && PyList_GET_SIZE(results) == (Py_ssize_t)query->piece_count;
+    bool answered = results && PyList_Check(results) && PyList_Size(results) == (Py_ssize_t)query->piece_count;
     for (uint32_t i = 0; i < query->piece_count; i++) {
-        PyObject *result = answered ? PyList_GET_ITEM(results, i) : NULL;
-        bool succeeded = result == Py_None || (result && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 3);
+        PyObject *result = answered ? PyList_GetItem(results, i) : NULL;
+        bool succeeded = result == Py_None || (result && PyTuple_Check(result) && PyTuple_Size(result) == 3);
         if (!succeeded) note_result(&query->pieces[i], result);
         else if (again) prepare_call(known, result);
     }
@@ -346,7 +346,7 @@ static PyObject *addresses_of(void *const *arguments, uint32_t count) {
     PyObject *addresses = PyTuple_New(count);
     for (uint32_t i = 0; addresses && i < count; i++) {
         PyObject *address = PyLong_FromVoidPtr(arguments[i]);
-        if (address) PyTuple_SET_ITEM(addresses, i, address);
+        if (address) PyTuple_SetItem(addresses, i, address);
         else Py_CLEAR(addresses);
     }
     return addresses;
@@ -372,7 +372,7 @@ static PyObject *rows_of(const struct query *query, const struct layer *layer, c
     for (uint32_t row = 0; rows && row < piece->rows; row++) {
         phase_arguments(query, layer, piece, piece->first + row, arguments);
         PyObject *addresses = addresses_of(arguments, layer->argument_count);
-        if (addresses) PyList_SET_ITEM(rows, row, addresses);
+        if (addresses) PyList_SetItem(rows, row, addresses);
         else Py_CLEAR(rows);
     }
     return rows;
@@ -430,7 +430,7 @@ static void program_free(PyObject *self) {
     Py_CLEAR(((struct program_object *)self)->run);
     Py_CLEAR(((struct program_object *)self)->checks);
     Py_CLEAR(((struct program_object *)self)->calls);
-    type->tp_free(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

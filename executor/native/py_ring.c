@@ -60,8 +60,8 @@ FUNCTION(py_rings_drain) {
     PyObject *offsets;
     PARSE("O!", &PyTuple_Type, &offsets);
     result = PyList_New(0);
-    for (Py_ssize_t i = 0; result && i < PyTuple_GET_SIZE(offsets); i++) {
-        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GET_ITEM(offsets, i));
+    for (Py_ssize_t i = 0; result && i < PyTuple_Size(offsets); i++) {
+        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, i));
         struct ring *ring = offset == -1 && PyErr_Occurred() ? NULL : find_ring(&buffer, offset);
         struct message message;
         if (!ring) Py_CLEAR(result);

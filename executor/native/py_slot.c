@@ -47,12 +47,12 @@ FUNCTION(py_slot_change) {
 }
 
 static bool read_places(PyObject *places, _Atomic uint64_t *offsets) {
-    Py_ssize_t count = PyTuple_GET_SIZE(places);
+    Py_ssize_t count = PyTuple_Size(places);
     if (count > MAX_TENSORS) {
         PyErr_Format(PyExc_ValueError, "at most %d inputs and outputs", MAX_TENSORS);
         return false;
     }
-    for (Py_ssize_t i = 0; i < count; i++) offsets[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(places, i));
+    for (Py_ssize_t i = 0; i < count; i++) offsets[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(places, i));
     return !PyErr_Occurred();
 }
 
@@ -205,8 +205,8 @@ FUNCTION(py_slots_done) {
     PyObject *numbers;
     PARSE("O!", &PyTuple_Type, &numbers);
     result = PyList_New(0);
-    for (Py_ssize_t i = 0; result && i < PyTuple_GET_SIZE(numbers); i++) {
-        PyObject *item = PyTuple_GET_ITEM(numbers, i);
+    for (Py_ssize_t i = 0; result && i < PyTuple_Size(numbers); i++) {
+        PyObject *item = PyTuple_GetItem(numbers, i);
         unsigned long number = PyLong_AsUnsignedLong(item);
         struct slot *slot = PyErr_Occurred() ? NULL : find_slot(&buffer, number);
         if (!slot) Py_CLEAR(result);

@@ -72,7 +72,7 @@ static PyObject *worker_set_program(PyObject *object, PyObject *arguments) {
     const struct program *table = program_of(program);
     if (!table) return PyErr_Format(PyExc_TypeError, "not a Program");
     self->worker.programs[model_id] = table;
-    Py_XSETREF(self->programs[model_id], Py_NewRef(program));
+    set_reference(&self->programs[model_id], program);
     Py_RETURN_NONE;
 }
 
@@ -143,7 +143,7 @@ static void worker_free(PyObject *object) {
     for (int i = 0; i < MAX_FRONT_ENDS; i++) PyBuffer_Release(&self->io[i]);
     PyBuffer_Release(&self->control);
     PyBuffer_Release(&self->arena);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 

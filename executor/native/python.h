@@ -1,12 +1,21 @@
-/* What the files of the extension module share. */
+/* What the files of the extension module share. They use the stable ABI (setup.py), so that one wheel fits many versions of Python. */
 #ifndef GANGWAY_PYTHON_H
 #define GANGWAY_PYTHON_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 struct program;
+
+/* Let `place` hold `value`, and drop what it held. */
+static inline void set_reference(PyObject **place, PyObject *value) {
+    PyObject *old = *place;
+    *place = Py_NewRef(value);
+    Py_XDECREF(old);
+}
 
 extern PyMethodDef ring_methods[];     /* py_ring.c: rings and bells */
 extern PyMethodDef slot_methods[];     /* py_slot.c */

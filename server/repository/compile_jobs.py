@@ -24,7 +24,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from gangway.artifact.console import Console, ProgressBars
-from gangway.artifact.format import Manifest
+from gangway.artifact.extras import ONNXRUNTIME, missing_packages
+from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, trim
 from gangway.executor.process import leave_idle_priority, use_idle_priority
@@ -165,6 +166,8 @@ class Compiler:
             manifest = read_manifest(Path(report["folder"]))
         except ArtifactError as error:
             raise CompileError(str(error)) from error
+        if (manifest.engine is Engine.ONNXRUNTIME or manifest.islands) and (missing := missing_packages(ONNXRUNTIME)):
+            raise CompileError(f"some of it was not compiled, so it needs {missing}", is_final=True)
         self._remember(manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole))
         self.target = manifest.target.name
         await self._limit(manifest.key, bool(report["cached"]))
