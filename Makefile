@@ -7,7 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
-ROOMS := artifact clients compiler executor measure protos scheduler server simulator workload zoo
+ROOMS := artifact clients cluster compiler executor measure protos scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
@@ -68,11 +68,12 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS) \
 		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py tests/docs/test_troubleshooting.py \
-		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact scheduler server simulator workload) | sort)
+		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact cluster scheduler server simulator workload) | sort)
 
-# The real perf_analyzer for tests and benchmarks; Prometheus and Helm for tests, which are skipped without them.
+# The real perf_analyzer for tests and benchmarks; HAProxy, Prometheus and Helm for tests, which are skipped without them.
 tools: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fetch_perf_analyzer
+	-$(BIN)/python -m benchmarks.fetch_haproxy
 	-$(BIN)/python -m benchmarks.fetch_prometheus
 	-$(BIN)/python -m benchmarks.fetch_helm
 
@@ -118,6 +119,8 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.placement
+	$(BIN)/python -m benchmarks.route
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.batching
 

@@ -133,6 +133,20 @@ class Connection:
         request = pb.ModelStatisticsRequest(name=model, version=version)
         return self._call("ModelStatistics", request, pb.ModelStatisticsResponse)
 
+    def repository_index(self) -> pb.RepositoryIndexResponse:
+        """Return every version of every model in the server's repositories, and whether it is ready."""
+        return self._call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+
+    def load_model(self, model: str) -> None:
+        """Load a model, or load it again; return when it is ready."""
+        request = pb.RepositoryModelLoadRequest(model_name=model)
+        self._call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
+
+    def unload_model(self, model: str) -> None:
+        """Unload a model; requests under way are answered."""
+        request = pb.RepositoryModelUnloadRequest(model_name=model)
+        self._call("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse)
+
     def infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """One inference."""
         return self._call("ModelInfer", request, pb.ModelInferResponse)

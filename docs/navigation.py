@@ -20,6 +20,8 @@ FIRST = {
         "capacity",
         "batches",
         "sequences",
+        "many-machines",
+        "kubernetes",
         "tls",
         "traces",
         "monitoring",

@@ -28,6 +28,8 @@ COMMANDS = {
     "report": Command("gangway.measure.report_command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "perf": Command("gangway.clients.perf.command", "load a server with several models, and find the rate it carries"),
+    "route": Command("gangway.cluster.route_command", "distribute the calls of clients over several servers"),
+    "place": Command("gangway.cluster.place_command", "choose which models are loaded on which of several servers"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),
 }
 

@@ -2,7 +2,8 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `ModelTarget`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and `Drain` at the end.
+`ModelRemoved`, `ModelTarget`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and at the end
+`Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
 
@@ -288,6 +289,11 @@ class AllKnown:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """Say that neither server nor models are ready, but serve: whoever distributes calls shall send none here."""
+
+
+@dataclass(frozen=True)
 class Drain:
     """Refuse new requests, finish the running ones, then exit with 0."""
 
@@ -324,6 +330,7 @@ FrontEndMessage = (
     | InitialLoadDone
     | RepositoryCall
     | RepositoryAnswer
+    | Leave
     | Drain
     | Listening
     | BindFailed

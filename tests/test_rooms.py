@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = (
     "artifact",
     "clients",
+    "cluster",
     "compiler",
     "executor",
     "measure",
@@ -37,6 +38,7 @@ ARROWS: Mapping[str, set[str]] = {
     "server": {"artifact", "executor", "protos", "scheduler"},
     "measure": {"artifact", "executor", "scheduler", "server"},
     "clients": {"artifact", "protos", "workload"},
+    "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
 }
 # The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
 FRONT_END = ("server.front_end", "server.grpc", "server.http")

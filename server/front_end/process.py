@@ -45,6 +45,7 @@ from gangway.server.messages import (
     Drain,
     FrontEndMessage,
     InitialLoadDone,
+    Leave,
     Listening,
     LogSettings,
     ModelReady,
@@ -224,6 +225,8 @@ class FrontEnd:
                 self._answers.ready = True
             case RepositoryAnswer():
                 self.repository.answered(message)
+            case Leave():
+                self._answers.leaving = True
             case Drain():
                 self.inference.refuse(STOPPING)
                 self.streams.refuse(STOPPING)

@@ -41,7 +41,8 @@ class ServerMethods:
     """Health, metadata, configuration, statistics, and the index of the repository.
 
     Methods are named as the remote procedures. Each takes the request's message and returns the response's. `models` is
-    replaced by the front end. `ready` says whether the initial load is over and the server is not stopping. Unless
+    replaced by the front end. `ready` says whether the initial load is over and the server is not stopping; `leaving`
+    that it soon will, so that neither it nor a model says that it is ready. Unless
     `strict_readiness`, the server then counts as ready whatever the state of its models. `memory_bytes` says what a
     model holds, 0 if that is not known; `is_served` whether the other processes work.
     """
@@ -54,6 +55,7 @@ class ServerMethods:
     ) -> None:
         self.models = Models()
         self.ready = False
+        self.leaving = False
         self.strict_readiness = True
         self._name = name
         self._memory_bytes = memory_bytes
@@ -76,7 +78,7 @@ class ServerMethods:
             if error.code == grpc.StatusCode.INVALID_ARGUMENT:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._is_served())
+        return pb.ModelReadyResponse(ready=self._is_served() and not self.leaving)
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""
@@ -127,7 +129,12 @@ class ServerMethods:
         return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
 
     def _all_ready(self) -> bool:
-        return self.ready and self._is_served() and (self.models.all_ready or not self.strict_readiness)
+        return (
+            self.ready
+            and not self.leaving
+            and self._is_served()
+            and (self.models.all_ready or not self.strict_readiness)
+        )
 
     def _selected(self, request: pb.ModelStatisticsRequest) -> list[ServedModel]:
         if not request.name:

@@ -208,6 +208,7 @@ class GeneralOptions:
     max_shapes: int = 8
     max_cache_gib: int = 20
     profile_seconds: float = 15.0
+    exit_delay_secs: float = 0.0
     exit_timeout_secs: float = 30.0
     trace_decisions: Path | None = None
     timeline: Path | None = None
@@ -235,6 +236,9 @@ def add_general_flags(parser: argparse._ArgumentGroup) -> None:
     add("--profile-seconds", type=seconds, default=GeneralOptions.profile_seconds, metavar="SECONDS",
         help="how long to measure a model that has no profile, while there are no requests (15)")  # fmt: skip
     add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
+    add("--exit-delay-secs", type=seconds, default=GeneralOptions.exit_delay_secs, metavar="SECONDS",
+        help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"
+        " router to send none here (0)")  # fmt: skip
     add("--exit-timeout-secs", type=seconds, default=GeneralOptions.exit_timeout_secs, metavar="SECONDS",
         help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
     add("--trace-decisions", type=writable_file, metavar="FILE",
@@ -254,6 +258,7 @@ def read_general(arguments: argparse.Namespace) -> GeneralOptions:
         max_shapes=arguments.max_shapes,
         max_cache_gib=arguments.max_cache_gib,
         profile_seconds=arguments.profile_seconds,
+        exit_delay_secs=arguments.exit_delay_secs,
         exit_timeout_secs=arguments.exit_timeout_secs,
         trace_decisions=arguments.trace_decisions,
         timeline=arguments.timeline,

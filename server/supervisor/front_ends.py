@@ -23,6 +23,7 @@ from gangway.server.messages import (
     Drain,
     FirstAnswer,
     FrontEndMessage,
+    Leave,
     Listening,
     LogSettings,
     ModelRetired,
@@ -395,6 +396,11 @@ class FrontEndControl:
             caller, number = self._callers.pop(message.number)
             answer = replace(message, number=number)
             self._agreements.begin(None, lambda code, text: self._send(caller, answer))
+
+    async def leave(self, seconds: float) -> None:
+        """Say for so long that nothing is ready, while everything is served."""
+        self.send_all(Leave())
+        await asyncio.sleep(seconds)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""

@@ -182,7 +182,10 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         if self._end.done():
             return
-        _log.info("%s: the server stops; running requests are finished, new ones refused", signal.Signals(number).name)
+        delay_s = self._options.general.exit_delay_secs
+        when = f" after {delay_s:g} s" if delay_s else ""
+        name = signal.Signals(number).name
+        _log.info("%s: the server stops; running requests are finished, new ones refused%s", name, when)
         self._end.set_result(None)
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -196,12 +199,15 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """End front ends first: when their last request is answered, the other processes are not needed."""
         begin = time.monotonic()
+        general, is_asked = self._options.general, self._end.exception() is None
+        if is_asked and general.exit_delay_secs:
+            await self._front_ends.leave(general.exit_delay_secs)
         self._repository.stop()
         self._models.stop()
         self._loader.stop()
         self._trials.stop()
         self._workers.expect_exits()
-        timeout_seconds = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
+        timeout_seconds = general.exit_timeout_secs if is_asked else 0.0
         if not await self._front_ends.drain(timeout_seconds):
             _log.warning("the server stops with requests unfinished: they took longer than --exit-timeout-secs")
         self._statistics_log.write_all()

@@ -53,16 +53,20 @@ def make_artifact(
     row_ns: int = 0,
     key: str = "",
     checks: tuple[str, ...] = (),
+    more_weights: int = 0,
 ) -> TinyModel:
     """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows.
 
     `checks`: of the second layer, whose number n refuses orders[3] == -n.
+
+    `more_weights`: bytes that nobody reads.
 
     Its counters are in the arena while several requests are executed together, and begin with what is there.
     """
     key = key or hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns} {checks}".encode()).hexdigest()
     with ArtifactWriter(cache_dir / key) as writer:
         offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
+        writer.append_weights(bytes(more_weights))
         writer.kernels_path.write_bytes(_kernels())
         row_bytes = layers * TASKS * 4
         manifest = Manifest(
@@ -116,7 +120,9 @@ def _layer(
 SERVED_LAYERS = 40  # so that a boundary is never far
 
 
-def save_served(repository: Path, name: str, cache_dir: Path, config: str = "max_batch_size: 8") -> None:
+def save_served(
+    repository: Path, name: str, cache_dir: Path, config: str = "max_batch_size: 8", more_weights: int = 0
+) -> None:
     """Write the model for `gangway serve`: an ONNX file, and in the cache what it is taken to be compiled to.
 
     Two cores work on a request of r rows for SERVED_LAYERS x TASKS x r / 2 times the length of a task, or longer.
@@ -131,7 +137,7 @@ def save_served(repository: Path, name: str, cache_dir: Path, config: str = "max
     graph = helper.make_graph([helper.make_node("Tile", ["orders", "repeats"], ["counters"])], name, [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     (repository / name / "config.pbtxt").write_text(config)
-    make_artifact(cache_dir, SERVED_LAYERS, max_ranks=(2,), key=model_key(path, detect()))
+    make_artifact(cache_dir, SERVED_LAYERS, max_ranks=(2,), key=model_key(path, detect()), more_weights=more_weights)
 
 
 def orders_of(rows: int = 1, task_us: float = 0) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":

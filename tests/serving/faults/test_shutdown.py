@@ -18,6 +18,7 @@ from benchmarks.lib.reference import example_of
 from gangway.executor.launch import available_cores
 from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s
+from tests.helpers.steady_calls import simple_inputs
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
 
@@ -66,6 +67,18 @@ def test_a_signal_lets_running_requests_finish(large_model, compiled_zoo):
         text = server.log.read_text()
     assert re.search(r"resnet50, version 1, in all: 4 answered, .* latency targets met \d+, missed \d+ ", text), text
     assert not alive(pids) and not names_of(pids)
+
+
+def test_a_server_that_leaves_says_so_and_still_serves(repository, compiled_zoo):
+    """So that whoever distributes calls can send them elsewhere, before any is refused."""
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-delay-secs=2"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not client.is_model_ready("simple"))
+        assert not client.is_server_ready()
+        assert client.is_server_live()
+        assert (client.infer("simple", simple_inputs()).as_numpy("OUTPUT0") == 2).all()
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.parametrize("far", [False, True])

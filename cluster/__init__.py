@@ -1,0 +1,1 @@
+"""Several servers: `gangway route` distributes calls over them, `gangway place` distributes models."""
