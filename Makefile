@@ -11,13 +11,14 @@ ROOMS := artifact clients cluster compiler executor measure protos scheduler ser
 SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check test lint bench tools format docs docs-serve wheels wheel-test clean
+.PHONY: help install serve check test lint image image-test bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make check     pure tests, in less than a minute"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
+	@echo "make image     build the container images gangway and gangway:serve; make image-test runs them"
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make wheels    wheel and source package, in build/dist; make wheel-test installs and serves in fresh environments"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
@@ -60,7 +61,7 @@ serve: install
 # Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
 # looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not image" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.
@@ -84,6 +85,14 @@ lint: $(VENV)/.installed-docs
 	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks deploy docs
 	$(BIN)/mkdocs build --quiet --strict
 
+# With a base made of Debian's packages where none can be pulled, and a daemon of our own where none runs. BASE_IMAGE names
+# another base, GANGWAY_DOCKER_DIR the folder of that daemon's images.
+image: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.image.build
+
+image-test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m image $(TEST_FLAGS) tests/deploy/test_image.py
+
 # Generated pages first: commands, flags, fields, metrics, routes.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m docs.generate
@@ -105,6 +114,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.live_gang
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.image
 	$(BIN)/python -m benchmarks.frontend
 	$(BIN)/python -m benchmarks.way
 	$(BIN)/python -m benchmarks.http_frontend

@@ -18,8 +18,8 @@ from gangway.artifact.writer import VariantWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Plan, build_part, make_version, symbol_name, with_batch_plans
+from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.objects import has_extents
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
@@ -87,7 +87,7 @@ class KernelStore:
 
     def link(self, plans: Iterable[KernelPlan], library: Path) -> None:
         """Put kernels that are there into a shared library."""
-        codegen.link([self._object(self.symbols[plan]) for plan in with_batch_plans(plans, self._target)], library)
+        link([self._object(self.symbols[plan]) for plan in with_batch_plans(plans, self._target)], library)
 
     def _object(self, symbol: str) -> Path:
         return self._folder / f"{symbol}.o"

@@ -20,6 +20,7 @@ FIRST = {
         "capacity",
         "batches",
         "sequences",
+        "container",
         "many-machines",
         "kubernetes",
         "tls",

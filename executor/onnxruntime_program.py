@@ -33,7 +33,7 @@ from gangway.executor.frames import (
     split_strings,
 )
 from gangway.executor.launch import thread_counts
-from gangway.executor.process import LOG_WARNING, use_serving_priority, write_log_line
+from gangway.executor.process import LOG_WARNING, use_worker_priority, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
@@ -76,7 +76,7 @@ class Team:
         self._threads = sorted(_threads() - before - own)
         self._cores: tuple[int, ...] = ()
         for thread in self._threads:  # they inherit the priority of who loads
-            use_serving_priority(thread)
+            use_worker_priority(thread)
 
     def pin(self, cores: tuple[int, ...]) -> None:
         """Let each thread have one of these cores, whose first one is the caller's."""

@@ -25,6 +25,9 @@ WORKER_NICE: Final = -1
 # request's latency begins and ends with that.
 FRONT_END_NICE: Final = -11
 
+# A worker's where nobody may have a nice value below 0: the same distance to the front end's, which is 0 then.
+LOWERED_WORKER_NICE: Final = WORKER_NICE - FRONT_END_NICE
+
 SHORT_SLICE_NS: Final = 1_000_000  # less than the kernel's default where there are two cores or more
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime (here a slice), two more
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}  # the C library has no function for it
@@ -43,11 +46,45 @@ def raise_priority(pid: int = 0, nice: int = SERVING_NICE) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
 
 
-def use_serving_priority(thread: int) -> None:
-    """Give a thread the ordinary policy and a worker's weight, whatever it has, where the system permits it."""
+def use_worker_priority(thread: int = 0) -> None:
+    """Give a thread (0: the calling one) the ordinary policy and a ninth of the front end's weight.
+
+    Where the system does not permit the front end more weight than others have, the thread gets less.
+    """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-    raise_priority(thread, WORKER_NICE)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        nice = WORKER_NICE if may_raise_priority(thread) else LOWERED_WORKER_NICE
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+def may_raise_priority(thread: int = 0) -> bool:
+    """Whether a thread (0: the calling one) may have any priority again: found out by the front end's for a moment."""
+    nice = os.getpriority(os.PRIO_PROCESS, thread)
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, FRONT_END_NICE)
+    except PermissionError:
+        return False
+    os.setpriority(os.PRIO_PROCESS, thread, nice)
+    return True
+
+
+def missing_privilege() -> str:
+    """Return what the system does not permit and what is done instead, for the log; empty if all is permitted.
+
+    The calling thread tries, and has the ordinary policy afterwards.
+    """
+    if not may_raise_priority():
+        return (
+            f"the system permits no higher priorities (CAP_SYS_NICE, which containers give to root only): workers have"
+            f" nice value {LOWERED_WORKER_NICE}, so that front ends and the scheduler go before them"
+        )
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError as error:
+        return f"the system permits no real-time policy (SCHED_FIFO: {error.strerror}): the scheduler waits for a core"
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return ""
 
 
 def raise_own_priority() -> None:

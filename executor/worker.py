@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,14 +38,14 @@ from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
 from gangway.executor.process import (
-    WORKER_NICE,
     die_with_parent,
     leave_idle_priority,
+    may_raise_priority,
     prefer_oom_kill,
-    raise_priority,
     restored_priority,
     use_idle_priority,
     use_one_malloc_arena,
+    use_worker_priority,
     write_log_line,
 )
 from gangway.executor.regions import RegionJobs, region_peer
@@ -119,7 +119,8 @@ class ModelJobs:
             if before is not None:
                 before.join()
             at_once = isinstance(job, Load) and job.at_once
-            with _background_priority() if in_background and not at_once else nullcontext():
+            in_background = in_background and not at_once and not self._keeps_priority(job)
+            with _background_priority() if in_background else nullcontext():
                 done = self._load(job) if isinstance(job, Load) else self._unload(job)
             self._done.put(done)
             del done
@@ -127,6 +128,14 @@ class ModelJobs:
         except BaseException as error:
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)  # as whenever a worker fails: it is replaced
+
+    def _keeps_priority(self, job: Load | Unload) -> bool:
+        """Whether threads of the model would have the priority of who loads it for ever, and delay their gangs."""
+        if not isinstance(job, Load) or may_raise_priority():
+            return False
+        with suppress(ArtifactError):
+            return read_manifest(self._cache_dir / job.key).engine is Engine.ONNXRUNTIME
+        return False
 
     def _load(self, job: Load) -> _Done:
         folder = self._cache_dir / job.key
@@ -207,7 +216,7 @@ def _set_up_process(core: int, parent: int) -> None:
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
     os.sched_setaffinity(0, {core})
-    raise_priority(nice=WORKER_NICE)
+    use_worker_priority()
     prefer_oom_kill()
     use_one_malloc_arena()
 

@@ -21,6 +21,7 @@ from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.specs import Array, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates import registry
 
@@ -91,7 +92,7 @@ def build_sweep(name: str, spec: ConvSpec, target: TargetSpec, sweep: int, libra
         part = range(begin, min(begin + KERNELS_PER_OBJECT, len(plans)))
         objects.append(library.with_suffix(f".{begin}.o"))
         codegen.build_object({f"k{i}": registry.emit(plans[i], target, f"k{i}") for i in part}, target, objects[-1])
-    codegen.link(objects, library)
+    link(objects, library)
     return Sweep(name, plans, library)
 
 

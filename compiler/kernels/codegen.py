@@ -1,12 +1,11 @@
 """From steps to machine code: a kernel plan and a symbol for each, packed weights, and the library that LLVM makes.
 
-Templates write TIR, LLVM makes object files of it, the system's linker a shared library. The list of passes leaves out
+Templates write TIR, LLVM makes object files of it, `linker` a shared library. The list of passes leaves out
 `MakePackedAPI`, so that a kernel stays the plain C function its template wrote: a call costs 2 ns and the result needs
 no TVM at run time.
 """
 
 import ctypes
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tvm import tirx
 from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
@@ -111,10 +111,6 @@ class BuildTimes:
     link_us: int
 
 
-class LinkError(RuntimeError):
-    """The system's linker failed; the message is its own."""
-
-
 def build_library(functions: Mapping[str, Any], target: TargetSpec, library: Path) -> BuildTimes:
     """Compile the kernels (symbol -> `tirx.PrimFunc`) and link them into the shared library `library`."""
     path = library.with_suffix(".o")
@@ -157,16 +153,6 @@ def lower(functions: Mapping[str, Any], target: TargetSpec, simplified: bool = T
 
 def _tvm_target(target: TargetSpec) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "num-cores": 1})
-
-
-def link(objects: Sequence[Path], library: Path, name: str = "", needed: Sequence[Path] = ()) -> None:
-    """Link object files into a shared library of a name, which needs others in its folder; raises `LinkError`."""
-    command = ["ld", "-shared", "-s", "-z", "noexecstack", "-o", str(library), *map(str, objects)]
-    if name:
-        command += ["-soname", name, "-rpath", "$ORIGIN", "-z", "noseparate-code", *map(str, needed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LinkError(done.stderr.strip())
 
 
 class Library:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.format import LIBRARY_PREFIX
-from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
 
 MOST_NEEDED = 6  # more libraries than these and the new one are linked to one
@@ -49,8 +49,8 @@ def link_shared(objects: Mapping[str, Path], folder: Path, library: Path) -> Non
     content = {"symbols": symbols, "needs": sorted(one.name for one in others)}
     text = json.dumps(content)
     name = LIBRARY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:_DIGITS] + _SUFFIX
-    needed = [library.with_name(one.name) for one in others]
-    codegen.link([objects[symbol] for symbol in symbols], library, name, needed)
+    needed = [one.name for one in others]
+    link([objects[symbol] for symbol in symbols], library, name, needed)
     seal(library, text.encode())
     keep(library, folder / name)
 

@@ -20,6 +20,7 @@ from gangway.compiler.kernels.codegen import Plan
 from gangway.compiler.kernels.extents import Conditions, traced
 from gangway.compiler.kernels.families import Family, family_of, with_extents
 from gangway.compiler.kernels.libraries import link_shared
+from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
 from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, KernelPlan
 from gangway.compiler.kernels.templates import registry
@@ -85,7 +86,7 @@ class KernelObjects:
         name = hashlib.sha256("\n".join(sorted(self._objects)).encode()).hexdigest()[:32] + LIBRARY_SUFFIX
         kept = self._root / name
         if take(kept, library) is None:
-            codegen.link([self._objects[symbol] for symbol in sorted(self._objects)], library)
+            link([self._objects[symbol] for symbol in sorted(self._objects)], library)
             seal(library, b"")
             keep(library, kept)
 

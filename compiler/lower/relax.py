@@ -6,7 +6,6 @@ outside. The layers are compiled and executed on random numbers, and compared wi
 """
 
 import math
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.frontend.shape_inference import evaluate, model_proto, node_proto
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library
+from gangway.compiler.kernels.linker import link, undefined
 from gangway.compiler.kernels.plain_specs import Role, TensorProgramSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
@@ -416,7 +416,7 @@ class _Kernels:
         codegen.build_object(kernels, self._target, path)
         if missing := undefined(path) - _C_LIBRARY:
             raise UnsupportedModelError(f"Relax: it calls {', '.join(sorted(missing))}")
-        codegen.link([path], folder / "kernels.so")
+        link([path], folder / "kernels.so")
         self._library = Library(folder / "kernels.so")
 
     def run(self, query: Mapping[str, Array], types: Mapping[str, TensorType]) -> dict[str, Array]:
@@ -448,18 +448,3 @@ class _Kernels:
                 call(0, tasks)
 
         return run, tensors
-
-
-def undefined(path: Path) -> set[str]:
-    """Return the symbols that an object file wants from outside."""
-    command = [
-        "ld",
-        "-shared",
-        "--unresolved-symbols=report-all",
-        "--warn-unresolved-symbols",
-        "-o",
-        "/dev/null",
-        str(path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {line.rpartition("`")[2].rstrip("'") for line in done.stderr.splitlines() if "undefined reference" in line}

@@ -221,8 +221,12 @@ class OverrideStore:
 
 def sweep_overrides() -> list[Path]:
     """Remove the folders of servers that were killed; return their paths."""
-    swept = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    swept: list[Path] = []
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # nothing can be written here, so nothing was
+        return swept
+    for folder in temporary.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another server is quicker, lives, or belongs to another user
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
-from gangway.executor.process import raise_own_priority
+from gangway.executor.process import missing_privilege, raise_own_priority
 from gangway.server.messages import DUPLICATE, LogSettings
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
@@ -222,6 +222,8 @@ class Supervisor:
 
 def serve(options: ServeOptions, log: ServerLog) -> int:
     """Run a server; return the exit status."""
+    if missing := missing_privilege():
+        _log.info("%s", missing)
     raise_own_priority()  # requests wait for it when a process has died
     try:
         asyncio.run(_serve(options, log))

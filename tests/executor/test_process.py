@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
-from gangway.executor.process import FRONT_END_NICE, SERVING_NICE, SHORT_SLICE_NS
+import pytest
+
+from gangway.executor.process import FRONT_END_NICE, SERVING_NICE, SHORT_SLICE_NS, WORKER_NICE
+from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 
 SCRIPT = """
 import os, threading
@@ -45,6 +48,38 @@ def test_what_the_supervisor_starts_has_no_precedence_of_its_own() -> None:
     supervisor, child = map(int, output.split())
     assert supervisor == SERVING_NICE or not may_go_first()
     assert child == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+RANKS = """
+import os, threading
+from gangway.executor.process import missing_privilege, use_short_slices, use_worker_priority
+print(missing_privilege().partition(" (")[0] or "all")
+nices = []  # of threads, whose each is its own
+def of(set_priority):
+    def run():
+        set_priority()
+        nices.append(os.getpriority(os.PRIO_PROCESS, 0))
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+of(use_worker_priority)
+of(use_short_slices)
+print(*nices, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))
+"""
+
+
+@pytest.mark.parametrize("prefix", [(), WITHOUT_PRIVILEGE], ids=["as it is", "without privilege"])
+def test_a_front_end_goes_before_workers_with_and_without_privilege(prefix: tuple[str, ...]) -> None:
+    command = [*prefix, sys.executable, "-c", RANKS]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    told, numbers = run.stdout.splitlines()
+    worker, front_end, own, policy = map(int, numbers.split())
+    assert worker - front_end == WORKER_NICE - FRONT_END_NICE
+    assert (own, policy) == (os.getpriority(os.PRIO_PROCESS, 0), os.SCHED_OTHER)
+    may_raise = not prefix and may_go_first()
+    assert (front_end, told) == (
+        (FRONT_END_NICE, "all") if may_raise else (0, "the system permits no higher priorities")
+    )
 
 
 TURNS = """

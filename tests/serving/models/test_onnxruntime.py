@@ -31,11 +31,13 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
 from gangway.executor.launch import available_cores
+from gangway.executor.process import LOWERED_WORKER_NICE
 from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
 from tests.helpers.island_networks import control_flow
+from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 TIMEOUT_SECONDS = 30
@@ -343,6 +345,16 @@ def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
                 os.kill(pids[rank], signal.SIGKILL)
                 answer = answering.result(TIMEOUT_SECONDS)
             np.testing.assert_array_equal(answer.as_numpy("y"), np.eye(32))
+
+
+def test_without_privilege_its_threads_have_a_workers_priority(tmp_path: Path) -> None:
+    path = FOREIGN["loop"]().save(tmp_path / "models" / "loop" / "1" / "model.onnx")
+    compile_model(path, "loop", Cache(tmp_path / "cache"), detect(), lambda phase, done, total: None)
+    flags = [f"--cache-dir={tmp_path / 'cache'}"]
+    with live_server(tmp_path / "models", flags, prefix=WITHOUT_PRIVILEGE) as server:
+        threads = [int(name) for pid in server.pids()["worker"] for name in os.listdir(f"/proc/{pid}/task")]
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_OTHER}
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {LOWERED_WORKER_NICE}
 
 
 def scaling(profile: Profile) -> Profile:
