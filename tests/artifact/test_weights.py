@@ -1,5 +1,7 @@
 """Weights that several artifacts of a model share."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ TABLE = bytes(range(256)) * 64
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> SharedWeights:
-    return SharedWeights(tmp_path, KEY, tmp_path / "weights.bin")
+def weights(tmp_path: Path) -> Iterator[SharedWeights]:
+    with closing(SharedWeights(tmp_path, KEY, tmp_path / "weights.bin")) as weights:
+        yield weights
 
 
 def test_equal_arrays_lie_in_one_place(weights: SharedWeights) -> None:
