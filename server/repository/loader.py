@@ -132,6 +132,15 @@ class ModelLoader:
 
     async def load(self, entry: ModelVersion) -> LoadedModel:
         """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
+        try:
+            return await self._load(entry)
+        except LOAD_ERRORS:
+            raise
+        except Exception as error:  # a fault of the server with one model is no other model's
+            _log.exception("model %s, version %d: loading failed by a fault of the server", entry.name, entry.version)
+            raise ModelLoadError("internal error, see the server's log") from error
+
+    async def _load(self, entry: ModelVersion) -> LoadedModel:
         begin = time.monotonic()
         if not self._options.repository.complete_configs:
             require_complete(entry.config)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +20,15 @@ DUPLICATE = "model appears in two or more repositories"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill_cache(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Controlled]:
     repository, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     write(repository, "first", 1)
     more = ["--model-control-mode=poll", "--repository-poll-secs=0.1", "--strict-readiness=false"]
-    cache_dir = fill_cache(tmp_path_factory.mktemp("compiled"))
     with (
         live_server(repository, flags(cache_dir, second, *more)) as server,
         triton.InferenceServerClient(server.url) as client,
@@ -40,6 +45,34 @@ def test_without_strict_readiness_a_broken_model_is_no_obstacle(served: Controll
     served.wait_until(lambda: served.client.is_model_ready("broken"))
     assert served.added("broken", rows=8) == 1
     assert served.state("broken", "") == ("", "")
+
+
+FAULTY = """
+import sys
+from gangway.server.repository import trials
+samples_of = trials.samples_of
+def faulty(config, folder):
+    return {}["fault"] if folder.name == "faulty" else samples_of(config, folder)
+trials.samples_of = faulty
+from gangway.server.cli import main
+sys.exit(main(sys.argv[sys.argv.index("serve"):]))
+"""
+
+
+def test_a_fault_of_the_server_with_one_model_costs_no_other(tmp_path: Path, cache_dir: Path) -> None:
+    repository, second = tmp_path / "models", tmp_path / "more"
+    second.mkdir()
+    for name in ("faulty", "sound"):
+        write(repository, name, 1)
+    options = flags(cache_dir, second, "--strict-readiness=false")
+    with (
+        live_server(repository, options, prefix=[sys.executable, "-c", FAULTY]) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        controlled = Controlled(server, client, repository, second, repository)
+        assert controlled.added("sound") == 1
+        assert controlled.state("faulty")[1] == "internal error, see the server's log"
+        assert "KeyError: 'fault'" in server.log.read_text()
 
 
 def test_models_come_change_and_go(served: Controlled) -> None:
