@@ -63,7 +63,11 @@ class KernelObjects:
 
     def build(self, plans: Iterable[Plan], progress: Callable[[int, int], None]) -> dict[Plan, Kernel]:
         """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`."""
-        families = {plan: family_of(plan, self._context, bool(self._share_key)) for plan in plans}
+        plans = list(plans)
+        in_rows = {plan.spec for plan in plans if isinstance(plan, BatchPlan)}  # with a kernel that reads no extents
+        families = {
+            plan: family_of(plan, self._context, bool(self._share_key) and plan.spec not in in_rows) for plan in plans
+        }
         constants = {plan: family_of(plan, self._context, varying=False) for plan in families}
         found = {plan: self._find(families[plan]) or self._find(constants[plan]) for plan in families}
         kernels = {plan: kernel for plan, kernel in found.items() if kernel}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
@@ -85,6 +86,27 @@ def save_centre(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
+def save_classifier(path: Path) -> None:
+    """Two convolutions, a mean over the image, whose size is open, and a dense layer."""
+    path.parent.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    shapes = {"first": (32, 3, 3, 3), "second": (64, 32, 3, 3), "dense": (10, 64), "bias": (10,)}
+    weights = {name: random.standard_normal(shape, np.float32) / 9 for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "second"], ["c"], pads=[1] * 4),
+        helper.make_node("GlobalAveragePool", ["c"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("Gemm", ["e", "dense", "bias"], ["y"], transB=1),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, "H", "W"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "classifier", [x], [y], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 @dataclass(frozen=True)
 class Served:
     """A server with two models of the same file, one of which declares sizes, and others of one operator."""
@@ -131,6 +153,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     save_centre(folder / "centre" / "1" / "model.onnx")
     save_embedding(folder / "embedding" / "1" / "model.onnx")
     (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
+    save_classifier(folder / "classifier" / "1" / "model.onnx")
+    both = 'parameters { key: "gangway_buckets" value: { string_value: "H=8,12; W=8" } }'
+    (folder / "classifier" / "config.pbtxt").write_text(f"max_batch_size: 8 {both}")
     cache_dir = tmp_path_factory.mktemp("cache")
     sizes: dict[str, list[dict[str, int]]] = {
         "declared": [{}, {"S": 2}, {"S": 6}],
@@ -138,6 +163,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "embedding": [{}, {"S": 3}],
         "picture": [{}, {"x.2": 4, "x.3": 6}],
         "centre": [{}, {"N": 1, "S": 5}, {"N": 3, "S": 5}],
+        "classifier": [{}, {"H": 8, "W": 8}, {"H": 12, "W": 8}],
     }
     for name, each in sizes.items():  # in this process: one import of TVM for all
         for dimensions in each:
@@ -164,6 +190,15 @@ def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -
     for size in (2, 6):
         assert served.lines(rf"declared, version 1, S={size}: ready")
         served.check(3, size, "declared")
+
+
+def test_rows_of_a_compiled_size_are_computed_together(served: Served, tmp_path: Path) -> None:
+    save_classifier(tmp_path / "1" / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "1" / "model.onnx"))
+    for rows, height in ((1, 8), (2, 8), (8, 8), (7, 12)):
+        x = np.random.default_rng(rows).standard_normal((rows, 3, height, 8), np.float32)
+        np.testing.assert_allclose(served.infer("classifier", {"x": x}), session.run(None, {"x": x})[0], atol=1e-5)
+    assert len(served.lines(r"classifier, version 1, H=\d+, W=\d+: ready")) == 2
 
 
 def test_a_first_dimension_that_is_no_batch(served: Served) -> None:
