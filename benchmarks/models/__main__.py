@@ -23,7 +23,7 @@ from benchmarks.peers.onnxruntime_peer import Timed, pinned, timed_ms
 from gangway.clients.inputs import Array
 from gangway.zoo import MODELS
 
-NETWORKS = [name for name in MODELS if name not in ("mlp", "simple", "simple_string", "simple_int8")]
+NETWORKS = [name for name in MODELS if not name.startswith("simple") and name not in ("mlp", "accumulator")]
 ALL = "all"
 RATIO_AT_MOST = {**dict.fromkeys(NETWORKS, 1.08), "resnet50": 1.03, "mobilenetv2": 0.95}
 MEAN_RATIO_AT_MOST = 0.95  # over all networks
