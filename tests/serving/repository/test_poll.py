@@ -16,6 +16,7 @@ from gangway.server.options.command_line import parse_options
 from gangway.server.options.server import RepositoryOptions
 from tests.helpers.adder_models import Controlled, fill_cache, flags, replace, write
 
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--strict-readiness=false")
 DUPLICATE = "model appears in two or more repositories"
 
 
@@ -28,9 +29,8 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Controlled]:
     repository, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     write(repository, "first", 1)
-    more = ["--model-control-mode=poll", "--repository-poll-secs=0.1", "--strict-readiness=false"]
     with (
-        live_server(repository, flags(cache_dir, second, *more)) as server,
+        live_server(repository, flags(cache_dir, second, *POLL)) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         yield Controlled(server, client, repository, second, repository)
@@ -62,17 +62,17 @@ sys.exit(main(sys.argv[sys.argv.index("serve"):]))
 def test_a_fault_of_the_server_with_one_model_costs_no_other(tmp_path: Path, cache_dir: Path) -> None:
     repository, second = tmp_path / "models", tmp_path / "more"
     second.mkdir()
-    for name in ("faulty", "sound"):
-        write(repository, name, 1)
-    options = flags(cache_dir, second, "--strict-readiness=false")
+    write(repository, "sound", 1)
+    options = flags(cache_dir, second, *POLL)
     with (
         live_server(repository, options, prefix=[sys.executable, "-c", FAULTY]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         controlled = Controlled(server, client, repository, second, repository)
-        assert controlled.added("sound") == 1
-        assert controlled.state("faulty")[1] == "internal error, see the server's log"
+        write(repository, "faulty", 1)
+        controlled.wait_until(lambda: controlled.state("faulty")[1] == "internal error, see the server's log")
         assert "KeyError: 'fault'" in server.log.read_text()
+        assert controlled.added("sound") == 1
 
 
 def test_models_come_change_and_go(served: Controlled) -> None:
