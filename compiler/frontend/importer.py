@@ -447,7 +447,7 @@ def _open_types(outputs: Iterable[Any], types: Container[str]) -> dict[str, Tens
         tensor = value.type.tensor_type
         if value.name not in types and tensor.elem_type and tensor.HasField("shape"):
             shape = tuple(-1 if _is_symbolic(dim) else dim.dim_value for dim in tensor.shape.dim)
-            found[value.name] = TensorType(shape, np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name)
+            found[value.name] = TensorType(shape, dtype_name(tensor.elem_type))
     return found
 
 
