@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, report, succeeds
 from gangway.cluster.haproxy import RouterError, find_haproxy
 
 FOLDER = TOOLS / "haproxy"
@@ -50,15 +50,5 @@ def fetch() -> None:
         raise FetchError(f"{FOLDER}/haproxy.bin was fetched, but does not start: {ADVICE}")
 
 
-def main() -> int:
-    """Fetch; return 0, or 1 with the reason on stderr."""
-    try:
-        fetch()
-    except FetchError as error:
-        print(f"fetch_haproxy: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("fetch_haproxy", fetch))

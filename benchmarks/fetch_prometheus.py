@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, report, succeeds
 
 FOLDER = TOOLS / "prometheus"
 BINARIES = ("prometheus", "promtool")
@@ -33,16 +33,5 @@ def fetch() -> None:
                 raise FetchError(f"{FOLDER / binary} was fetched, but does not start: {ADVICE}")
 
 
-def main() -> int:
-    """Fetch; return 0, or 1 with the reason on stderr."""
-    try:
-        fetch()
-    except FetchError as error:
-        print(f"fetch_prometheus: {error}", file=sys.stderr)
-        return 1
-    print(f"prometheus: {find('prometheus')}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("fetch_prometheus", fetch, lambda: f"prometheus: {find('prometheus')}"))

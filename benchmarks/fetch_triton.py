@@ -15,7 +15,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, pip_download, run
+from benchmarks.lib.fetching import TOOLS, FetchError, pip_download, report, run
 
 ROOT = TOOLS / "triton"
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -99,15 +99,5 @@ def _help() -> str:
     ).stderr.strip()
 
 
-def main() -> int:
-    """Fetch; return 0, or 1 with the reason on stderr."""
-    try:
-        print(f"tritonserver: {fetch()}")
-    except FetchError as error:
-        print(f"fetch_triton: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("fetch_triton", fetch, lambda: f"tritonserver: {SERVER}"))

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 TOOLS = Path(__file__).parents[2] / "tools"  # git ignores it
@@ -11,6 +12,18 @@ TIMEOUT_S = 600
 
 class FetchError(Exception):
     """Something could not be downloaded; the text says what, and what to do."""
+
+
+def report(command: str, fetch: Callable[[], object], found: Callable[[], str] | None = None) -> int:
+    """Fetch for a command, and print what was `found`; return the exit status: 0, or 1 with the reason on stderr."""
+    try:
+        fetch()
+    except FetchError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 1
+    if found:
+        print(found())
+    return 0
 
 
 def pip_download(requirement: str, folder: Path, platforms: tuple[str, ...] = ()) -> Path:
