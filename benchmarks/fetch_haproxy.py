@@ -13,7 +13,7 @@ from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, report, s
 from gangway.cluster.haproxy import RouterError, find_haproxy
 
 FOLDER = TOOLS / "haproxy"
-PACKAGES = ("haproxy", "liblua5.3-0")
+PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
 ADVICE = "install HAProxy 2.6 or newer by hand"
 
 
