@@ -11,7 +11,7 @@ ROOMS := artifact clients cluster compiler executor measure protos scheduler ser
 SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check test lint image image-test bench tools format docs docs-serve wheels wheel-test clean
+.PHONY: help install serve check test lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
@@ -19,6 +19,7 @@ help:
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
 	@echo "make image     build the container images gangway and gangway:serve; make image-test runs them"
+	@echo "make ray-test  run the example of servers on Ray"
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make wheels    wheel and source package, in build/dist; make wheel-test installs and serves in fresh environments"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
@@ -61,7 +62,7 @@ serve: install
 # Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
 # looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not image" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.
@@ -92,6 +93,11 @@ image: $(VENV)/.installed-test
 
 image-test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m image $(TEST_FLAGS) tests/deploy/test_image.py
+
+# Ray comes into an environment of its own, below tools.
+ray-test: $(VENV)/.installed-test
+	-$(BIN)/python -m benchmarks.fetch_ray
+	$(BIN)/python -m pytest -m ray $(TEST_FLAGS) tests/deploy/test_ray.py
 
 # Generated pages first: commands, flags, fields, metrics, routes.
 docs: $(VENV)/.installed-docs

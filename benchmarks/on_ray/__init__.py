@@ -1,0 +1,1 @@
+"""Servers as replicas of a Ray deployment: `deploy/ray`."""

@@ -1,0 +1,117 @@
+"""Servers on Ray as deploy/ray starts them: called directly and by a router, killed, placed, and ended.
+
+`make ray-test` runs this; it takes Ray (benchmarks/fetch_ray.py) and HAProxy.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from benchmarks.fetch_haproxy import missing_haproxy
+from benchmarks.fetch_ray import missing_ray
+from benchmarks.lib.live_router import LiveRouter, live_router
+from benchmarks.lib.live_server import is_ready
+from benchmarks.lib.processes import descendants_of
+from benchmarks.lib.repository import GANGWAY
+from benchmarks.on_ray.live import OnRay, on_ray
+from gangway.zoo import write_model
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing_ray()), reason=missing_ray()),
+    pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy()),
+]
+
+PLACED_WITHIN_S = 60
+VALUES = np.arange(16, dtype=np.int32)[None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    write_model(folder / "models", "simple")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path) -> Iterator[OnRay]:
+    with on_ray(folder / "models", folder / "ray.log", ["--replicas=2"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(folder: Path, servers: OnRay) -> Iterator[LiveRouter]:
+    with live_router(folder, servers.flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def _placed(folder: Path, servers: OnRay, router: LiveRouter) -> Iterator[None]:
+    """`gangway place` as the control plane: it loads what is loaded nowhere."""
+    command = [*GANGWAY, "place", *servers.flags, "--model=*", f"--route={router.folder}", "--every=2"]
+    with (folder / "place.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as place:
+        yield
+        place.send_signal(signal.SIGINT)
+
+
+def infer(url: str) -> np.ndarray:
+    inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(VALUES)
+    with triton.InferenceServerClient(url) as client:
+        return client.infer("simple", inputs, client_timeout=20).as_numpy("OUTPUT0")
+
+
+def wait_until_answered(url: str, what: str) -> None:
+    deadline = time.monotonic() + PLACED_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            assert (infer(url) == 2 * VALUES).all()
+        except triton.InferenceServerException:
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail(what)
+
+
+def test_the_end_leaves_no_process(folder, tmp_path):
+    """First, because the servers of the other tests take both places of the machine."""
+    with on_ray(folder / "models", tmp_path / "ray.log") as running:
+        (server,) = running.servers()
+        below = descendants_of(running.process.pid)
+        assert server in below
+    deadline = time.monotonic() + PLACED_WITHIN_S
+    while alive := [pid for pid in below if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"{alive} live on"
+        time.sleep(0.1)
+    assert running.process.returncode == 0
+
+
+@pytest.mark.usefixtures("_placed")
+def test_clients_call_around_ray_what_place_has_loaded(servers, router):
+    assert len(servers.urls) == len(set(servers.urls)) == len(servers.servers()) == 2
+    wait_until_answered(router.url, "nobody loads the model")
+    assert all(map(is_ready, servers.urls))
+
+
+@pytest.mark.usefixtures("_placed")
+def test_a_killed_server_is_started_again_at_its_address(servers, router):
+    wait_until_answered(router.url, "nobody loads the model")
+    before = set(servers.servers())
+    killed = min(before)
+    for pid in (*descendants_of(killed), killed):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + PLACED_WITHIN_S
+    while not all(map(is_ready, servers.urls)):
+        assert time.monotonic() < deadline, "Ray does not start it again"
+        time.sleep(0.2)
+    assert len(set(servers.servers()) - before) == 1
+    wait_until_answered(router.url, "nobody loads the model again")
