@@ -16,6 +16,7 @@ from rich.table import Table
 from gangway.artifact.console import Console
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
+ROOT = Path(__file__).parents[2]
 CONSOLE = Console()
 
 Cell = str | int | float
@@ -90,9 +91,9 @@ class Report:
 def start_report(title: str) -> Report:
     """Print what is measured, where, and by which command. From now on SIGTERM ends the servers that run, too."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    program = Path(sys.argv[0])
-    module = program.parent.name if program.stem == "__main__" else program.stem
-    report = Report(title, describe_machine(), f"python -m benchmarks.{module} {shlex.join(sys.argv[1:])}".strip())
+    module = Path(sys.argv[0]).with_suffix("").relative_to(ROOT)
+    name = ".".join(module.parent.parts if module.name == "__main__" else module.parts)
+    report = Report(title, describe_machine(), f"python -m {name} {shlex.join(sys.argv[1:])}".strip())
     print(f"{title}\nmachine: {', '.join(f'{key} {value}' for key, value in report.machine.items())}")
     print(f"command: {report.command}\n", flush=True)
     return report
