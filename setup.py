@@ -70,7 +70,7 @@ setup(
     package_data={
         **{package: ["*.pyi", "py.typed"] for package in PACKAGES[1:]},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
-        "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "py.typed"],
+        "gangway.simulator": ["measured_models/*.json", "py.typed"],
     },
     ext_modules=[native, probes],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -16,7 +16,7 @@ from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.writer import write_whole
 
-TUNING_VERSION = 2
+TUNING_VERSION = 3
 TUNINGS_FOLDER = "tunings"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
@@ -51,11 +51,13 @@ class Finalist:
 
     `disturbed_us[t][0]`: alone on `Tuning.interference_cores` cores, `disturbed_us[t][1 + p]`: on these beside
     `Tuning.interference[p]`; t counts independent tables of the same measurement. Empty where there was no other core.
+    `gang_us[t][g]`: alone on `Tuning.gangs[g]` cores.
     """
 
     sample: int
     latency_us: float
     disturbed_us: tuple[tuple[float, ...], ...]
+    gang_us: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Tuning:
     model_name: str
     machine: str  # id; all cores of the machine count
     cores: int  # that measured
+    gangs: tuple[int, ...]  # sizes on which finalists ran alone, all cores last
     interference_cores: int  # of these, the ones that computed while the others disturbed; 0: nothing was disturbed
     interference: tuple[InterferencePoint, ...]
     isolated_us: float  # the whole model, static choices, all cores

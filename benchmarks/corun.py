@@ -19,7 +19,7 @@ from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
-from gangway.simulator.measured import read_measured, shipped_models
+from gangway.simulator.measured import one_row, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
 
 OTHER = "--other"  # this module as the process on the second core: OTHER KEY
@@ -106,7 +106,7 @@ def main() -> int:
 def measure(names: Sequence[str], repository: Path, rounds: int, report: Report) -> None:
     """Measure every pair; report slowdowns, and the level per demand that fits them best."""
     artifacts = {name: compile_model(repository, name) for name in names}
-    models = {name: scale_model(read_measured(shipped_models()[name]), 1, 0) for name in names}
+    models = {name: scale_model(one_row(read_measured(shipped_models()[name])), 1, 0) for name in names}
     alone_us = {name: model.isolated_us for name, model in models.items()}
     demand = {name: sum(model.memory_us) / alone_us[name] for name, model in models.items()}
     slope = {

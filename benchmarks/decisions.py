@@ -1,13 +1,14 @@
 """What decisions cost, policy by policy: CPU time of `decide`, with many waiting queries and for a query under load.
 
-The simulator drives the policies on its measured models; only the time inside `decide` counts. The live scheduler's
-own work (rings, leases, snapshots) is not in it.
+The simulator drives the policies on its measured models; only the time inside `decide` counts, after a run that has
+made the tables of the models. The live scheduler's own work (rings, leases, snapshots) is not in it.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
@@ -25,6 +26,10 @@ QOS = Qos(multiple=3.0)
 LIGHT_LOAD = 0.2  # of capacity
 ARGUMENTS = {"fixed_block": "fixed_block:6"}
 QUERY_US_AT_MOST = 50.0
+MANY_CORES = 64
+# Queries a second with 95 % in time by the default policy on 64 cores: `python -m benchmarks.papers veltair_fig12`.
+HIGHEST_RATES = {"light": 797.0, "medium": 543.0, "heavy": 77.7, "mix": 555.0}
+BUSY_QUERY_US_AT_MOST = 100.0  # the paper's promise (VELTAIR, ASPLOS 2022, section 5)
 
 
 class Timed(Policy):
@@ -36,7 +41,8 @@ class Timed(Policy):
         self._inner = inner
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
-        """Let the policy decide; note the CPU time."""
+        """Let the policy decide; note the CPU time. The simulator makes what runs when it is looked at, so before."""
+        snapshot = replace(snapshot, running=list(snapshot.running))
         begin_ns = time.thread_time_ns()
         decisions = self._inner.decide(snapshot)
         self.cpu_ns += time.thread_time_ns() - begin_ns
@@ -75,10 +81,11 @@ def full_queue_us(name: str, scenario: Scenario, count: int) -> float:
     return statistics.median(times_us)
 
 
-def query_us(name: str, scenario: Scenario, queries: int) -> float:
-    """Return the CPU microseconds of all decisions for one query of a light load."""
+def query_us(name: str, scenario: Scenario, queries: int, rate_per_s: float) -> float:
+    """Return the CPU microseconds of all decisions for one query at a rate."""
+    arrivals = poisson(scenario.mix, rate_per_s, queries, seed=1)
+    simulate(make_timed(name), scenario.models, arrivals, scenario.machine)  # makes the models' tables
     policy = make_timed(name)
-    arrivals = poisson(scenario.mix, LIGHT_LOAD * capacity(scenario), queries, seed=1)
     simulate(policy, scenario.models, arrivals, scenario.machine)
     return policy.cpu_ns / 1000 / queries
 
@@ -92,6 +99,7 @@ def main() -> int:
     """Measure every policy; return 1 if the default one costs too much."""
     parser = option_parser(__doc__ or "")
     parser.add_argument("--queries", type=int, default=2000, metavar="N", help="queries of the light load (2000)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs on 64 cores; medians count (1)")
     parser.add_argument("--policies", default=",".join(sorted(POLICIES)), metavar="P[,P]", help="which ones (all)")
     options = parser.parse_args()
     report = start_report("CPU time of decisions")
@@ -101,12 +109,19 @@ def main() -> int:
     for name in options.policies.split(","):
         row: dict[str, str | float] = {"policy": name}
         row |= {f"us, {count} waiting": full_queue_us(name, mixed, count) for count in WAITING}
-        row |= {"us a query, mix": query_us(name, mixed, options.queries)}
-        row |= {"us a query, mobilenetv2": query_us(name, alone, options.queries)}
+        for title, scenario in (("mix", mixed), ("mobilenetv2", alone)):
+            row[f"us a query, {title}"] = query_us(name, scenario, options.queries, LIGHT_LOAD * capacity(scenario))
         rows.append(row)
         if name == DEFAULT_POLICY:
             report.target(f"{name}: us a query of mobilenetv2", float(row["us a query, mobilenetv2"]), QUERY_US_AT_MOST)
     report.table(f"decide on {CORES} cores, us of CPU; light load: {LIGHT_LOAD} of capacity", rows)
+    busy: list[Row] = []
+    for mix, rate_per_s in HIGHEST_RATES.items():
+        scenario = make_scenario(read_mix(mix), MANY_CORES)
+        runs = [query_us(DEFAULT_POLICY, scenario, options.queries, rate_per_s) for _ in range(options.repeat)]
+        busy.append({"mix": mix, "queries/s": rate_per_s, "us a query": statistics.median(runs), "most": max(runs)})
+        report.target(f"{mix} on {MANY_CORES} cores: us a query", statistics.median(runs), BUSY_QUERY_US_AT_MOST)
+    report.table(f"{DEFAULT_POLICY} on {MANY_CORES} cores at its highest rates, us of CPU", busy)
     return report.finish(options.json)
 
 

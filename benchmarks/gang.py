@@ -31,6 +31,8 @@ KERNELS = Path(__file__).with_name("gang_kernels.c")
 HEAP = 1 << 16
 PAGES = 4000
 BARRIER_US_AT_MOST = 0.3
+BOUNDARY_NS_AT_MOST = 50.0
+BOUNDARY_REPEATS = 40
 OVERHEAD_US_AT_MOST = 20.0
 WAIT_S = 20.0
 LONG_SPIN_US = 100_000
@@ -59,8 +61,8 @@ class Bench:
         self.models[manifest.key] = (len(self.models), manifest)
         self.executor.load(self.models[manifest.key][0], manifest.key)
 
-    def start(self, key: str, workers: list[int]) -> Running:
-        """Start a query of one row whose inputs are what lies in the io segment."""
+    def start(self, key: str, workers: list[int], block_ranks: bytes = b"") -> Running:
+        """Start a query of one row whose inputs are what lies in the io segment. `block_ranks`: its plan."""
         model_id, manifest = self.models[key]
         offset, places = HEAP, []
         for tensor in (*manifest.inputs, *manifest.outputs):
@@ -69,7 +71,8 @@ class Bench:
         count = len(manifest.inputs)
         slot, generation = self.executor.begin(SlotRequest(model_id, 1, tuple(places[:count]), tuple(places[count:])))
         members = (Member(0, slot, generation),)
-        spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, len(manifest.layers), wanted=len(workers))
+        layers, wanted = len(manifest.layers), len(workers)
+        spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, layers, wanted=wanted, block_ranks=block_ranks)
         self.executor.start(0, spec, workers)
         return Running(slot, len(manifest.layers), workers)
 
@@ -86,9 +89,9 @@ class Bench:
         table.finish(running.slot, table.entry(running.slot).generation, table.entry(running.slot).status)
         table.release(running.slot)
 
-    def layer_us(self, key: str, workers: list[int]) -> list[float]:
+    def layer_us(self, key: str, workers: list[int], block_ranks: bytes = b"") -> list[float]:
         """Run one query; return the time of each layer."""
-        running = self.start(key, workers)
+        running = self.start(key, workers, block_ranks)
         self.executor.left(workers, WAIT_S)
         self.release(running)
         ends = [self.lease.start_ns(), *self.lease.layer_end_ns(0, running.layers)]
@@ -158,6 +161,22 @@ def _pages(bench: Bench, key: str, workers: list[int]) -> list[float]:
     return bench.layer_us(key, workers)[100:]  # the ranks do not begin in the same microsecond
 
 
+def measure_boundaries(bench: Bench, nothing: str, report: Report, repeats: int) -> None:
+    """What the end of a planned block costs: each layer is a block of as many ranks, or none is, by turns."""
+    rows: list[Row] = []
+    for workers in ([0], [0, 1]):
+        ns: tuple[list[float], list[float]] = ([], [])
+        for number in range(2 * repeats):
+            plan = bytes([len(workers)]) * PAGES if number % 2 else b""
+            ns[number % 2].append(1e3 * statistics.fmean(bench.layer_us(nothing, workers, plan)[100:]))
+        without, planned = map(statistics.median, ns)
+        extra = statistics.median(b - a for a, b in zip(*ns, strict=True))
+        rows.append({"ranks": len(workers), "layer ns": without, "planned ns": planned, "boundary ns": extra})
+        if len(workers) == 1:
+            report.target("end of a planned block, p50 ns", extra, BOUNDARY_NS_AT_MOST)
+    report.table(f"layers of 2 empty tasks, means of {PAGES}, medians of {repeats} pairs", rows)
+
+
 def measure_elasticity(bench: Bench, key: str, state: str, report: Report, repeats: int) -> None:
     """How long after the next layer boundary the last rank has left, or the new rank has joined (0: even before it).
 
@@ -193,7 +212,7 @@ def _shrink(bench: Bench, key: str) -> float:
     running = bench.start(key, [0, 1])
     time.sleep(0.002)
     layer = bench.lease.progress().next_layer
-    bench.lease.set_wanted(1)
+    bench.lease.resize(2, 1)
     left = bench.executor.left([1], WAIT_S)[0]
     bench.finish(running, [0])
     ends = [end_ns for end_ns in bench.lease.layer_end_ns(layer, running.layers) if 0 < end_ns <= left.left_ns]
@@ -206,7 +225,7 @@ def _grow(bench: Bench, key: str) -> tuple[float, float]:
     time.sleep(0.002)
     layer = bench.lease.progress().next_layer
     sent_ns = time.monotonic_ns()
-    bench.lease.set_wanted(2)
+    bench.lease.resize(1, 2)
     bench.executor.join(0, 1, 1)
     time.sleep(0.001)
     left = bench.finish(running, [0, 1])
@@ -270,6 +289,7 @@ def main() -> int:
                     bench.load(cache_dir / key)
                 if state == "asleep":
                     measure_page_turn(bench, nothing, busy, report)
+                    measure_boundaries(bench, nothing, report, BOUNDARY_REPEATS)
                 measure_elasticity(bench, busy, state, report, options.repeats)
     repository = ensure_zoo(options.repository, options.models)
     for model in options.models:

@@ -25,7 +25,7 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine, Overheads
-from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
+from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
@@ -246,7 +246,7 @@ def _measured(name: str) -> MeasuredModel:
     """Return a model's times: measured, or those of another one scaled."""
     if name not in _known:
         source, ratio, _ = MODELS[name]
-        model = read_measured(shipped_models()[source])
+        model = one_row(read_measured(shipped_models()[source]))
         _known[name] = replace(
             model,
             model_name=name,

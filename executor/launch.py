@@ -12,6 +12,8 @@ from typing import Final
 from gangway.artifact.host_limits import CGROUPS, cpu_quota
 from gangway.executor.process import raise_priority
 
+NODES: Final = Path("/sys/devices/system/node")
+
 
 def available_cores(request: str = "all", cgroups: Path = CGROUPS, membership: str | None = None) -> list[int]:
     """Return the cores to use, ascending: at least one, at most as many as the CPU quota pays for (rounded down).
@@ -31,6 +33,36 @@ def available_cores(request: str = "all", cgroups: Path = CGROUPS, membership: s
     if len(cores) > count:
         raise ValueError(f"{len(cores)} cores requested, but the CPU quota of this container pays for {quota:.2f}")
     return cores
+
+
+def numa_nodes(cores: Sequence[int], root: Path = NODES) -> tuple[tuple[int, ...], ...]:
+    """Return which of these cores are of one NUMA node, by node: nodes without any of them are left out.
+
+    `root`: sysfs's folder of nodes. All cores are of one node where it is missing or does not name all of them.
+    """
+    found = []
+    for folder in sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))):
+        try:
+            text = (folder / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        there = set(_parse(text)) if text else set()  # a node of memory only has none
+        if node := tuple([core for core in cores if core in there]):
+            found.append(node)
+    return tuple(found) if sorted(core for node in found for core in node) == sorted(cores) else (tuple(cores),)
+
+
+def nodes_of(request: str, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes that a list such as "0-3;4-7" names; "all" asks the system. Raises ValueError.
+
+    Each of `cores` is in one of them, and no other.
+    """
+    if request == "all":
+        return numa_nodes(cores)
+    nodes = tuple(tuple(_parse(node)) for node in request.split(";"))
+    if sorted(core for node in nodes for core in node) != sorted(cores):
+        raise ValueError(f"each of the cores {_text(list(cores))} is in one node, got {request!r}")
+    return nodes
 
 
 MOST_THREADS: Final = 16  # a worker has a session, with threads, for each number up to here, of each model

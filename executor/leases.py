@@ -57,6 +57,8 @@ class LeaseSpec(NamedTuple):
 
     The first `pass_layers` layers are computed in `passes`, each for some of the rows (`phase_step` in layout.h): then
     the layers of all calls here are *steps*, of which there are as many. See `passes_for`.
+
+    `block_ranks` has one byte per step: where it is not 0 a planned block begins, of at most so many ranks.
     """
 
     model_id: int
@@ -70,6 +72,7 @@ class LeaseSpec(NamedTuple):
     timeout_us: int = 2_000_000
     pass_layers: int = 0
     passes: int = 1
+    block_ranks: bytes = b""
 
 
 def passes_for(pass_layers: int, pass_rows: int, rows: int, ranks: int) -> int:
@@ -102,21 +105,38 @@ class Lease:
         """Begin a new generation; return its number, which Run messages carry. Only while no rank is in the lease."""
         return _native.lease_initialise(self._view, self._offset, *spec)
 
-    def resume(self, end_layer: int, wanted: int, versions: bytes = b"") -> None:
+    def resume(self, end_layer: int, wanted: int, versions: bytes = b"", block_ranks: bytes = b"") -> None:
         """Go on after STOP, STOP_NOW or the end of a block. Only while no rank is in the lease; Run messages follow.
 
-        `versions` has one byte per layer from the next one on (beyond them: version 0). A layer that was stopped in its
-        middle goes on in the version that it has. Raises ValueError for numbers that no lease can have.
+        `versions` and `block_ranks` begin with the next layer (beyond them: version 0, no block). A layer that was
+        stopped in its middle goes on in the version that it has. Raises ValueError for numbers that no lease can have.
         """
-        _native.lease_resume(self._view, self._offset, end_layer, wanted, versions)
+        _native.lease_resume(self._view, self._offset, end_layer, wanted, versions, block_ranks)
+
+    def plan(self, step: int, versions: bytes = b"", block_ranks: bytes = b"") -> None:
+        """Change what the gang does from this step on, at any time; what it has come to stays as it is.
+
+        As in `resume`, but both begin with `step`. Raises ValueError for numbers that no lease can have.
+        """
+        _native.lease_plan(self._view, self._offset, step, versions, block_ranks)
 
     def set_control(self, control: Control) -> None:
         """Ask the gang to stop. To be taken back by `resume` only, when all have left."""
         _native.lease_set_control(self._view, self._offset, control)
 
-    def set_wanted(self, ranks: int) -> None:
-        """Number of ranks: those with a higher number leave at the next boundary. To grow, raise it, then send Run."""
-        _native.lease_set_wanted(self._view, self._offset, ranks)
+    def resize(self, before: int, ranks: int) -> bool:
+        """Change the number of ranks; False if it is not `before` any more, since a planned block has fewer.
+
+        Ranks with a higher number leave at the next boundary. To grow, `plan`, then call this, then send Run.
+        """
+        return _native.lease_resize(self._view, self._offset, before, ranks)
+
+    def blocks(self) -> tuple[int, int, int]:
+        """Return the number of ranks that are wanted and, of this generation so far, planned blocks and version layers.
+
+        These are blocks that have begun by plan, and layers in another version than the first.
+        """
+        return _native.lease_blocks(self._view, self._offset)
 
     def abort(self) -> None:
         """Make every rank leave before its next claim, sleeping ones at once. Lasts until `initialise`."""

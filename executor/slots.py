@@ -133,7 +133,10 @@ class SlotTerms(NamedTuple):
 
 
 class SlotCounts(NamedTuple):
-    """What scheduling did to a request. `versions` is a mask: bit v is set if version v of a layer was used."""
+    """What scheduling did to a request. `versions` is a mask: bit v is set if version v of a layer was used.
+
+    Workers add the blocks that began by plan, and the versions.
+    """
 
     blocks: int = 0
     conflicts: int = 0  # blocks that got fewer cores than they wanted

@@ -4,7 +4,18 @@ import argparse
 from pathlib import Path
 
 from gangway.executor.launch import available_cores
+from gangway.server.errors import ConfigError
+from gangway.server.models.config import Qos, qos_of
 from gangway.server.repository.repository import BrokenModel, read_model
+
+
+def find_target(path: Path) -> Qos:
+    """Return the latency target of a model directory's configuration; none of an .onnx file. Raises ValueError."""
+    entry = read_model(path.resolve())[-1] if path.is_dir() else None
+    try:
+        return Qos() if entry is None or isinstance(entry, BrokenModel) else qos_of(entry.config)
+    except ConfigError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def find_model(path: Path) -> tuple[str, Path]:

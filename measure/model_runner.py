@@ -237,7 +237,7 @@ class ModelRunner(LocalExecutor):
         self.room_rows = min(asked * gangs, _rows_that_fit(manifest))
         self.max_rows = min(asked, self.room_rows)
         self._reserved_rows = 0
-        self._examples = [_example(tensor) for tensor in manifest.inputs]
+        self._examples = [example(tensor) for tensor in manifest.inputs]
         offsets, end = [], aligned(gangs * SLOT_BYTES)
         for tensor in (*manifest.inputs, *manifest.outputs):
             offsets.append(end)
@@ -344,7 +344,8 @@ def _rows_that_fit(manifest: Manifest) -> int:
     return max(1, int(min(memory_budget().room_bytes() * _SPARE, _MOST_BYTES) / row_bytes))
 
 
-def _example(tensor: TensorSpec) -> bytes:
+def example(tensor: TensorSpec) -> bytes:
+    """Return one row of an input: random numbers in [0, 1) for FP32, zeros for all else."""
     if tensor.datatype != "FP32":
         return bytes(tensor.row_bytes)
     numbers = random.Random(0)

@@ -52,7 +52,7 @@ def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: 
         def progress(phase: str, share: float) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=share)
 
-        return profile_model(options.cache_dir, manifest, cores, options.seconds, progress)
+        return profile_model(options.cache_dir, manifest, cores, options.seconds, progress, options.every_count)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_SECONDS,
         metavar="N",
         help=f"time to take ({DEFAULT_SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--every-count",
+        action="store_true",
+        help="measure every number of cores, not 1, 2, 4, ... and all; `gangway plan` then finds mixed gangs",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile here, too")
     return parser

@@ -119,9 +119,11 @@ def profile_model(
     cores: Sequence[int],
     seconds: float = DEFAULT_SECONDS,
     progress: Progress = lambda phase, share: None,
+    every_count: bool = False,
 ) -> Profile:
     """Measure the artifact `cache_dir/manifest.key` on these cores, in about `seconds`.
 
+    `every_count`: on every number of cores, which Packrat's mixed gangs need (2024, section 3.3), not on powers of two.
     Each setting is measured at least once, however long that takes; batches that do not fit are left out. Raises
     RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory is lacking.
     """
@@ -133,7 +135,7 @@ def profile_model(
     with runner_of(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
         clock = Clock(begin, seconds, progress)
         latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
-        plan = Plan(manifest, core_counts(len(cores)), runner.room_rows)
+        plan = Plan(manifest, core_counts(len(cores), every_count), runner.room_rows)
         batches, samples = _measure_latency(runner, plan, clock, latency_end)
         disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
     isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
@@ -196,9 +198,9 @@ def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float
     return batches, samples
 
 
-def core_counts(cores: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... and `cores`."""
-    return tuple(sorted({*powers_of_two(cores), cores}))
+def core_counts(cores: int, every_count: bool = False) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... and `cores`; with `every_count` all numbers up to it."""
+    return tuple(range(1, cores + 1)) if every_count else tuple(sorted({*powers_of_two(cores), cores}))
 
 
 def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int, ...]:

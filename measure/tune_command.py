@@ -12,11 +12,12 @@ from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
-from gangway.measure.arguments import model_and_cores, positive_integer, positive_number
+from gangway.measure.arguments import find_target, model_and_cores, positive_integer, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import USUAL_QOS, TuneOptions, Tuner
 from gangway.measure.version_choice import STATIC
 from gangway.server.errors import CompileError
+from gangway.server.models.config import Qos
 
 DEFAULT_TRIALS = 16
 DEFAULT_SECONDS = 90.0
@@ -28,9 +29,13 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     name, path, cores = model_and_cores(parser, options)
+    try:
+        target = Qos(options.qos_ms) if options.qos_ms else find_target(options.path)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console()
     try:
-        tuning = _tune(name, path, options, cores)
+        tuning = _tune(name, path, options, cores, target)
         if options.json:
             options.json.write_bytes(encode_tuning(tuning))
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
@@ -42,13 +47,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int]) -> Tuning:
+def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int], target: Qos) -> Tuning:
     wanted = TuneOptions(
         trials=options.trials,
         most_versions=options.versions,
         least_loss=options.least_loss / 100,
         seconds=options.seconds,
-        qos_us=None if options.qos_ms is None else options.qos_ms * 1e3,
+        qos_us=None if target.milliseconds is None else target.milliseconds * 1e3,
+        qos_multiple=target.multiple or USUAL_QOS,
     )
     with ProgressBars(Console(stderr=True), columns=48) as bar:
         task = bar.add_task(name, total=1.0)
@@ -91,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--least-loss", type=_percent, default=LEAST_LOSS_PERCENT, metavar="PERCENT",
         help=f"drop a version whose absence costs less; 0 drops none ({LEAST_LOSS_PERCENT:.0f})")  # fmt: skip
     add("--qos-ms", type=positive_number, metavar="X",
-        help=f"latency target of the model ({USUAL_QOS:.0f} times its latency alone)")  # fmt: skip
+        help=f"latency target (the configuration's, else {USUAL_QOS:.0f} times the latency alone)")  # fmt: skip
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
         help=f"time for measurements; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip

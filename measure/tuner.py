@@ -38,7 +38,7 @@ from gangway.measure.interference import (
     disturbed_rounds,
     interference_points,
 )
-from gangway.measure.model_runner import Clock, ModelRunner, Progress, version_count
+from gangway.measure.model_runner import Clock, ModelRunner, Progress, powers_of_two, version_count
 from gangway.measure.version_choice import STATIC, Kernel, choose_finalists, layer_qos_us, tuned_kernel
 from gangway.server.errors import CompileError
 
@@ -58,13 +58,17 @@ LayerTimes = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is asked for. `seconds` are those of measurements; compilation comes on top. `qos_us` None: USUAL_QOS."""
+    """What is asked for. `seconds` are those of measurements; compilation comes on top.
+
+    The latency target is `qos_us`; None: so many times the isolated latency as `qos_multiple` says.
+    """
 
     trials: int
     most_versions: int
     least_loss: float
     seconds: float
     qos_us: float | None = None
+    qos_multiple: float = USUAL_QOS
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,13 @@ class KeptSamples:
 
 @dataclass(frozen=True)
 class FinalTimes:
-    """Independent tables of the same: `alone_us[table][layer][version]` on all cores; `disturbed_us`, likewise, on
-    `ranks` cores: alone, then beside each point. Without other cores, `ranks` is 0, and there are no points.
+    """Independent tables of the same: `gang_us[table][layer][version][g]` alone on `gangs[g]` cores; `disturbed_us`,
+    likewise, on `ranks` cores: alone, then beside each point. Without other cores, `ranks` is 0, and there are no
+    points.
     """
 
-    alone_us: tuple[LayerTimes, ...]
+    gangs: tuple[int, ...]
+    gang_us: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
     ranks: int = 0
     points: tuple[InterferencePoint, ...] = ()
     disturbed_us: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...] = ()
@@ -216,7 +222,7 @@ class Tuner:
         self, compiler: TuningCompiler, space: Space, scratch: Path, kept: KeptSamples, origin: "_Origin"
     ) -> Tuning:
         options, layers = self._options, origin.manifest.layers
-        qos_us = USUAL_QOS * kept.isolated_us if options.qos_us is None else options.qos_us
+        qos_us = options.qos_multiple * kept.isolated_us if options.qos_us is None else options.qos_us
         shares_us = layer_qos_us(qos_us, [layer.flops for layer in layers], [layer.bytes for layer in layers])
         kernel_qos_us = [shares_us[space.layers.index(number)] for number in range(len(space.kernels))]
         samples = [samples_of(*pair) for pair in zip(space.kernels, kept.latency_us, strict=True)]
@@ -230,7 +236,7 @@ class Tuner:
                 kernel_qos_us[number],
                 samples[number],
                 finalists[number],
-                [kernel_times(table, space, number) for table in times.alone_us],
+                [_table(table, space, number) for table in times.gang_us],
                 [_table(table, space, number) for table in times.disturbed_us],
                 options.least_loss,
                 most,
@@ -242,6 +248,7 @@ class Tuner:
             model_name=origin.name,
             machine=origin.machine,
             cores=len(self._cores),
+            gangs=times.gangs,
             interference_cores=times.ranks,
             interference=times.points,
             isolated_us=kept.isolated_us,
@@ -309,7 +316,7 @@ def _artifact(compiler: TuningCompiler, scratch: Path, what: str, numbers: Seque
 
 
 def _table(table: Sequence[Sequence[Sequence[float]]], space: Space, number: int) -> list[tuple[float, ...]]:
-    """Microseconds of a kernel by version and level: the mean of the layers that it computes."""
+    """Microseconds of a kernel by version and situation: the mean of the layers that it computes."""
     levels = len(table[0][0])
     by_level = [
         kernel_times(tuple(tuple(version[level] for version in layer) for layer in table), space, number)
@@ -376,19 +383,32 @@ def measure_finalists(
     begin = time.monotonic()
     with ModelRunner(cache_dir, manifest, cores, 1) as runner:
         if len(cores) == 1:
-            return FinalTimes(_alone(runner, 1, seconds, TABLES))
-        alone_us = _alone(runner, len(cores), ALONE_PART * seconds, TABLES)
+            return FinalTimes((1,), _by_gang(runner, (1,), seconds))
+        gangs = tuple(sorted({*powers_of_two(len(cores)), len(cores)}))
+        gang_us = _by_gang(runner, gangs, ALONE_PART * seconds)
         rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), TABLES)
     tables = [rounds[table::TABLES] for table in range(TABLES)]
     versions = [len(layer.versions) for layer in manifest.layers]
     return FinalTimes(
-        alone_us,
+        gangs,
+        gang_us,
         disturbed_ranks(len(cores)),
         interference_points(rounds),
         tuple(
             tuple(tuple(_by_load(table, layer, v) for v in range(count)) for layer, count in enumerate(versions))
             for table in tables
         ),
+    )
+
+
+def _by_gang(
+    runner: ModelRunner, gangs: Sequence[int], seconds: float
+) -> tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]:
+    """Return times alone by table, layer, version and gang."""
+    by_gang = [_alone(runner, ranks, seconds / len(gangs), TABLES) for ranks in gangs]
+    return tuple(
+        tuple(tuple(zip(*layer, strict=True)) for layer in zip(*tables, strict=True))
+        for tables in zip(*by_gang, strict=True)
     )
 
 

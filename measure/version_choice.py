@@ -9,10 +9,9 @@ from statistics import fmean
 from typing import Final
 
 from gangway.artifact.tuning import Candidate, Finalist, Sample, TunedKernel
-from gangway.scheduler.profiles import Table, drop_versions
+from gangway.scheduler.profiles import SAME, Table, drop_versions
 
 STATIC: Final = 0  # number of the static choice among samples and finalists
-SAME: Final = 0.01  # relative: a measured difference below this is none
 
 
 @dataclass(frozen=True)
@@ -30,20 +29,25 @@ def tuned_kernel(
     qos_us: float,
     samples: Sequence[Sample],
     finalists: Sequence[int],
-    alone_us: Sequence[Sequence[float]],
+    gang_us: Sequence[Table],
     tables: Sequence[Table],
     least_loss: float,
     most: int,
 ) -> TunedKernel:
     """Decide which finalists become versions.
 
-    `finalists` are numbers of samples; each table of `alone_us` (on all cores) and of `tables` (rows of levels of
-    interference; none without other cores) has a number, or a row, for each of them. The fastest alone is the first
-    version; the others follow by falling blocking size.
+    `finalists` are numbers of samples; each table of `gang_us` (rows of gangs' sizes, all cores last) and of `tables`
+    (rows of levels of interference; none without other cores) has a row for each of them. The fastest alone on all
+    cores is the first version; the others follow by falling blocking size. On no size of a gang, and at no level, the
+    best version is slower than the static choice.
     """
+    alone_us = [[row[-1] for row in table] for table in gang_us]
     first = fastest_alone(alone_us)
-    by_level = tables or [[[time_us] for time_us in table] for table in alone_us]
-    kept = drop_versions(by_level, first, least_loss, most)
+    situations = gang_us
+    if tables:
+        pairs = zip(gang_us, tables, strict=True)
+        situations = [[[*alone, *disturbed] for alone, disturbed in zip(*pair, strict=True)] for pair in pairs]
+    kept = drop_versions(situations, first, least_loss, most, STATIC)
     others = sorted(
         (place for place in kept if place != first),
         key=lambda place: -samples[finalists[place]].candidate.blocking_bytes,
@@ -55,7 +59,12 @@ def tuned_kernel(
         qos_us=qos_us,
         samples=tuple(samples),
         finalists=tuple(
-            Finalist(number, fmean(table[place] for table in alone_us), tuple(tuple(table[place]) for table in tables))
+            Finalist(
+                number,
+                fmean(table[place] for table in alone_us),
+                tuple(tuple(table[place]) for table in tables),
+                tuple(tuple(table[place]) for table in gang_us),
+            )
             for place, number in enumerate(finalists)
         ),
         versions=tuple(samples[finalists[place]].candidate for place in (first, *others)),

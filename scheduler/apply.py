@@ -13,7 +13,7 @@ from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts
-from gangway.scheduler.policy import LoneStart, Policy, Query, Reject, Resize, Start, StartOver, Stop
+from gangway.scheduler.policy import LoneStart, Policy, Query, Reject, Replan, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Unit
@@ -97,20 +97,28 @@ class Execution:
         if gang is None or gang.leaving or gang.indivisible:
             return
         ranks, cores = gang.wanted, resize.cores
+        if resize.versions is not None:
+            self.gangs.replan(gang, resize)
         if len(cores) > ranks and cores[:ranks] == gang.cores and self._workers.are_free(cores[ranks:]):
-            for core in cores[ranks:]:
-                self._workers.occupy(core, gang.lease)
-            self._accounts.grows(gang, len(cores))
-            self.gangs.grow(gang, cores)
+            if self.gangs.grow(gang, cores):
+                self._accounts.grows(gang, ranks)
+                for core in cores[ranks:]:
+                    self._workers.occupy(core, gang.lease)
         elif 0 < len(cores) < ranks and cores == gang.cores[: len(cores)]:
-            self._accounts.shrinks(gang)
-            self.gangs.shrink(gang, len(cores))
+            if self.gangs.shrink(gang, len(cores)):
+                self._accounts.shrinks(gang)
         else:
             _log.error(
                 "a decision of the scheduling policy is ignored: %s is impossible for a batch on cores %s",
                 resize,
                 gang.cores,
             )
+
+    def replan(self, replan: Replan) -> None:
+        """Change versions and blocks that lie before a gang."""
+        gang = self._at_work(replan.query_id)
+        if gang is not None and not gang.indivisible:
+            self.gangs.replan(gang, replan)
 
     def reject(self, reject: Reject) -> None:
         """Refuse the requests of a waiting unit, if that is their queue policy."""

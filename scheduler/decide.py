@@ -12,6 +12,7 @@ from gangway.scheduler.policy import (
     Policy,
     Query,
     Reject,
+    Replan,
     Resize,
     RunningBlock,
     Snapshot,
@@ -214,6 +215,8 @@ class Dispatcher:
                 self._execution.stop(decision)
             case Resize():
                 self._execution.resize(decision)
+            case Replan():
+                self._execution.replan(decision)
             case Reject():
                 self._execution.reject(decision)
             case StartOver():

@@ -8,7 +8,7 @@ from gangway.executor.fast_path import InFlight
 from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.policy import RunningBlock, Start
+from gangway.scheduler.policy import PlannedBlock, Replan, Resize, RunningBlock, Start
 from gangway.scheduler.units import Unit
 
 LEAST_LEASES = 16
@@ -41,8 +41,12 @@ class Gang:
     generation: int = 0
     model: str = ""
     end_layer: int = 0
-    blocks: int = 0
+    blocks: int = 0  # that were started
+    planned_blocks: int = 0  # that began by plan, and
+    version_layers: int = 0  # layers that were in another version than the first, when that was last counted
     versions: tuple[int, ...] = ()
+    plan: tuple[PlannedBlock, ...] = ()
+    steady_layer: int = 0  # the first one from which on versions and cores have been the same
     cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
     wanted: int = 0  # ranks beyond have been told to leave
     outstanding: set[int] = field(default_factory=set)  # ranks that have not left
@@ -85,6 +89,7 @@ class Gang:
             leaving > 0,
             self.versions,
             leaving,
+            self.plan,
         )
 
 
@@ -181,9 +186,12 @@ class GangTable:
         if gang.generation == 0:
             gang.generation = gang.shared.initialise(_lease_spec(gang, start, model, members))
         else:
-            gang.shared.resume(start.end_layer, ranks, bytes(start.versions))
+            ranks_by_step = _block_ranks(start.blocks, gang.unit.query.next_layer)
+            gang.shared.resume(start.end_layer, ranks, bytes(start.versions), ranks_by_step)
         gang.end_layer = start.end_layer
         gang.versions = start.versions
+        gang.plan = start.blocks
+        gang.steady_layer = gang.unit.query.next_layer
         gang.cores = start.cores
         gang.wanted = ranks
         gang.outstanding = set(range(ranks))
@@ -195,21 +203,36 @@ class GangTable:
         gang.ended_us = None
         self._run(gang, 0)
 
-    def grow(self, gang: Gang, cores: tuple[int, ...]) -> None:
-        """Let more cores join at once. The gang's are the first of `cores`; none of it may be leaving."""
+    def replan(self, gang: Gang, change: Replan | Resize) -> None:
+        """Change versions and blocks in the layers that the gang has not come to."""
+        first, versions = gang.unit.query.next_layer, change.versions or ()
+        gang.shared.plan(first, bytes(versions), _block_ranks(change.blocks, first))
+        if versions != gang.versions:
+            gang.steady_layer = gang.shared.position()[1] + 1
+        gang.versions, gang.plan = versions, change.blocks
+
+    def grow(self, gang: Gang, cores: tuple[int, ...]) -> bool:
+        """Let more cores join at once; False if a planned block has just made the gang smaller.
+
+        The gang's are the first of `cores`; none of it may be leaving.
+        """
         first = gang.wanted
+        if not gang.shared.resize(first, len(cores)):
+            return False
         gang.resized = True
         gang.cores = cores
         gang.wanted = len(cores)
         gang.outstanding.update(range(first, gang.wanted))
-        gang.shared.set_wanted(gang.wanted)
         self._run(gang, first)
+        return True
 
-    def shrink(self, gang: Gang, ranks: int) -> None:
-        """Have all but the first ranks leave at the next layer boundary."""
+    def shrink(self, gang: Gang, ranks: int) -> bool:
+        """Have all but the first ranks leave at the next layer boundary; False as above."""
+        if not gang.shared.resize(gang.wanted, ranks):
+            return False
         gang.resized = True
         gang.wanted = ranks
-        gang.shared.set_wanted(ranks)
+        return True
 
     def stop(self, gang: Gang, at_once: bool = False) -> None:
         """Have all ranks leave at the next layer boundary, or between two tasks."""
@@ -224,6 +247,9 @@ class GangTable:
         gang.outstanding.discard(message.rank)
         gang.joined_ns = min(gang.joined_ns or message.joined_ns, message.joined_ns)
         if message.reason is LeftReason.SHRUNK:
+            if message.rank < gang.wanted and (wanted := gang.shared.blocks()[0]) < gang.wanted:
+                gang.wanted = wanted  # a planned block has begun
+                gang.resized = True
             # A number of a rank is given again only when none beyond it is still in.
             if gang.wanted < len(gang.cores) and not gang.leaving:
                 gang.cores = gang.cores[: gang.wanted]
@@ -301,4 +327,15 @@ def _lease_spec(gang: Gang, start: Start, model: LoadModel, members: tuple[Membe
         timeout_us=RANKS_WAIT_US,
         pass_layers=model.pass_layers,
         passes=passes_for(model.pass_layers, model.pass_rows, gang.unit.query.rows, ranks),
+        block_ranks=_block_ranks(start.blocks, 0),
     )
+
+
+def _block_ranks(blocks: Sequence[PlannedBlock], first_layer: int) -> bytes:
+    """Return the plan as leases have it: from a layer on, the ranks of the block that begins there, or 0."""
+    if not blocks:
+        return b""
+    ranks = bytearray(blocks[-1].layer + 1 - first_layer)
+    for layer, cores in blocks:
+        ranks[layer - first_layer] = cores
+    return bytes(ranks)

@@ -15,7 +15,7 @@ from gangway.scheduler.profiles import ModelProfile
 
 @value(frozen=True, slots=True)
 class FinishedBlock:
-    """Layers [begin_layer, end_layer) of a query, which took `time_us` and never changed their number of cores."""
+    """Layers [begin_layer, end_layer) of a query, which took `time_us` on the same cores and by one plan."""
 
     model: ModelProfile
     begin_layer: int
@@ -100,7 +100,8 @@ class PredictionErrors:
 
     def finished(self, model_id: int, block: FinishedBlock, level: float) -> None:
         """Take a block into account that ended at this level of interference."""
-        predicted_us = block.model.span_us(block.begin_layer, block.end_layer, block.cores, block.rows, level)
+        isolated_us, slope_us = _isolated_us(block)
+        predicted_us = isolated_us + level * slope_us
         if not block.model.measured or predicted_us < ERROR.min_predicted_us:
             return
         ratio = block.time_us / predicted_us
@@ -134,11 +135,14 @@ class BlockTimes:
 
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
         """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""
-        query = gang.unit.query
-        if profile is None or not profile.measured or gang.resized or end_layer == query.next_layer:
+        query, begin_layer, began_ns = gang.unit.query, gang.steady_layer, gang.joined_ns
+        if profile is None or not profile.measured or gang.resized or end_layer <= begin_layer:
             return
-        time_us = (turned_ns - gang.joined_ns) / 1e3
-        block = FinishedBlock(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
+        if begin_layer > query.next_layer:
+            began_ns = gang.shared.layer_end_ns(begin_layer - 1, begin_layer)[0]
+        versions = gang.versions[begin_layer - query.next_layer :]
+        time_us = (turned_ns - began_ns) / 1e3
+        block = FinishedBlock(profile, begin_layer, end_layer, gang.wanted, query.rows, versions, time_us)
         self._learn(query.model_id, block, turned_ns / 1e3)
 
     def completed_without_gang(

@@ -92,7 +92,10 @@ class StatusWriter:
 
 
 class LiveScheduler:
-    """Hears everybody, then lets the policy decide. `make_former`: of batches, for policies that are shown such."""
+    """Hears everybody, then lets the policy decide. `make_former`: of batches, for policies that are shown such.
+
+    `nodes`: the workers of each NUMA node that a policy keeps gangs in; empty: there is one.
+    """
 
     def __init__(
         self,
@@ -108,13 +111,14 @@ class LiveScheduler:
         timeline: TimelineWriter | None = None,
         set_log: Callable[[LogLevels], None] = lambda levels: None,
         make_former: Callable[[Callable[[], int], float, float], BatchFormer] = BatchFormer,
+        nodes: Sequence[Sequence[int]] = (),
     ) -> None:
         self.control = control
         self.supervisor = supervisor
         self.requests = RequestTable(tables)
         self.workers = WorkerTable(control)
         self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
-        self._models = ModelTable(control.layout.workers, self._former)
+        self._models = ModelTable(max(map(len, nodes), default=control.layout.workers), self._former)
         self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
         self._trace = trace
         self._set_log = set_log

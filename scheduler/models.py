@@ -153,7 +153,7 @@ class Model:
 class ModelTable:
     """Models by number, and the profiles that policies see (of those that are being served).
 
-    `cores`: of the server; every profile has times for 1 to so many. `former`: is told of models, too.
+    `cores`: of the largest gang; every profile has times for 1 to so many. `former`: is told of models, too.
     """
 
     def __init__(self, cores: int, former: BatchFormer | None = None) -> None:

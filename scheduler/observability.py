@@ -7,8 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from types import TracebackType
 
@@ -192,9 +190,8 @@ def _find(query_id: int | None, snapshot: Snapshot) -> Query | None:
     return next((query for query in queries if query.query_id == query_id), None)
 
 
-_DEFAULT_VERSION = 1  # as a mask: bit v is version v of a layer
 _REFUSALS = (SlotStatus.LATE, SlotStatus.QUEUE_FULL, SlotStatus.CROWDED)
-_USUAL = SlotCounts(1, 0, 0, _DEFAULT_VERSION)
+_USUAL = SlotCounts(1)
 
 
 class Accounts:
@@ -212,12 +209,8 @@ class Accounts:
         gang.blocks += 1
         counters.blocks += 1
         counters.conflicts += conflict
-        versions = _DEFAULT_VERSION
-        if start.versions:
-            versions = reduce(or_, [1 << version for version in start.versions])
-            counters.versions += len(start.versions) - start.versions.count(0)
         for request in requests:
-            request.counts = _add_block(request.counts, conflict, versions)
+            request.counts = _add_block(request.counts, conflict)
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
@@ -228,11 +221,11 @@ class Accounts:
         counters.layers += layers
         counters.versions += len(versions) - versions.count(0)
 
-    def grows(self, gang: Gang, ranks: int) -> None:
-        """Ranks up to this number are about to join."""
+    def grows(self, gang: Gang, first: int) -> None:
+        """Ranks from this number on are about to join."""
         self.counters.of(gang.model).grown += 1
         if self._timeline is not None:
-            self._note_ranks(gang, range(gang.wanted, ranks), gang.shared.position()[1])
+            self._note_ranks(gang, range(first, gang.wanted), gang.shared.position()[1])
 
     def shrinks(self, gang: Gang) -> None:
         """Ranks have been told to leave."""
@@ -265,6 +258,10 @@ class Accounts:
         """All ranks have left; what they did is of use. `wanted_by`: the requests, none if all were dropped."""
         counters = self.counters.of(gang.model)
         counters.layers += next_layer - gang.unit.query.next_layer
+        _, blocks, version_layers = gang.shared.blocks()
+        counters.blocks += blocks - gang.planned_blocks
+        counters.versions += version_layers - gang.version_layers
+        gang.planned_blocks, gang.version_layers = blocks, version_layers
         if next_layer < gang.end_layer and wanted_by:
             counters.preemptions += 1
             for request in wanted_by:
@@ -279,8 +276,8 @@ class Accounts:
         self._joined.update({(gang.lease, rank): layer for rank in ranks})
 
 
-def _add_block(counts: SlotCounts, conflict: bool, versions: int) -> SlotCounts:
-    if counts is NOTHING and not conflict and versions == _DEFAULT_VERSION:
+def _add_block(counts: SlotCounts, conflict: bool) -> SlotCounts:
+    """Planned blocks and versions are counted by the workers."""
+    if counts is NOTHING and not conflict:
         return _USUAL
-    blocks, conflicts, preemptions, before = counts
-    return SlotCounts(blocks + 1, conflicts + conflict, preemptions, before | versions)
+    return counts._replace(blocks=counts.blocks + 1, conflicts=counts.conflicts + conflict)

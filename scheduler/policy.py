@@ -8,7 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TypeVar, dataclass_transform
+from typing import NamedTuple, TypeVar, dataclass_transform
 
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
@@ -50,9 +50,19 @@ class Query:
     request_rows: int = 0  # rows of the largest request that has rows here, as far as it has; 0: it is one request
 
 
+class PlannedBlock(NamedTuple):
+    """A part of what a gang runs: from this layer on it has at most so many cores.
+
+    A gang that has more leaves the others free there, without a decision. It gets no further ones.
+    """
+
+    layer: int
+    cores: int
+
+
 @value(frozen=True, slots=True)
 class RunningBlock:
-    """A layer block on its gang: layers [query.next_layer, end_layer) of a query."""
+    """What a gang runs: layers [query.next_layer, end_layer) of a query, in one block or as planned."""
 
     query: Query
     end_layer: int
@@ -63,6 +73,7 @@ class RunningBlock:
     stopping: bool = False  # it was told to stop, or to shrink: cores of it come free soon; no Resize until then
     versions: tuple[int, ...] = ()
     leaving: int = 0  # so many of its last cores come free at the next boundary: all, or those that shrinking takes
+    blocks: tuple[PlannedBlock, ...] = ()
 
 
 @value(frozen=True, slots=True)
@@ -97,6 +108,7 @@ class Start:
     versions: tuple[int, ...] = ()  # one per layer of the block; empty: the default version of each
     wanted: int = 0  # 0: as many as it got
     reason: str = ""  # of every decision: why, in words, for --trace-decisions
+    blocks: tuple[PlannedBlock, ...] = ()  # by layer, all behind query.next_layer
 
 
 @value(frozen=True, slots=True)
@@ -116,11 +128,26 @@ class Resize:
     """Let a running block go on with these cores.
 
     Growing: its cores, then free ones; they join at once. Shrinking: the first ones of its cores; the others come free
-    at the next layer boundary.
+    at the next layer boundary. The plan is changed like that of a Replan, unless `versions` is None.
     """
 
     query_id: int
     cores: tuple[int, ...]
+    reason: str = ""
+    versions: tuple[int, ...] | None = None
+    blocks: tuple[PlannedBlock, ...] = ()
+
+
+@value(frozen=True, slots=True)
+class Replan:
+    """Change versions and blocks of a running query, in the layers that it has not come to.
+
+    Both are as in its Start: `versions` has one number for each layer from `query.next_layer` on.
+    """
+
+    query_id: int
+    versions: tuple[int, ...] = ()
+    blocks: tuple[PlannedBlock, ...] = ()
     reason: str = ""
 
 
@@ -163,7 +190,7 @@ class LoneStart:
     min_slack_us: float = 0.0  # from now to its deadline, less the way back: with less it may begin on other cores
 
 
-Decision = Start | Stop | Resize | Reject | StartOver | Wake
+Decision = Start | Stop | Resize | Replan | Reject | StartOver | Wake
 
 
 class Policy(ABC):

@@ -180,6 +180,13 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """An outranked query gives up the cores that are not efficient in its next blocks (VELTAIR, Algorithm 2)."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Preemption:
     """A running query makes room for a more urgent one."""
 
@@ -312,6 +319,7 @@ class PolicyConfig:
     shares: Shares = Shares()
     deadline_gangs: DeadlineGangs = DeadlineGangs()
     growth: Growth = Growth()
+    blocks: Blocks = Blocks()
     preemption: Preemption = Preemption()
     trading: Trading = Trading()
     rescue: Rescue = Rescue()

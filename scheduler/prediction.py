@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
+from typing import Any, NamedTuple
 
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
@@ -30,9 +31,9 @@ from gangway.scheduler.profiles import ModelProfile
 # - More cores never make a layer slower: a gang leaves those idle that do not pay.
 # - `Algorithm 2` numbers the pivot's successor as the next beginning and says 0 for "none". Its text and Fig. 10 have
 #   the pivot begin the next block; without one the block runs to the end.
-# - Its text says that low load (a high threshold) lets each layer use as many cores as possible. The algorithm does the
-#   opposite: a high threshold finds no pivots, and the whole model is one block of its average demand. The algorithm
-#   counts.
+# - Its text says that low load (a high threshold) lets each layer use as many cores as possible. By the algorithm a
+#   high threshold finds no pivots, and the whole model is one block of its average demand. So there are two readings:
+#   the threshold limits what a block needs, or it is what a block can use beyond the average (`uses_threshold`).
 
 BEST_EFFORT_TARGET_FACTOR = 3.0  # times the isolated latency, for models without a target
 NO_GAIN_FACTOR = 1.05  # cores that make it no faster than that are not worth having
@@ -52,13 +53,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Demands:
-    """What a model asks for at one level of interference, in one choice of versions, for one size of query.
+    """What a model asks for at one level of interference, for one size of query.
 
-    `time_us[cores - 1][l]`: predicted time of the layers before l (L + 1 numbers); `target_us[l]`: their share of the
-    target. `layer_cores[l]`: Core(l). `average_cores`: Avg_C, a fraction where the model needs no whole number.
+    `versions[cores - 1][l]`: of a layer on so many cores. `time_us[cores - 1][l]`: predicted time of the layers before
+    l (L + 1 numbers) in those; `target_us[l]`: their share of the target. `layer_cores[l]`: Core(l). `average_cores`:
+    Avg_C, a fraction where the model needs no whole number.
     """
 
-    versions: tuple[int, ...]  # of each layer
+    versions: tuple[tuple[int, ...], ...]
     time_us: tuple[Sequence[float], ...]
     target_us: Sequence[float]
     layer_cores: tuple[int, ...] = ()
@@ -69,7 +71,11 @@ class Demands:
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return len(self.versions)
+        return len(self.target_us) - 1
+
+    def versions_on(self, cores: int) -> tuple[int, ...]:
+        """Return the version of each layer on so many cores; empty if all are the default ones."""
+        return self.versions[min(cores, len(self.versions)) - 1]
 
     def span_us(self, begin: int, end: int, cores: int) -> float:
         """Return the predicted time of layers [begin, end)."""
@@ -79,10 +85,16 @@ class Demands:
     def block_cores(self, begin: int, end: int) -> int:
         """Return the fewest cores with which layers [begin, end), as one unit, keep to the sum of their targets."""
         goal_us = (self.target_us[end] - self.target_us[begin]) * _ROUNDING - self.unit_us
-        fastest_us = self.span_us(begin, end, len(self.time_us))
-        if fastest_us > goal_us:
-            goal_us = fastest_us * NO_GAIN_FACTOR
-        return bisect_left(self.time_us, -goal_us, key=lambda times: times[begin] - times[end]) + 1
+        if self.span_us(begin, end, len(self.time_us)) > goal_us:
+            return self.usable_cores(begin, end)
+        return self._fewest_cores(begin, end, goal_us)
+
+    def usable_cores(self, begin: int, end: int) -> int:
+        """Return the cores beyond which layers [begin, end) get no faster."""
+        return self._fewest_cores(begin, end, self.span_us(begin, end, len(self.time_us)) * NO_GAIN_FACTOR)
+
+    def _fewest_cores(self, begin: int, end: int, within_us: float) -> int:
+        return bisect_left(self.time_us, -within_us, key=lambda times: times[begin] - times[end]) + 1
 
     def pivot(self, begin: int, limit_cores: float) -> int:
         """Return the first layer after `begin` that asks for at least `limit_cores`, or the number of layers.
@@ -95,11 +107,15 @@ class Demands:
             pivots = self._pivots[limit] = _next_at_least(self.layer_cores, limit)
         return pivots[begin + 1]
 
-    def next_block(self, begin: int, threshold_cores: float) -> Block:
-        """Return the block that begins at a layer: up to the pivot, on at most Avg_C + threshold cores."""
+    def next_block(self, begin: int, threshold_cores: float, uses_threshold: bool = False) -> Block:
+        """Return the block that begins at a layer: up to the pivot, on at most Avg_C + threshold cores.
+
+        It asks for those that its target needs, or, if it `uses_threshold`, for all that make it faster.
+        """
         limit = self.average_cores + threshold_cores
         end = self.pivot(begin, limit)
-        return Block(begin, end, min(self.block_cores(begin, end), _whole(limit)))
+        cores = self.usable_cores(begin, end) if uses_threshold else self.block_cores(begin, end)
+        return Block(begin, end, min(cores, _whole(limit)))
 
     def blocks(self, threshold_cores: float, begin: int = 0) -> list[Block]:
         """Return all blocks from a layer to the model's end. O(layers)."""
@@ -133,9 +149,10 @@ def demands(
 ) -> Demands:
     """Return a model's demands; computed once for each of the level's steps and each power of two of rows.
 
-    `adaptive`: each layer takes the version that is fastest at this level, else version 0. `share`: how much of the
-    target the layers may use; the rest is for waiting. `unit_us`: what each unit takes beside its layers. Every
-    layer's target has room for it, as far as the layers' fastest times leave any; a block needs it only once.
+    `adaptive`: each layer takes the version that is fastest at this level on as many cores, else version 0. `share`:
+    how much of the target the layers may use; the rest is for waiting. `unit_us`: what each unit takes beside its
+    layers. Every layer's target has room for it, as far as the layers' fastest times leave any; a block needs it only
+    once.
     """
     key = (demands, round(min(level, MAX_LEVEL) / LEVEL_STEP), (rows - 1).bit_length(), adaptive, share, unit_us)
     known: Demands | None = profile.derived.get(key)
@@ -187,26 +204,18 @@ def layer_targets(profile: ModelProfile, goal_us: float, unit_us: float = 0.0) -
 def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, share: float, unit_us: float) -> Demands:
     goal_us = share * target_us(profile)
     targets = _sums(layer_targets(profile, goal_us, unit_us))
-    versions = tuple([0] * profile.layers)
-    found = _of_versions(profile, versions, level, rows, targets, unit_us)
-    if adaptive:
-        chosen = _fastest_versions(profile, level, ceil(found.average_cores))
-        found = found if chosen == versions else _of_versions(profile, chosen, level, rows, targets, unit_us)
-    return found
-
-
-def _of_versions(
-    profile: ModelProfile, versions: tuple[int, ...], level: float, rows: int, targets: Sequence[float], unit_us: float
-) -> Demands:
     most = min(profile.cores, profile.max_ranks)
     best = [float("inf")] * profile.layers
-    tables = []
+    tables, chosen = [], []
     for cores in range(1, most + 1):
         scale = profile.rows_scale(cores, rows)
-        for layer, version in enumerate(versions):
+        versions = fastest_versions(profile, level, cores) if adaptive else ()
+        for layer in range(profile.layers):
+            version = versions[layer] if versions else 0
             best[layer] = min(best[layer], scale * profile.layer_us(layer, cores, version, level))
         tables.append(_sums(best))
-    bare = Demands(versions, tuple(tables), targets, unit_us=unit_us)
+        chosen.append(versions)
+    bare = Demands(tuple(chosen), tuple(tables), targets, unit_us=unit_us)
     layer_cores = tuple(bare.block_cores(layer, layer + 1) for layer in range(profile.layers))
     return replace(bare, layer_cores=layer_cores, average_cores=_fractional_cores(bare))
 
@@ -225,12 +234,16 @@ def _fractional_cores(of: Demands) -> float:
     return 1 / ((1 - part) / (whole - 1) + part / whole)
 
 
-def _fastest_versions(profile: ModelProfile, level: float, cores: int) -> tuple[int, ...]:
+def fastest_versions(profile: ModelProfile, level: float, cores: int) -> tuple[int, ...]:
+    """Return the fastest version of each layer on so many cores at a level; empty if all are the default ones."""
+    if all(len(versions) == 1 for versions in profile.latency_us):
+        return ()
     times_us = [
         [profile.layer_us(layer, cores, version, level) for version in range(len(profile.latency_us[layer]))]
         for layer in range(profile.layers)
     ]
-    return tuple(times.index(min(times)) for times in times_us)
+    versions = tuple(times.index(min(times)) for times in times_us)
+    return versions if any(versions) else ()
 
 
 def _whole(cores: float) -> int:
@@ -259,11 +272,10 @@ class Outlook:
 
     Computed once: see `outlook`. Times are microseconds. `most`: cores that such a query can use.
     `whole_us[cores - 1]`: the whole query. `isolated_us`: on all cores that it can use. `fastest_us[layer]`: the
-    profile's for one row, from that layer on; empty for more rows. `versions`: of the layers; empty if all are the
-    default ones.
+    profile's for one row, from that layer on; empty for more rows.
     """
 
-    __slots__ = ("_efficient", "_of", "fastest_us", "isolated_us", "most", "table", "versions", "whole_us")
+    __slots__ = ("_efficient", "_of", "_rests", "cuts", "fastest_us", "isolated_us", "most", "table", "whole_us")
 
     def __init__(self, model: ModelProfile, level: float, rows: int, core_count: int) -> None:
         self.table = table = demands(model, level, rows, True)
@@ -272,9 +284,10 @@ class Outlook:
         self.isolated_us = self.whole_us[self.most - 1]
         layers = range(table.layers + 1) if rows == 1 else ()
         self.fastest_us = tuple([model.fastest_us(layer, self.most) for layer in layers])
-        self.versions = table.versions if any(table.versions) else ()
         self._of = (model, level, rows, core_count)
         self._efficient: dict[float, int] = {}
+        self.cuts: dict[tuple[int, int, int, float], Any] = {}  # blocks, by those who cut them
+        self._rests: dict[int, Sequence[float]] = {}  # by layer: minus the time from it to the end, by cores, ascending
 
     def efficient_cores(self, efficiency: float) -> int:
         """Return what `efficient_cores` does for such a query."""
@@ -282,6 +295,14 @@ class Outlook:
         if known is None:
             known = self._efficient[efficiency] = efficient_cores(*self._of, efficiency)
         return known
+
+    def fewest_cores(self, layer: int, within_us: float) -> int:
+        """Return the fewest cores on which the layers from this one on take no longer; `most` if there are none."""
+        rests = self._rests.get(layer)
+        if rests is None:
+            rests = array("d", [times[layer] - times[-1] for times in self.table.time_us[: self.most]])
+            self._rests[layer] = rests
+        return min(bisect_left(rests, -within_us) + 1, self.most)
 
 
 def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Outlook:
@@ -293,62 +314,100 @@ def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Ou
     return known
 
 
+class Known(NamedTuple):
+    """What holds for all queries of a model with as many rows, in one decision.
+
+    `margin`: what times are multiplied by where a deadline depends on them. `efficient`: the most cores of which each
+    does enough while others want them; `idle`: while nobody does.
+    """
+
+    model: ModelProfile
+    outlook: Outlook
+    margin: float
+    efficient: int
+    idle: int
+
+
+class Moment(dict[tuple[int, int], Known]):
+    """What all queries of a decision have in common; and, by model and rows, what those that are alike have.
+
+    `level`: of interference, as far as predictions follow it.
+    """
+
+    def __init__(self, snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> None:
+        super().__init__()
+        self.config = config
+        self.now_us = snapshot.now_us
+        self.way_back_us = snapshot.way_back_us
+        self.core_count = snapshot.core_count
+        level = snapshot.level if config.interference.enabled else 0.0
+        self.level = min(level, config.prediction.max_level)
+        self._snapshot = snapshot
+        self._efficiency = busy_efficiency(snapshot.gang_slowdown, config)
+
+    def __missing__(self, key: tuple[int, int]) -> Known:
+        """Look it up for the first query of its kind."""
+        model_id, rows = key
+        model, config = self._snapshot.models[model_id], self.config
+        margin = config.prediction.min_margin_factor
+        if config.prediction_error.enabled:
+            margin = max(margin, self._snapshot.prediction_errors.get(model_id, 1.0))
+        foreseen = outlook(model, self.level, rows, self.core_count)
+        efficient = foreseen.efficient_cores(self._efficiency)
+        idle = foreseen.efficient_cores(config.growth.idle_efficiency)
+        self[key] = known = Known(model, foreseen, margin, efficient, idle)
+        return known
+
+
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `margin`: what
-    times are multiplied by where a deadline depends on them. `weight`: of its deadline. `gang`: cores it asks for,
-    `grant`: cores it shall have.
+    `slack_us`: from now to its deadline, less the answer's way back. `least_us`: its rest on all cores that it can use.
+    `is_lost`: it misses its deadline even if nothing disturbs it from now on, or has none to meet. `due_us`: its place
+    in the order. `weight`: of its deadline. `margin`, `efficient`, `idle`: as in `Known`. `gang`: cores it
+    asks for; `area_us`: how long the whole machine has to do with it then. `grant`: cores it shall have.
     """
 
     __slots__ = (
-        "block", "core_count", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer",
-        "level", "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us",
-        "weight",
+        "area_us", "block", "cores", "due_us", "efficient", "elapsed_us", "fixed", "gang", "grant", "idle", "is_lost",
+        "isolated_us", "layer", "least_us", "margin", "model", "moment", "most", "outlook", "query", "slack_us", "tier",
+        "times_us", "weight",
     )  # fmt: skip
 
-    def __init__(
-        self, query: Query, block: RunningBlock | None, snapshot: Snapshot, config: PolicyConfig = DEFAULT
-    ) -> None:
-        model_id = query.model_id
-        model = snapshot.models[model_id]
-        level = snapshot.level if config.interference.enabled else 0.0
-        most_level = config.prediction.max_level
+    def __init__(self, query: Query, block: RunningBlock | None, moment: Moment) -> None:
+        model, known, self.margin, self.efficient, self.idle = moment[query.model_id, query.rows]
         self.query = query
         self.block = block
+        self.moment = moment
         self.model = model
-        self.level = level = level if level < most_level else most_level
-        self.core_count = snapshot.core_count
-        self.margin = config.prediction.min_margin_factor
-        if config.prediction_error.enabled:
-            error = snapshot.prediction_errors.get(model_id, 1.0)
-            self.margin = error if error > self.margin else self.margin
-        self.outlook = known = outlook(model, level, query.rows, snapshot.core_count)
-        self.table: Demands = known.table
+        self.outlook = known
+        self.times_us = known.table.time_us
         self.most = known.most
         self.isolated_us = known.isolated_us
-        self.way_back_us = snapshot.way_back_us
-        self.slack_us = INFINITE
-        if query.deadline_us is not None:
-            self.slack_us = query.deadline_us - snapshot.now_us - self.way_back_us
-        self.fixed = False  # nothing stops or resizes it
-        self.elapsed_us = 0.0
-        self.cores = 0
-        self.layer = query.next_layer
-        if block is not None:
-            self.layer, self.cores = block.layer, len(block.cores)
-            self.elapsed_us = snapshot.now_us - max(block.layer_started_us, block.started_us)
+        if block is None:
+            self.layer = next_layer = query.next_layer
+            self.cores = 0
+            self.elapsed_us = 0.0
+            self.fixed = False  # nothing stops or resizes it
+        else:
+            self.layer = block.layer
+            next_layer = block.layer + 1  # a running layer may end at any moment
+            self.cores = len(block.cores)
+            self.elapsed_us = moment.now_us - max(block.layer_started_us, block.started_us)
             self.fixed = block.stopping or model.indivisible
+        if query.deadline_us is None:
+            self.slack_us = INFINITE
+            self.is_lost = True
+        else:
+            self.slack_us = query.deadline_us - moment.now_us - moment.way_back_us
+            fastest = known.fastest_us
+            fastest_us = fastest[next_layer] if fastest else model.fastest_us(next_layer, known.most, query.rows)
+            self.is_lost = self.slack_us + moment.way_back_us < fastest_us
+        self.least_us = self.remaining_us(known.most)
         self.weight = 1.0
-        self.due_us = 0.0
-        self.now_us = snapshot.now_us
+        self.due_us = self.area_us = 0.0
         self.tier = BRIEF
         self.gang = self.grant = 0
-
-    @property
-    def least_us(self) -> float:
-        """Its rest on all cores that it can use."""
-        return self.remaining_us(self.most)
 
     @property
     def request_us(self) -> float:
@@ -359,44 +418,30 @@ class Work:
         rows = self.query.request_rows
         if not rows or rows == self.query.rows:
             return self.isolated_us
-        return outlook(self.model, self.level, rows, self.core_count).isolated_us
+        return self.moment[self.query.model_id, rows].outlook.isolated_us
 
     def remaining_us(self, cores: int) -> float:
         """Return the rest of the query on so many cores, the part of the present layer that is done taken off."""
-        layer, known = self.layer, self.outlook
-        if not layer:
-            rest_us = known.whole_us[cores - 1 if cores < len(known.whole_us) else -1]
-        else:
-            rest_us = self.table.span_us(layer, self.table.layers, cores)
-        if self.elapsed_us > 0:
-            rest_us -= min(self.elapsed_us, self.table.span_us(layer, layer + 1, cores))
+        layer = self.layer
+        times = self.times_us[cores - 1 if cores < len(self.times_us) else -1]
+        rest_us = times[-1] - times[layer]
+        elapsed_us = self.elapsed_us
+        if elapsed_us > 0:
+            layer_us = times[layer + 1] - times[layer]
+            return rest_us - (elapsed_us if elapsed_us < layer_us else layer_us)
         return rest_us
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it misses its deadline even if nothing disturbs it from now on, or has none to meet."""
-        query = self.query
-        if query.deadline_us is None:
-            return True
-        next_layer = self.layer + (self.block is not None)  # a running layer may end at any moment
-        known = self.outlook.fastest_us
-        fastest_us = known[next_layer] if known else self.model.fastest_us(next_layer, self.most, query.rows)
-        return self.slack_us + self.way_back_us < fastest_us
 
     def boundary_us(self) -> float:
         """Return how long the present layer of a running query still takes."""
-        return max(0.0, self.table.span_us(self.layer, self.layer + 1, self.cores) - self.elapsed_us)
+        return max(0.0, self.outlook.table.span_us(self.layer, self.layer + 1, self.cores) - self.elapsed_us)
 
     def fewest_cores(self, within_us: float) -> int:
         """Return the fewest cores with which the rest takes no longer; all that it can use if there are none."""
-        low, high = 1, self.most
-        while low < high:
-            middle = (low + high) // 2
-            if self.remaining_us(middle) <= within_us:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        known, elapsed_us = self.outlook, self.elapsed_us
+        if elapsed_us <= 0:
+            return known.fewest_cores(self.layer, within_us)
+        by_now = known.fewest_cores(self.layer, within_us + elapsed_us)
+        return max(by_now, known.fewest_cores(self.layer + 1, within_us))  # the layer may take longer than predicted
 
 
 def efficient_cores(model: ModelProfile, level: float, rows: int, core_count: int, efficiency: float) -> int:

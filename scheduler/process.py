@@ -21,6 +21,7 @@ from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.observability import TraceWriter
+from gangway.scheduler.policies.per_node import Nodes
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
 from gangway.scheduler.timeline import TimelineWriter
@@ -44,6 +45,7 @@ class SchedulerPlan:
     dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
     trace: str = ""  # file for decisions; empty: none
     timeline: str = ""  # file for Perfetto; empty: none
+    nodes: Nodes = ()  # the workers of each NUMA node; empty: there is one
     log_levels: int = LogLevels().to_number()
 
 
@@ -61,6 +63,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
         "dispatch-us": plan.dispatch_us,
         "trace": plan.trace,
         "timeline": plan.timeline,
+        "nodes": ";".join(",".join(map(str, node)) for node in plan.nodes),
         "log-levels": plan.log_levels,
     }
     command = [sys.executable, "-m", "gangway.scheduler.process"]
@@ -78,9 +81,14 @@ def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
+    parser.add_argument("--nodes", type=_nodes, required=True)
     for name in ("policy", "trace", "timeline"):
         parser.add_argument(f"--{name}", required=True)
     return SchedulerPlan(**vars(parser.parse_args(argv)))
+
+
+def _nodes(text: str) -> Nodes:
+    return tuple(tuple(map(int, node.split(","))) for node in text.split(";") if node)
 
 
 # Taking over: what a scheduler does first, whether it is the first one or a predecessor was killed.
@@ -190,9 +198,11 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
     arenas = Segment.attach(plan.arena_fd)
     with contextlib.ExitStack() as files:
         trace, timeline = _open_files(plan, control.layout.workers, files)
-        policy = make_policy(plan.policy)
+        policy = make_policy(plan.policy, plan.nodes)
         costs = (plan.spin_us, plan.way_back_us, plan.dispatch_us)
-        scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, *costs, trace, timeline, log.set)
+        scheduler = LiveScheduler(
+            control, tables, arenas, supervisor, policy, *costs, trace, timeline, log.set, nodes=plan.nodes
+        )
         requests = take_over(scheduler, pids)
         supervisor.send(slow.Recovered(requests))
         gc.freeze()  # what lives now lives on: a collection need not look at it

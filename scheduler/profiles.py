@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import sqrt
-from typing import Any
+from typing import Any, Final
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import LEAST_RUNS, Profile
@@ -197,7 +197,7 @@ def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> 
         model_id=spec.model_id,
         name=spec.name,
         layers=spec.layers,
-        max_ranks=spec.max_ranks,
+        max_ranks=min(spec.max_ranks, cores),
         latency_us=tuple((tuple(time_us * scale for time_us in times),) for times in grid),
         isolated_us=isolated_us,
     )
@@ -280,29 +280,29 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
     Numbers of cores between measured ones are interpolated by Amdahl's law: time is a + b / cores, through the two
     neighbours. More rows never take less time: where they seemed to, it was noise, and times beyond follow the slope.
     """
-    alone_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.isolated_us, strict=True)]
-    together_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.together_us, strict=True)]
+    alone_us = [every_count(profile.cores, list(times)) for times in zip(*profile.isolated_us, strict=True)]
+    together_us = [every_count(profile.cores, list(times)) for times in zip(*profile.together_us, strict=True)]
     grids = [[[row[0] for row in grid] for grid in layer.latency_us] for layer in profile.layers]
-    layers_us = _every_count(profile.cores, [sum(times) for times in zip(*(grid[0] for grid in grids), strict=True)])
+    layers_us = every_count(profile.cores, [sum(times) for times in zip(*(grid[0] for grid in grids), strict=True)])
     return ModelProfile(
         model_id=model_id,
         name=name,
         layers=len(profile.layers),
         max_ranks=max_ranks,
         isolated_us=profile.isolated_us[-1][0],
-        latency_us=tuple(tuple(_every_count(profile.cores, times) for times in layer) for layer in grids),
+        latency_us=tuple(tuple(every_count(profile.cores, times) for times in layer) for layer in grids),
         slope=tuple(layer.slope for layer in profile.layers) if profile.interference else (),
         memory_us=tuple(layer.memory_us for layer in profile.layers),
         compute_us=tuple(layer.compute_us for layer in profile.layers),
         rows_factor=_factors(alone_us, layers_us),
         together_factor=_factors(together_us, layers_us),
         batches=profile.batches,
-        doubt=tuple(_doubt(profile.scatter, runs) for runs in profile.runs),
+        doubt=tuple(doubt(profile.scatter, runs) for runs in profile.runs),
         measured=True,
     )
 
 
-def _doubt(scatter: float, runs: int) -> float:
+def doubt(scatter: float, runs: int) -> float:
     """Return by what share two medians of so many runs may differ by chance: twice the deviation of their difference.
 
     That of a median of n normal values is 1.25 / sqrt(n) of theirs. Of one or two runs, either may be an outlier.
@@ -318,7 +318,8 @@ def _factors(by_batch: Sequence[Sequence[float]], layers_us: Sequence[float]) ->
     )
 
 
-def _every_count(counts: tuple[int, ...], times_us: list[float]) -> tuple[float, ...]:
+def every_count(counts: Sequence[int], times_us: Sequence[float]) -> tuple[float, ...]:
+    """Return times on 1, 2, 3, ... cores from those on `counts`, which ascend from 1, by Amdahl's law between them."""
     filled = [times_us[0]]
     for index in range(1, len(counts)):
         below, above = counts[index - 1], counts[index]
@@ -337,28 +338,40 @@ Table = Sequence[Sequence[float]]
 """Microseconds by version and situation: a level of interference, a number of cores."""
 
 
-def absence_loss(version: int, kept: Sequence[int], tables: Sequence[Table]) -> float:
+SAME: Final = 0.01  # relative: a measured difference below this is none
+
+
+def absence_loss(version: int, kept: Sequence[int], tables: Sequence[Table], reference: int | None = None) -> float:
     """Return how much slower the best of `kept` gets without `version`, in the situation where that is most.
 
-    Relative: 0.1 is 10 %. The tables are independent measurements of the same; the least of them counts in each
-    situation, since a difference that is not in all of them is noise.
+    Relative: 0.1 is 10 %. It is infinite if the others are slower than the version `reference` by more than SAME in any
+    situation. The tables are independent measurements of the same; the least of them counts in each situation, since a
+    difference that is not in all of them is noise.
     """
     others = [other for other in kept if other != version]
-    losses = [
-        min(_best(others, table, place) / _best(kept, table, place) - 1 for table in tables)
-        for place in range(len(tables[0][version]))
+    if reference is not None and max(_losses(others, [reference], tables)) > SAME:
+        return float("inf")
+    return max(_losses(others, kept, tables))
+
+
+def _losses(kept: Sequence[int], those: Sequence[int], tables: Sequence[Table]) -> list[float]:
+    """Return by how much the best of `kept` is slower than the best of `those`, relative, in each situation."""
+    return [
+        min(_best(kept, table, place) / _best(those, table, place) - 1 for table in tables)
+        for place in range(len(tables[0][0]))
     ]
-    return max(losses)
 
 
-def thin_out(tables: Sequence[Table], always: int) -> Iterator[tuple[tuple[int, ...], float]]:
+def thin_out(
+    tables: Sequence[Table], always: int, reference: int | None = None
+) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield all versions, then ever one less, that whose absence costs least, until only `always` is left.
 
-    With each set comes what its next reduction will cost (infinity for the last one).
+    With each set comes what its next reduction will cost (infinity for the last one). `reference`: see `absence_loss`.
     """
     kept = tuple(range(len(tables[0])))
     while True:
-        losses = {version: absence_loss(version, kept, tables) for version in kept if version != always}
+        losses = {version: absence_loss(version, kept, tables, reference) for version in kept if version != always}
         if not losses:
             yield kept, float("inf")
             return
@@ -367,12 +380,15 @@ def thin_out(tables: Sequence[Table], always: int) -> Iterator[tuple[tuple[int, 
         kept = tuple(version for version in kept if version != least)
 
 
-def drop_versions(tables: Sequence[Table], always: int, least_loss: float, most: int) -> tuple[int, ...]:
+def drop_versions(
+    tables: Sequence[Table], always: int, least_loss: float, most: int, reference: int | None = None
+) -> tuple[int, ...]:
     """Return the versions that are kept: each one's absence costs at least `least_loss`, and there are at most `most`.
 
-    `always` is kept in any case.
+    `always` is kept in any case. As far as `most` allows, the best of them is as fast as `reference` in each situation.
     """
-    return next(kept for kept, loss in thin_out(tables, always) if loss >= least_loss and len(kept) <= most)
+    thinned = thin_out(tables, always, reference)
+    return next(kept for kept, loss in thinned if loss >= least_loss and len(kept) <= most)
 
 
 def mean_loss(kept: Sequence[int], tables: Sequence[Table]) -> float:
@@ -380,10 +396,7 @@ def mean_loss(kept: Sequence[int], tables: Sequence[Table]) -> float:
 
     As in `absence_loss`, the least of the tables counts in each.
     """
-    everybody, places = range(len(tables[0])), range(len(tables[0][0]))
-    losses = [
-        min(_best(kept, table, place) / _best(everybody, table, place) - 1 for table in tables) for place in places
-    ]
+    losses = _losses(kept, range(len(tables[0])), tables)
     return sum(losses) / len(losses)
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "profile": Command("gangway.measure.profile_command", "measure a model's layers on this machine"),
     "plan": Command("gangway.measure.plan_command", "show how batches of a measured model are split over cores"),
     "tune": Command("gangway.measure.tune_command", "find versions of a model's layers worth having on this machine"),
+    "compose": Command("gangway.measure.compose_command", "find the fastest schedule of several models on one input"),
     "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
     "report": Command("gangway.measure.report_command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),

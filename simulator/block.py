@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from enum import IntEnum
 
-from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.policy import PlannedBlock, Query, RunningBlock
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import ALONE, BatchPart
 
@@ -36,6 +36,7 @@ class Block:
         "keep",
         "model",
         "offset_us",
+        "plan",
         "query",
         "scale",
         "since_us",
@@ -50,7 +51,13 @@ class Block:
     )
 
     def __init__(
-        self, query: Query, model: ModelProfile, end_layer: int, cores: tuple[int, ...], versions: tuple[int, ...]
+        self,
+        query: Query,
+        model: ModelProfile,
+        end_layer: int,
+        cores: tuple[int, ...],
+        versions: tuple[int, ...],
+        plan: tuple[PlannedBlock, ...] = (),
     ) -> None:
         self.query = query
         self.batch_part: BatchPart = ALONE  # which part of which batch it is, for timelines
@@ -60,8 +67,9 @@ class Block:
         self.target = end_layer
         self.control = Control.RUN
         self.cores = cores
-        self.keep = 0  # number of cores that stay after a shrink
+        self.keep = 0  # number of cores that stay at the target; 0: none leaves there before the end
         self.versions = versions
+        self.plan = plan
         self.scale = 1.0
         self.started_us = 0.0
         self.held_us = 0.0  # since when it has had its present cores,
@@ -75,6 +83,15 @@ class Block:
         self.token = 0  # number of its valid event; older ones are void
         self.view: RunningBlock | None = None
         self.view_until_us = 0.0
+        self.aim(self.begin + 1)
+
+    def aim(self, layer: int) -> None:
+        """Run to the end, or to the next planned block, from this layer on, that has fewer cores."""
+        self.control, self.target, self.keep = Control.RUN, self.end_layer, 0
+        for begin, cores in self.plan:
+            if begin >= layer and cores < len(self.cores):
+                self.target, self.keep = begin, cores
+                return
 
     def enter(self, fraction: float, now_us: float, delay_us: float) -> None:
         """Begin at layer `begin`, of which a fraction is done, so much later than now."""
@@ -132,6 +149,7 @@ class Block:
             self.since_us + (self.table[layer] - self.offset_us) * self.scale,
             self.control is not Control.RUN,
             self.versions,
+            blocks=self.plan,
         )
         self.view_until_us = self.reach_us(layer + 1)
         return self.view

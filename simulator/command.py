@@ -1,38 +1,59 @@
 """`gangway simulate`: the scheduling policies on a virtual clock and a machine of any number of cores."""
 
 import argparse
-import importlib
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.progress import SpinnerColumn
 
 from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.extras import missing_packages
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.simulator.batching import Batching
+from gangway.simulator.compound import compare, compound_table, searched
+from gangway.simulator.contention import Contention
 from gangway.simulator.loop import ContractError
-from gangway.simulator.report import Recorder, counters_table, draw, file_stem, table, write_csv, write_probes
-from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
+from gangway.simulator.report import (
+    Recorder,
+    counters_table,
+    draw,
+    file_stem,
+    rates_table,
+    table,
+    write_csv,
+    write_curves,
+    write_probes,
+)
+from gangway.simulator.runs import SEEDS, Goal, PolicyRun, estimate_rate, run_policy, share_curve
 from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario, read_models
-from gangway.workload.mix import parse_mix, read_mix
+from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
-from gangway.workload.search import Probe
 
 SEARCH = "search"
 ALL = "all"
 MOST_CORES = 1024
+MACHINES = {"measured": None, "contended": Contention()}
+CURVE = (0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.25)  # rates that are drawn, over the rate of the run
+MOST_CURVE_QUERIES = 2000
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when it cannot be done. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if not (options.compound or options.output):
+        parser.error("the following arguments are required: -o/--output")
+    if options.cores % options.nodes:
+        parser.error(f"{options.cores} cores cannot be split evenly over {options.nodes} nodes")
     console = Console()
     try:
+        if options.compound:
+            return _compare_compound(options, console)
         options.output.mkdir(parents=True, exist_ok=True)
         return _simulate(options, console)
     except (WorkloadError, ProfileError, ContractError, OSError) as error:
@@ -44,17 +65,44 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options)
     if _searches(options) and not any(scenario.targets_us):
         raise WorkloadError(f"mix '{scenario.mix.name}' has no targets to search for: give --qos or --rate")
-    importlib.import_module("matplotlib")  # missing, it is better missed now than after the work
-    title = f"{scenario.mix.name}, {options.cores} cores, {options.queries} queries, seed {options.seed}"
+    for doubt in scenario.doubts:
+        print(f"gangway simulate: warning: {doubt}", file=sys.stderr)
+    machine = "" if options.machine == "measured" else f" {options.machine}"
+    title = f"{scenario.mix.name}, {options.cores} modelled{machine} cores, {options.queries} queries"
+    title += f", seed {options.seed}" + f", {options.nodes} nodes" * (options.nodes > 1)
     runs = [_run(policy, scenario, options) for policy in options.policy]
     for run in runs:
         write_csv(options.output / f"{file_stem(run.policy)}.csv", run)
     if _searches(options):
         write_probes(options.output / "search.csv", runs)
-    draw(options.output / "policies.png", runs, title)
+        console.print(rates_table(runs, options.satisfied, options.seeds))
     console.print(table(runs, title))
     console.print(counters_table(runs))
+    if missing := missing_packages(["matplotlib"]):
+        console.print(f"no picture: it needs {missing}", highlight=False, soft_wrap=True)
+    elif options.clients is None:
+        runs = [_with_curve(run, scenario, options) for run in runs]
+        write_curves(options.output / "policies.csv", runs)
+        draw(options.output / "policies.png", runs, title)
     console.print(f"written to {options.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _with_curve(run: PolicyRun, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
+    rates = [share * run.rate_per_s for share in CURVE]
+    queries = min(options.queries, MOST_CURVE_QUERIES)
+    return replace(run, curve=share_curve(run.policy, scenario, rates, queries, options.seed))
+
+
+def _compare_compound(options: argparse.Namespace, console: Console) -> int:
+    comparisons = []
+    with ProgressBars(Console(stderr=True)) as progress:
+        for names in options.compound:
+            mix = parse_mix(",".join(f"{name}=1" for name in names))
+            task = progress.add_task("+".join(names), total=2 * searched(names))
+            scenario = _machine_with(mix, options, Requests())
+            comparisons.append(compare(scenario, options.seed, partial(progress.advance, task)))
+    console.print(compound_table(comparisons, options.cores))
     return 0
 
 
@@ -62,12 +110,16 @@ def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> Policy
     with ProgressBars(Console(stderr=True), SpinnerColumn()) as progress:
         progress.add_task(policy)
         rate = options.rate or math.nan  # a closed loop has none until it is over
-        probes: tuple[Probe, ...] = ()
+        in_all = in_each = None
         if _searches(options):
-            goal = Goal(options.satisfied / 100, options.each)
-            rate, probes = search_rate(policy, scenario, goal, options.queries, options.seed)
+            share, seeds = options.satisfied / 100, range(options.seed, options.seed + options.seeds)
+            in_all = estimate_rate(policy, scenario, Goal(share), options.queries, seeds)
+            first_per_s = in_all.mean_per_s or None
+            in_each = estimate_rate(policy, scenario, Goal(share, each=True), options.queries, seeds, first_per_s)
+            chosen = in_each if options.each else in_all
+            rate = chosen.mean_per_s
             if rate == 0:  # it fails everywhere: show by how much at the lowest rate that was tried
-                rate = min(probe.rate_per_s for probe in probes)
+                rate = min(probe.rate_per_s for probes in chosen.probes for probe in probes)
                 progress.console.print(
                     f"{policy} reaches the goal at no rate; the lowest tried follows", highlight=False
                 )
@@ -77,7 +129,7 @@ def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> Policy
         with Recorder(options.cores, timeline, decisions, policy) as recorder:
             observer = recorder if timeline or decisions else None
             run = run_policy(policy, scenario, rate, options.queries, options.seed, observer)
-    return replace(run, probes=probes)
+    return replace(run, in_all=in_all, in_each=in_each)
 
 
 def _searches(options: argparse.Namespace) -> bool:
@@ -89,21 +141,28 @@ def _scenario(options: argparse.Namespace) -> Scenario:
     mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     if options.qos is not None:
         mix = mix.with_qos(parse_qos(options.qos))
-    measured = read_models(options.profile)
     batching = Batching(max(options.batch, options.rows)) if options.batch > 1 else None
-    requests = Requests(options.rows, options.burst, batching, options.clients)
-    return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share, requests)
+    return _machine_with(mix, options, Requests(options.rows, options.burst, batching, options.clients))
+
+
+def _machine_with(mix: Mix, options: argparse.Namespace, requests: Requests) -> Scenario:
+    measured = read_models(options.profile)
+    overheads, contention = OVERHEADS[options.overheads], MACHINES[options.machine]
+    share, nodes = options.memory_share, options.nodes
+    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway simulate",
         description="Run scheduling policies, the very ones that serve, on a virtual clock and a modelled machine of N "
-        "cores. Models are those measured here, scaled (docs/explanation/simulator.md). Writes CSV files, a picture, a "
-        "table.",
+        "cores. Models are those measured here, scaled (docs/explanation/simulator.md). Prints tables, writes CSV "
+        "files, and draws the share in time over the rate.",
     )
     add = parser.add_argument
     add("--cores", type=_cores, default=64, metavar="N", help="of the machine (64)")
+    add("--nodes", type=_count, default=1, metavar="N",
+        help="of NUMA, over which the cores are split evenly; no gang crosses them (1)")  # fmt: skip
     add("--policy", type=_policies, default=[DEFAULT_POLICY], metavar="P[,P...]",
         help=f"{ALL}, or some of: {', '.join(POLICIES)} ({DEFAULT_POLICY})")  # fmt: skip
     add("--mix", default="mix", metavar="NAME|FILE", help="light, medium, heavy, mix, MODEL=WEIGHT,... or a file (mix)")
@@ -116,22 +175,28 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--clients", type=_count, default=None, metavar="N",
         help="a closed loop: N clients that each ask again when they have an answer")  # fmt: skip
     add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
-    add("--each", action="store_true", help="the goal holds for each model, not for all queries together")
-    add("--queries", type=_count, default=20_000, metavar="N", help="in one run (20000)")
+    add("--each", action="store_true", help="show the rate at which it holds for each model, not for all queries")
+    add("--queries", type=_count, default=4000, metavar="N", help="in one run (4000)")
     add("--rows", type=_count, default=1, metavar="B", help="of each query (1)")
     add("--burst", type=_count, default=1, metavar="K", help="so many queries arrive at the same time (1)")
     add("--batch", type=_count, default=1, metavar="B",
         help="let the policy join what waits to batches of up to B rows, split over gangs (1: no)")  # fmt: skip
     add("--seed", type=_seed, default=1, metavar="S", help="of the arrivals (1)")
+    add("--seeds", type=_count, default=SEEDS, metavar="N",
+        help=f"a searched rate is the mean over so many seeds, from --seed on ({SEEDS})")  # fmt: skip
+    add("--machine", choices=MACHINES, default="measured",
+        help="cores that disturb each other as measured, or as VELTAIR's premise has it (measured)")  # fmt: skip
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
         help="other measured models: files of `gangway profile`")  # fmt: skip
     add("--memory-share", type=_positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
     add("--overheads", choices=OVERHEADS, default="spare",
-        help="front end and scheduler have spare cores, or share the workers', or cost nothing (spare)")  # fmt: skip
+        help="front end and scheduler have spare cores, share the workers', or cost nothing (spare)")  # fmt: skip
+    add("--compound", type=_compound, nargs="+", default=[], metavar="M+M[+M]",
+        help="instead of a load: models on the same input, in stages that a search finds")  # fmt: skip
     add("--trace-decisions", action="store_true", help="write why each decision was made")
     add("--timeline", action="store_true", help="write which core did what, for Perfetto")
-    add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
+    add("-o", "--output", type=Path, metavar="DIR", help="where to write; needed but for --compound")
     return parser
 
 
@@ -142,6 +207,13 @@ def _policies(text: str) -> list[str]:
             make_policy(name)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
+    return names
+
+
+def _compound(text: str) -> tuple[str, ...]:
+    names = tuple(text.split("+"))
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        raise argparse.ArgumentTypeError(f"two or more different models were expected, as a+b, not {text!r}")
     return names
 
 

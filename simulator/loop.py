@@ -15,10 +15,23 @@ from itertools import repeat
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
 from gangway.scheduler.gangs import lease_count
-from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import (
+    Decision,
+    Policy,
+    Query,
+    Reject,
+    Replan,
+    Resize,
+    Snapshot,
+    Start,
+    StartOver,
+    Stop,
+    Wake,
+)
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batching import Batches, Batching, Singles
+from gangway.simulator.decision_cost import FREE, decision_cost
 from gangway.simulator.machine import NEVER, Ended, Machine, Observer, SimulatedCores
 from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
 from gangway.workload.arrivals import Arrivals
@@ -41,7 +54,7 @@ def simulate(
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
-    `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. With
+    `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
     `batching` a policy that is shown batches is shown them. Same input, same result. Beyond `limits` it gives up.
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
@@ -64,9 +77,10 @@ class Simulation:
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
+        widest = machine.cores // machine.nodes
         for number, model in models.items():
-            if model.model_id != number or not model.latency_us or model.cores < machine.cores:
-                raise ValueError(f"the profile of {model.name!r} is not number {number} with {machine.cores} cores")
+            if model.model_id != number or not model.latency_us or model.cores < widest:
+                raise ValueError(f"the profile of {model.name!r} is not number {number} with {widest} cores")
         self._policy = policy
         self._models = models
         self._arrivals = arrivals
@@ -87,6 +101,9 @@ class Simulation:
         self._next = min(arrivals.clients or len(arrivals), len(arrivals))  # number that follows the stream's last one
         self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
         self._wake_us = NEVER
+        self._cost = decision_cost(policy.name) if machine.charges_decisions else FREE
+        self._decide_us = NEVER  # the decision that is being made is ready
+        self._scheduler_free_us = 0.0
         self._form_us = NEVER  # the former of batches wants to look again
         self._late_watch = Timers()  # requests that are refused once they are certain to be late
         self._dropped: set[int] = set()  # those of them of which rows run
@@ -103,14 +120,15 @@ class Simulation:
                 arrival_us = min(arrival_us, sent[0][0])
             watch_us = self._watch_us()
             received_us = self._received[0][0] if self._received else NEVER
-            now_us = min(arrival_us, received_us, cores.next_us, self._wake_us, self._form_us, watch_us)
+            policy_us = min(self._decide_us, self._wake_us, self._form_us)
+            now_us = min(arrival_us, received_us, cores.next_us, policy_us, watch_us)
             if now_us == NEVER:
                 raise ContractError(f"{self._policy.name} leaves {len(waiting)} queries waiting on idle cores")
             self._now_us = now_us
-            happened = self._form_us <= now_us
-            if self._wake_us <= now_us:
-                happened = True
-                self._wake_us = NEVER
+            happened = min(self._form_us, self._wake_us) <= now_us
+            if happened:
+                self._form_us = NEVER if self._form_us <= now_us else self._form_us
+                self._wake_us = NEVER if self._wake_us <= now_us else self._wake_us
             ended = cores.advance(now_us)
             if ended is not None:
                 happened = True
@@ -126,8 +144,14 @@ class Simulation:
                 happened = True
             if watch_us <= now_us:
                 self._refuse_late()
+            if happened and self._decide_us == NEVER:
+                looks_us = self._cost.before_us(len(waiting), len(cores.running))
+                self._decide_us = max(now_us, self._scheduler_free_us) + looks_us
+            if self._decide_us <= now_us:
+                self._decide_us = NEVER
+                self._scheduler_free_us = now_us + self._cost.decision_us * self._decide()
+                happened = True
             if happened:
-                self._decide()
                 cores.share_interference(now_us)
         return results.result(self._counters, self._now_us)
 
@@ -259,7 +283,8 @@ class Simulation:
 
     # -- decisions
 
-    def _decide(self) -> None:
+    def _decide(self) -> int:
+        """Ask the policy, do what it says, and return how many decisions that were."""
         cores = self._cores
         running, free_cores = cores.view.at(self._now_us), cores.free.all()
         waiting = self._requests.form(self._waiting, self._now_us, len(free_cores), running)
@@ -282,7 +307,8 @@ class Simulation:
             waiting_count=len(self._waiting),
         )
         self._counters.decisions += 1
-        for decision in self._policy.decide(snapshot):
+        decisions = self._policy.decide(snapshot)
+        for decision in decisions:
             if self._observer is not None:
                 self._observer.decided(self._now_us, decision)
             try:
@@ -290,6 +316,7 @@ class Simulation:
             except (KeyError, ValueError, IndexError) as error:
                 message = f"{self._policy.name} at {self._now_us:.1f} us: {decision}: {error}"
                 raise ContractError(message) from error
+        return len(decisions)
 
     def _apply(self, decision: Decision) -> None:
         match decision:
@@ -299,6 +326,8 @@ class Simulation:
                 self._cores.stop(self._now_us, decision)
             case Resize():
                 self._cores.resize(self._now_us, decision)
+            case Replan():
+                self._cores.replan(self._now_us, decision)
             case Reject(query_id):
                 self._requests.begin(query_id, self._waiting)
                 self._discard(self._waiting.take(query_id))

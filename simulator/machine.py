@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import overload
 
-from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
+from gangway.scheduler.policy import Decision, PlannedBlock, Query, Replan, Resize, RunningBlock, Start, Stop
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import BatchPart
 from gangway.simulator.block import Block, Control
@@ -49,10 +49,13 @@ NO_OVERHEADS = Overheads()
 class Machine:
     """Cores that share caches and memory.
 
-    Contention: a running block's demand is the share of one core's memory bandwidth that its compulsory traffic takes.
-    The interference level that a block sees is `level_per_demand` times the demand of all OTHER running blocks; levels
-    are rounded to multiples of `level_step`, so that a block is timed anew only when it matters.
+    Contention: a running block's demand is the share of one core's memory bandwidth that its compulsory traffic takes;
+    with `cores_contend` it is the number of its cores. The interference level that a block sees is `level_per_demand`
+    times the demand of all OTHER running blocks; levels are rounded to multiples of `level_step`, so that a block is
+    timed anew only when it matters.
+    `nodes`: of NUMA, of as many cores each; no gang crosses them. Bandwidth is common to all.
     `leases`: how many queries can be on the way at once; 0: as many as in the live server.
+    `charges_decisions`: whether the scheduler's CPU time passes on the virtual clock (`decision_cost.py`).
     """
 
     cores: int
@@ -60,6 +63,9 @@ class Machine:
     level_per_demand: float = 0.0
     level_step: float = 0.02
     leases: int = 0
+    charges_decisions: bool = False
+    cores_contend: bool = False
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for a machine that cannot be."""
@@ -67,6 +73,14 @@ class Machine:
             raise ValueError(f"a machine has at least one core, not {self.cores}")
         if self.level_per_demand < 0 or self.level_step <= 0 or self.leases < 0:
             raise ValueError("level_per_demand and leases are not negative, level_step is positive")
+        if self.nodes < 1 or self.cores % self.nodes:
+            raise ValueError(f"{self.cores} cores cannot be split evenly over {self.nodes} nodes")
+
+    @property
+    def node_cores(self) -> tuple[tuple[int, ...], ...]:
+        """The cores of each node."""
+        each = self.cores // self.nodes
+        return tuple(tuple(range(first, first + each)) for first in range(0, self.cores, each))
 
 
 class Observer:
@@ -132,6 +146,9 @@ class SimulatedCores:
                     position_us = block.position_us(now_us)
                     layer = block.layer(position_us)
                     ended.append(self._leave(block, now_us, layer, block.fraction(layer, position_us)))
+                case Control.RUN if block.keep:
+                    self._counters.blocks += 1
+                    self._shrink(block, now_us)
                 case _:
                     ended.append(self._leave(block, now_us, block.target, 0.0))
         return ended
@@ -148,7 +165,7 @@ class SimulatedCores:
         versions = (
             start.versions if any(start.versions) else ()
         )  # one table for all that say "default" in so many words
-        block = Block(query, model, start.end_layer, start.cores, versions)
+        block = Block(query, model, start.end_layer, start.cores, versions, start.blocks)
         block.batch_part = part
         block.scale = model.rows_scale(len(start.cores), query.rows)
         block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
@@ -168,7 +185,8 @@ class SimulatedCores:
         if block.model.indivisible or block.control is Control.STOP_NOW:
             return
         if block.control is not Control.STOP:
-            block.control, block.target = Control.STOP, block.layer(block.position_us(now_us)) + 1
+            block.control, block.keep = Control.STOP, 0
+            block.target = block.layer(block.position_us(now_us)) + 1
         if stop.at_once:
             due_us = now_us + self._overheads.stop_us
             if due_us < block.reach_us(block.target):
@@ -181,6 +199,8 @@ class SimulatedCores:
         if block.control in (Control.STOP, Control.STOP_NOW) or block.model.indivisible:
             return
         cores, before = resize.cores, block.cores
+        if resize.versions is not None:
+            self._plan(block, resize.versions, resize.blocks)
         if cores[: len(before)] == before and len(cores) > len(before):
             self._grow(block, now_us, cores)
         elif cores and cores == before[: len(cores)] and len(cores) < len(before):
@@ -190,6 +210,21 @@ class SimulatedCores:
                 self._schedule(block, now_us)
         else:
             raise ValueError(f"its cores are {before}")
+
+    def replan(self, now_us: float, replan: Replan) -> None:
+        """Change versions and blocks that lie before a block. Raises KeyError for a query that does not run."""
+        block = self.running[replan.query_id]
+        if block.control in (Control.STOP, Control.STOP_NOW) or block.model.indivisible:
+            return
+        self._plan(block, replan.versions, replan.blocks)
+        if block.control is Control.RUN:
+            block.aim(block.layer(block.position_us(now_us)) + 1)
+        self._retime(block, now_us)
+
+    def _plan(self, block: Block, versions: tuple[int, ...], blocks: tuple[PlannedBlock, ...]) -> None:
+        versions = versions if any(versions) else ()
+        self._counters.versions += sum(map(bool, versions)) if versions != block.versions else 0
+        block.versions, block.plan = versions, blocks
 
     def steal(self, now_us: float, time_us: float) -> bool:
         """Take the first core from its gang for some time; return whether there is one.
@@ -235,7 +270,7 @@ class SimulatedCores:
         block.cores = block.cores[: block.keep]
         self._counters.shrunk += 1
         self.free.give(leaving)
-        block.control, block.target = Control.RUN, block.end_layer
+        block.aim(block.target)
         self._retime(block, now_us)
 
     def _grow(self, block: Block, now_us: float, cores: tuple[int, ...]) -> None:
@@ -244,7 +279,7 @@ class SimulatedCores:
         self._ran(block, now_us, block.layer(block.position_us(now_us)) + 1)
         before_us = block.reach_us(block.end_layer)
         block.cores = cores
-        block.control, block.target = Control.RUN, block.end_layer
+        block.aim(block.layer(block.position_us(now_us)) + 1)
         self._counters.grown += 1
         self._retime(block, now_us)
         saved_us = before_us - block.reach_us(block.end_layer)
@@ -271,8 +306,10 @@ class SimulatedCores:
     def _set_demand(self, block: Block) -> None:
         if not self._machine.level_per_demand:
             return
-        alone = self._tables.times(block.model, len(block.cores), 0, block.begin, block.versions)
-        demand = self._tables.demand(block.model, block.begin, block.end_layer, alone)
+        demand = float(len(block.cores))
+        if not self._machine.cores_contend:
+            alone = self._tables.times(block.model, len(block.cores), 0, block.begin, block.versions)
+            demand = self._tables.demand(block.model, block.begin, block.end_layer, alone)
         self._demand += demand - block.demand
         block.demand = demand
         self._disturbed = True
@@ -281,7 +318,7 @@ class SimulatedCores:
         """Enter when it will reach its target, in place of what was entered before."""
         if block.control is not Control.STOP_NOW:
             due_us = block.reach_us(block.target)
-            if block.control is not Control.SHRINK:
+            if block.control is not Control.SHRINK and not block.keep:
                 due_us += self._overheads.leave_us
             block.due_us = due_us if due_us > now_us else now_us
         block.token += 1

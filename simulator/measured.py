@@ -1,16 +1,16 @@
 """Measured models in small files: every version for one row, the first one for batches, too.
 
 The simulator's own models lie in the repository, some 10 to 40 KB each. `python -m gangway.simulator.measured PROFILE
-...` writes them. Each PROFILE is a file of `gangway profile` in the cache's folder, beside whose artifact it lies.
+...` writes them. Each PROFILE is a file that `gangway profile --json` wrote, one a session; the artifact that was
+measured lies in the cache.
 
-Of several profiles of one artifact each time is the smallest: each is a median, and what else the machine did only adds
-to it. Slopes are of the profile with the strongest interference, of those whose levels rise with the load. Where they
-do not rise, the load of something else was measured.
+Of several sessions of one artifact each time is the smallest: each is a median, and what else the machine did only adds
+to it. `spread` says how well the quietest sessions agree. Slopes are of the session with the strongest interference, of
+those whose levels rise with the load. Where they do not rise, the load of something else was measured.
 """
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +20,16 @@ from typing import Any
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
 from gangway.artifact.json_codec import decode
-from gangway.artifact.profile import Profile, ProfileError, read_profile
+from gangway.artifact.profile import LEAST_WHOLE, Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import write_whole
+from gangway.scheduler.profiles import doubt
+from gangway.simulator.kernel_generation import FOLDER, GENERATION_FILE, GenerationError, current_generation
 
-FOLDER = Path(__file__).parent / "measured_models"
-BATCH_FOLDER = FOLDER / "batches"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+UNKNOWN_GENERATION = 0  # of kernels: the model was not measured for the repository
+COMPARED_SESSIONS = 2  # the quietest ones: `spread` is of them, since noise only adds
+MAX_SPREAD = 0.03  # beyond it the times are doubtful
 
 MAX_LEVEL = 1.5  # two cores that share one core's bandwidth make 1; beyond that other programs ran, too
 Grid = tuple[tuple[float, ...], ...]
@@ -42,6 +45,10 @@ class MeasuredModel:
     `kernel_tasks[layer]`: version 0's kernel for batches, rows of one call and pieces of it; 0: there is none.
     `batch_us[layer][i][j]`: isolated, version 0, on `cores[i]` cores, `batches[j]` rows. `isolated_us[i][j]` and
     `together_us[i][j]`: the whole model, alone and beside others like it, as in the profile.
+
+    `spread`: by what share the second shortest session takes longer than the shortest one, the whole model, one row, on
+    the number of cores where that is most. Of fewer sessions, what two of them may differ by: see `session_spread`.
+    `cores_whole`: as in the profile, of the best session. `kernel_generation`: see `kernel_generation.py`.
     """
 
     model_name: str
@@ -59,7 +66,21 @@ class MeasuredModel:
     together_us: tuple[tuple[float, ...], ...]
     kernel_rows: tuple[int, ...]
     kernel_tasks: tuple[int, ...]
+    sessions: int = 1
+    spread: float = 0.0
+    cores_whole: float = 1.0
+    kernel_generation: int = UNKNOWN_GENERATION
     format_version: int = FORMAT_VERSION
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Return why results that rest on these times may be wrong, in words; nothing: no reason is known."""
+        found = []
+        if self.cores_whole < LEAST_WHOLE:
+            found.append(f"cores slowed each other down to {self.cores_whole:.0%} of their speed while it was measured")
+        if self.spread > MAX_SPREAD:
+            found.append(f"its times spread by {self.spread:.1%} over {self.sessions} session(s)")
+        return tuple(found)
 
 
 def read_measured(path: Path) -> MeasuredModel:
@@ -72,7 +93,7 @@ def read_measured(path: Path) -> MeasuredModel:
     if is_profile:
         return _of_profile(path)
     try:
-        model = decode(MeasuredModel, json.dumps(_upgraded(content)).encode(), "measured model")
+        model = decode(MeasuredModel, json.dumps(content).encode(), "measured model")
         _check(model)
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error
@@ -80,13 +101,8 @@ def read_measured(path: Path) -> MeasuredModel:
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the files that come with the simulator, by model: one row, for the mixes."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
-
-
-def batch_models() -> dict[str, Path]:
-    """Return those of models that were measured in batches; on another machine than the others."""
-    return {path.stem: path for path in sorted(BATCH_FOLDER.glob("*.json"))}
+    """Return the files that come with the simulator, by model."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.json")) if path != GENERATION_FILE}
 
 
 def one_row(model: MeasuredModel) -> MeasuredModel:
@@ -100,8 +116,11 @@ def one_row(model: MeasuredModel) -> MeasuredModel:
     )
 
 
-def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
-    """Return what the simulator needs of a profile and the artifact that was measured. Raises ProfileError."""
+def measured_model(
+    sessions: Sequence[Profile], manifest: Manifest, kernel_generation: int = UNKNOWN_GENERATION
+) -> MeasuredModel:
+    """Return what the simulator needs of sessions and the artifact that was measured. Raises ProfileError."""
+    profile = merge(sessions)
     if profile.key != manifest.key or len(profile.layers) != len(manifest.layers):
         raise ProfileError(f"the profile of {profile.model_name} is not that of the artifact")
     disturbed = bool(profile.interference)
@@ -124,7 +143,22 @@ def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
         together_us=profile.together_us,
         kernel_rows=tuple(kernel.rows if kernel else 0 for kernel in kernels),
         kernel_tasks=tuple(kernel.tasks if kernel else 0 for kernel in kernels),
+        sessions=len(sessions),
+        spread=session_spread(sessions),
+        cores_whole=max(session.cores_whole for session in sessions),
+        kernel_generation=kernel_generation,
     )
+
+
+def session_spread(sessions: Sequence[Profile]) -> float:
+    """Return `MeasuredModel.spread`. Of one session: twice the standard deviation of two medians' difference."""
+    if len(sessions) == 1:
+        return doubt(sessions[0].scatter, sessions[0].runs[0])
+    ranked = [
+        sorted(session.isolated_us[index][0] for session in sessions)[:COMPARED_SESSIONS]
+        for index in range(len(sessions[0].cores))
+    ]
+    return max(times_us[-1] / times_us[0] - 1 for times_us in ranked)
 
 
 def encode_measured(model: MeasuredModel) -> bytes:
@@ -172,14 +206,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path in options.profiles:
             profile = read_profile(path)
             by_key.setdefault(profile.key, []).append(profile)
-        for key, profiles in by_key.items():
-            merged = merge(profiles)
-            model = measured_model(merged, read_manifest(options.cache_dir / key))
-            target = options.output / f"{merged.model_name}.json"
+        generation = current_generation().number
+        for key, sessions in by_key.items():
+            model = measured_model(sessions, read_manifest(options.cache_dir / key), generation)
+            target = options.output / f"{model.model_name}.json"
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, encode_measured(model))
-            print(f"{target}: {len(merged.layers)} layers, of {len(profiles)} profiles")
-    except (ProfileError, ArtifactError, OSError) as error:
+            print(f"{target}: {len(model.latency_us)} layers, {len(sessions)} sessions, spread {model.spread:.1%}")
+    except (ProfileError, ArtifactError, GenerationError, OSError) as error:
         print(f"measured: {error}", file=sys.stderr)
         return 1
     return 0
@@ -194,28 +228,7 @@ def _of_profile(path: Path) -> MeasuredModel:
             f"{path}: its artifact is needed, too (numbers of tasks); give the file in the cache's folder: {error}"
         )
         raise ProfileError(message) from error
-    return measured_model(profile, manifest)
-
-
-def _upgraded(content: Any) -> Any:
-    """Return the content of a file of version 1, which has one row only, as that of one of the present version."""
-    if not isinstance(content, dict) or content.get("format_version") != 1:
-        return content
-    try:
-        alone_us = [layer[0] for layer in content["latency_us"]]
-        isolated_us = _rounded([[math.fsum(times)] for times in zip(*alone_us, strict=True)])
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"damaged: {error!r}") from error
-    return {
-        **content,
-        "batches": [1],
-        "batch_us": [[[time_us] for time_us in times] for times in alone_us],
-        "isolated_us": isolated_us,
-        "together_us": isolated_us,
-        "kernel_rows": [0] * len(alone_us),
-        "kernel_tasks": [0] * len(alone_us),
-        "format_version": FORMAT_VERSION,
-    }
+    return measured_model([profile], manifest)
 
 
 def _check(model: MeasuredModel) -> None:
@@ -236,6 +249,8 @@ def _check(model: MeasuredModel) -> None:
     _require(
         all((rows > 0) == (tasks > 0) and rows >= 0 for rows, tasks in kernels), "a kernel has no rows or no tasks"
     )
+    _require(model.sessions > 0 and model.spread >= 0, "there is no session, or a negative spread")
+    _require(0 < model.cores_whole <= 1, "cores_whole is not a share")
     _require(min(model.memory_us) >= 0 and min(model.compute_us) >= 0, "a time is negative")
     shape = [len(model.batches)] * len(model.cores)
     for grid in (*model.batch_us, model.isolated_us, model.together_us):

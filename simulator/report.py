@@ -9,7 +9,7 @@ from types import TracebackType
 
 from rich.table import Table
 
-from gangway.scheduler.policy import Decision, Reject, Resize, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import Decision, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.simulator.block import Block
 from gangway.simulator.machine import Observer
@@ -44,9 +44,13 @@ def write_probes(path: Path, runs: Sequence[PolicyRun]) -> None:
     """Write what the searches tried. Raises OSError."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("policy", "rate_per_s", "share"))
+        writer.writerow(("policy", "goal", "search", "rate_per_s", "share"))
         for run in runs:
-            writer.writerows((run.policy, f"{p.rate_per_s:.6g}", f"{p.share:.5f}") for p in run.probes)
+            for goal, found in (("all", run.in_all), ("each", run.in_each)):
+                for number, probes in enumerate(found.probes if found else ()):
+                    writer.writerows(
+                        (run.policy, goal, number, f"{p.rate_per_s:.6g}", f"{p.share:.5f}") for p in probes
+                    )
 
 
 def table(runs: Sequence[PolicyRun], title: str) -> Table:
@@ -81,25 +85,43 @@ def counters_table(runs: Sequence[PolicyRun]) -> Table:
     return result
 
 
+def rates_table(runs: Sequence[PolicyRun], percent: float, seeds: int) -> Table:
+    """Return the highest rates of each policy: with so many percent in time of all queries, and of each model's."""
+    result = Table(title=f"highest rates, modelled, mean of {seeds} seeds ± 95 % interval", title_justify="left")
+    result.add_column("policy")
+    for heading in (f"{percent:g} % of all, per s", f"{percent:g} % of each model, per s"):
+        result.add_column(heading, justify="right")
+    for run in runs:
+        result.add_row(run.policy, str(run.in_all), str(run.in_each))
+    return result
+
+
+def write_curves(path: Path, runs: Sequence[PolicyRun]) -> None:
+    """Write what `draw` draws. Raises OSError."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("policy", "rate_per_s", "in_time", "least_model"))
+        for run in runs:
+            writer.writerows(
+                (run.policy, f"{p.rate_per_s:.6g}", f"{p.in_time:.5f}", f"{p.least:.5f}") for p in run.curve
+            )
+
+
 def draw(path: Path, runs: Sequence[PolicyRun], title: str) -> None:
-    """Draw rate, share in time and latency by policy. Raises OSError; ModuleNotFoundError without matplotlib."""
+    """Draw the shares in time over the rate: of all, and of the worst model. Raises OSError; needs matplotlib."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package
 
-    figure = Figure(figsize=(10, 0.8 + 0.5 * max(4, len(runs))), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(1, 3, sharey=True)
-    names = [run.policy for run in runs]
-    totals = [run.summary.total for run in runs]
-    values = (
-        ("queries per second", [run.rate_per_s for run in runs]),
-        ("in time, %", [100 * (row.satisfied[TARGET] or 0) for row in totals]),
-        ("mean latency over isolated", [row.over_isolated or 0 for row in totals]),
-    )
-    for axis, (label, numbers), colour in zip(axes, values, ("C0", "C2", "C3"), strict=True):
-        axis.bar_label(axis.barh(names, numbers, color=colour), fmt="%.4g", padding=2)
-        axis.set_xlabel(label)
-        axis.margins(x=0.2)
-    axes[0].invert_yaxis()
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots()
+    for index, run in enumerate(runs):
+        rates, colour = [point.rate_per_s for point in run.curve], f"C{index % 10}"
+        axes.plot(rates, [100 * point.in_time for point in run.curve], "o-", ms=3, color=colour, label=run.policy)
+        axes.plot(rates, [100 * point.least for point in run.curve], "--", lw=1, color=colour)
+    axes.plot([], [], "--", lw=1, color="grey", label="the model with the least")
+    axes.set(xlabel="queries per second", ylabel="in time, % (modelled)", ylim=(-3, 103))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -157,8 +179,10 @@ def _fields(decision: Decision) -> Sequence[object]:
             return query_id, end_layer, _text(cores), wanted, _text(versions), reason
         case Stop(query_id, at_once, reason):
             return query_id, "", "", "", "", f"at once {reason}" if at_once else reason
-        case Resize(query_id, cores, reason):
-            return query_id, "", _text(cores), "", "", reason
+        case Resize(query_id, cores, reason, versions):
+            return query_id, "", _text(cores), "", _text(versions or ()), reason
+        case Replan(query_id, versions, _, reason):
+            return query_id, "", "", "", _text(versions), reason
         case Reject(query_id, reason) | StartOver(query_id, reason):
             return query_id, "", "", "", "", reason
         case Wake(at_us):

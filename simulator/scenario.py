@@ -9,8 +9,9 @@ import numpy as np
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batching import Batching
+from gangway.simulator.contention import Contention
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
-from gangway.simulator.measured import MeasuredModel, batch_models, read_measured, shipped_models
+from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
 from gangway.workload.arrivals import Arrivals, bursts, closed_loop, poisson
 from gangway.workload.mix import Mix
@@ -21,6 +22,7 @@ WAKE_UP_US = 15.0
 STOP_AT_ONCE_US = 100.0
 SPARE_CORES = Overheads(275.0, 275.0, WAKE_UP_US, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US)
 SHARED_CORES = Overheads(900.0, 900.0, 0.0, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US, stolen_us=2250.0)
+CONTENTION_STEP = 0.1  # of levels of interference on a contended machine, where every start changes all of them
 OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
 
 
@@ -50,6 +52,7 @@ class Scenario:
     models: Mapping[int, ModelProfile]
     machine: Machine
     requests: Requests = Requests()
+    doubts: tuple[str, ...] = ()  # why results may be wrong: what is known of the models' measurements
 
     @property
     def targets_us(self) -> tuple[float | None, ...]:
@@ -77,26 +80,40 @@ def make_scenario(
     overheads: Overheads = SPARE_CORES,
     memory_share: float = 1.0,
     requests: Requests = Requests(),
+    contention: Contention | None = None,
+    nodes: int = 1,
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
     `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
     cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
-    isolated latency. Raises WorkloadError for a model without a measurement or a target that cannot be resolved,
-    ProfileError for a file that is wrong, ValueError for a machine that cannot be.
+    isolated latency, on one of `nodes` NUMA nodes. `contention`: a machine of VELTAIR's premise in place of the
+    measured one. The scheduler's CPU time counts where it has a core of its own (SPARE_CORES); elsewhere `stolen_us`
+    has it.
+
+    Raises WorkloadError for a model without a measurement or a target that cannot be resolved, ProfileError for a file
+    that is wrong, ValueError for a machine that cannot be.
     """
     if not memory_share > 0:
         raise ValueError(f"the share of memory must be positive, not {memory_share}")
-    machine = Machine(cores, overheads, level_per_demand(cores, memory_share))
+    charges = overheads == SPARE_CORES
+    machine = Machine(cores, overheads, level_per_demand(cores, memory_share), charges_decisions=charges, nodes=nodes)
+    widest = cores // nodes
+    if contention is not None:
+        machine = replace(machine, level_per_demand=1 / max(1, cores - 1), level_step=CONTENTION_STEP,
+                          cores_contend=True)  # fmt: skip
     sources = [_measured(name, measured or {}, requests.in_batches) for name in mix.names]
-    scaled = (scale_model(model, cores, 0, memory_share=memory_share) for model in sources)
+    scaled = (scale_model(model, widest, 0, memory_share=memory_share) for model in sources)
     alone = {model.name: isolated_us(model, requests.rows) for model in scaled}
     resolved = mix.resolve(alone)
     models = {
-        index: scale_model(source, cores, index, entry.qos.resolve_us(None) if entry.qos else None, memory_share)
+        index: scale_model(source, widest, index, entry.qos.resolve_us(None) if entry.qos else None, memory_share)
         for index, (source, entry) in enumerate(zip(sources, resolved.models, strict=True))
     }
-    return Scenario(resolved, models, machine, requests)
+    if contention is not None:
+        models = {index: contention.apply(model) for index, model in models.items()}
+    doubts = tuple(f"{source.model_name}: {doubt}" for source in sources for doubt in source.doubts)
+    return Scenario(resolved, models, machine, requests, doubts)
 
 
 def isolated_us(model: ModelProfile, rows: int = 1) -> float:
@@ -122,11 +139,11 @@ def read_models(paths: list[Path]) -> dict[str, MeasuredModel]:
 def _measured(name: str, given: Mapping[str, MeasuredModel], in_batches: bool) -> MeasuredModel:
     if name in given:
         return given[name]
-    shipped = {**shipped_models(), **batch_models()} if in_batches else {**batch_models(), **shipped_models()}
+    shipped = shipped_models()
     if name not in shipped:
         known = ", ".join(sorted({*shipped, *given}))
         raise WorkloadError(f"nobody measured '{name}'; known: {known}; `gangway profile` and --profile add others")
     model = read_measured(shipped[name])
     if model.model_name != name:
         raise ProfileError(f"{shipped[name]}: it is of {model.model_name}")
-    return model
+    return model if in_batches else one_row(model)

@@ -14,11 +14,11 @@ from benchmarks.papers.figures import FigureRequest
 from gangway.artifact.console import Console
 from gangway.artifact.profile import ProfileError
 from gangway.simulator.loop import ContractError
-from gangway.simulator.scenario import read_models
 from gangway.workload.qos import WorkloadError
 
 ALL = "all"
 FIGURES = (
+    "decision_costs",
     "layerweaver_fig4",
     "layerweaver_fig5",
     "packrat",
@@ -27,9 +27,8 @@ FIGURES = (
     "veltair_granularity",
     "veltair_rates",
     "veltair_versions",
+    "fidelity",  # the page, of what the others wrote
 )
-# Drawn of models that are given: those that come with the simulator have one version of each layer.
-OF_GIVEN_MODELS = ("veltair_versions",)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,18 +37,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("figures", metavar="NAME", help=f"some of: {', '.join((ALL, *FIGURES))}, with commas between")
     parser.add_argument("--queries", type=int, default=20_000, metavar="N", help="in one run (20000)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the arrivals (1)")
-    parser.add_argument("--profile", type=Path, nargs="+", default=[], metavar="FILE",
-        help="for veltair_versions: files of `gangway profile` of tuned models")  # fmt: skip
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="of fidelity: where to write the page (DIR/papers.md)"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
     options = parser.parse_args(argv)
-    drawable = [name for name in FIGURES if options.profile or name not in OF_GIVEN_MODELS]
-    names = drawable if options.figures == ALL else options.figures.split(",")
+    names = list(FIGURES) if options.figures == ALL else options.figures.split(",")
     if unknown := [name for name in names if name not in FIGURES]:
         parser.error(f"unknown figure {unknown[0]!r}; known: {', '.join((ALL, *FIGURES))}")
     try:
         options.output.mkdir(parents=True, exist_ok=True)
-        measured = read_models(options.profile)
-        request = FigureRequest(options.output, options.queries, options.seed, Console(), measured)
+        page = options.page or options.output / "papers.md"
+        request = FigureRequest(options.output, options.queries, options.seed, Console(), page)
         for name in names:
             importlib.import_module(f"benchmarks.papers.{name}").draw(request)
     except (WorkloadError, ProfileError, ContractError, OSError) as error:

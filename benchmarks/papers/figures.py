@@ -1,14 +1,13 @@
 """What every figure of a paper is asked for, and what drawing them shares: CSV files, and matplotlib, imported late."""
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from gangway.artifact.console import Console
-from gangway.simulator.measured import MeasuredModel
 
 COLOURS = {
     "planaria": "tab:red",
@@ -18,6 +17,7 @@ COLOURS = {
     "veltair_as": "tab:cyan",
     "veltair_ac": "tab:orange",
     "veltair": "tab:blue",
+    "veltair:use": "tab:purple",
     "gangway": "tab:green",
 }
 
@@ -25,10 +25,12 @@ COLOURS = {
 class Csv:
     """A CSV file whose rows are there as soon as they are written; a context manager. Raises OSError."""
 
-    def __init__(self, path: Path, header: Sequence[str]) -> None:
-        self._file = path.open("w", newline="")
+    def __init__(self, path: Path, header: Sequence[str], keep: bool = False) -> None:
+        """Begin the file anew, or append to the rows that are there (`keep`)."""
+        self._file = path.open("a" if keep else "w", newline="")
         self._writer = csv.writer(self._file)
-        self.write(*header)
+        if not keep:
+            self.write(*header)
 
     def write(self, *cells: object) -> None:
         """Append a row; fractions are rounded to six digits."""
@@ -60,10 +62,10 @@ def save(figure: Any, path: Path) -> None:
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """Where to draw, and how much to simulate for it. `measured`: models to draw, for figures that take any."""
+    """Where to draw, and how much to simulate for it. `page`: where the page of all figures goes."""
 
     output: Path
     queries: int
     seed: int
     console: Console
-    measured: Mapping[str, MeasuredModel] = field(default_factory=dict)
+    page: Path | None = None

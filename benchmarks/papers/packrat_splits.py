@@ -13,7 +13,7 @@ from statistics import fmean
 from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from gangway.scheduler.batching.planner import Plan, split_table
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
+from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.scaling import losses, scale_model
 
 # The numbers that Packrat's text gives (2024), by figure and table. Curves and bars without a number are not here.
@@ -82,7 +82,7 @@ class Point:
 
 def draw(request: FigureRequest) -> None:
     """Write packrat_losses.csv, packrat_fig1.csv, packrat_fig4.csv and .png, packrat_table2.csv. Raises OSError."""
-    files = batch_models()
+    files = shipped_models()
     models = {name: read_measured(files[name]) for name in MODELS if name in files}
     _write_losses(request, models.values())
     _write_threads(request, models.values())

@@ -18,7 +18,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batching import Batching
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
-from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
+from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import SPARE_CORES, level_per_demand
 from gangway.workload.arrivals import Arrivals, Floats
@@ -46,7 +46,7 @@ class Bursts:
 
 def draw(request: FigureRequest) -> None:
     """Write packrat_fig6.csv and .png. Raises OSError."""
-    models = batch_models()
+    models = shipped_models()
     if MODEL not in models:
         return
     bursts, lines = step(read_measured(models[MODEL]))

@@ -21,7 +21,7 @@ from gangway.workload.qos import Qos
 CORES = 64
 QOS_MS = 15.0
 POLICIES = ("model_fcfs", "planaria", "fixed_block:6", "fixed_block:11", "veltair_as")
-RATES = tuple(range(25, 401, 25))
+RATES = tuple(range(100, 1601, 100))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine as SimulatedMachine
 from gangway.simulator.machine import Overheads
-from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
+from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.results import Result
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
@@ -71,7 +71,7 @@ def replay(
     `artifacts`: compiled models by name, `models`: the repository with their ONNX files, `folder`: an empty one.
     `load`: queries a second, times what a lone one takes on average.
     """
-    measured = {name: read_measured(shipped_models()[name]) for name in MIX.names}
+    measured = {name: one_row(read_measured(shipped_models()[name])) for name in MIX.names}
     scaled = [scale_model(measured[name], CORES, index) for index, name in enumerate(MIX.names)]
     scaled = [replace(model, qos_us=QOS_MULTIPLE * model.isolated_us) for model in scaled]
     cache = folder / "cache"

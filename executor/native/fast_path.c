@@ -136,8 +136,7 @@ static void begin(struct fast_path *path, struct worker_slot *place) {
         .arena_stride = model->arena_stride,
         .members = &member,
         .member_count = 1,
-        .versions = model->versions,
-        .version_count = model->versions ? model->layers : 0,
+        .plan = {.versions = model->versions, .version_count = model->versions ? model->layers : 0},
         .passes = 1,
     };
     model->arenas[place->arena].taken = true;
@@ -168,7 +167,7 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
     if (!slot_start(slot, generation, 1, 0, true)) return true;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
-    slot->versions = model->version_mask;
+    slot->versions = 0;
     memcpy(place->workers, workers, model->ranks * sizeof *workers);
     place->request = (struct fast_request){.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot,
                                            .slot_generation = generation, .priority = slot->priority, .arrival_ns = slot->arrival_ns,

@@ -31,7 +31,7 @@ struct open_model {
     uint64_t arena_stride;
     struct fast_arena *arenas; /* NULL: not open */
     uint8_t *versions;         /* of each layer; NULL: the default ones */
-    uint32_t arena_count, version_mask, layers, expected_us;
+    uint32_t arena_count, layers, expected_us;
     uint32_t ranks;        /* of each request's gang */
     uint32_t min_slack_us; /* a request with less time until its deadline is for the caller; 0: none is */
     bool may_grow;         /* while such a gang computes, all requests are for the caller: it may want the cores that are free */

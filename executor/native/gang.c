@@ -97,12 +97,27 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
         .start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed),
         .end_ns = end_ns,
         .ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed),
+        .blocks = atomic_load_explicit(&lease->blocks, memory_order_relaxed),
+        .versions = atomic_load_explicit(&lease->used_versions, memory_order_relaxed),
     };
     if (query->piece_count > 1) pass_lead(query);
     for (uint32_t i = 0; i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
         slot_part_computed(piece->table, piece->slot, piece->generation, piece->parts, piece->part, &result);
     }
+}
+
+/* A block begins with this step if the plan says so. It never has more ranks than it had before: only the scheduler sends ranks in.
+ *
+ * `wanted` is read before the entry: who sees the scheduler's newest number of ranks also sees its plan. If that number changes between
+ * here and the swap the scheduler has resized the gang, knowing what it planned, and its number stays. The phase is published after this,
+ * so a rank that finds the block's first layer also finds how many ranks it has. */
+static void begin_block(struct lease *lease, uint32_t step) {
+    uint32_t wanted = atomic_load(&lease->wanted);
+    uint32_t ranks = atomic_load_explicit(&lease->block_ranks[step], memory_order_relaxed);
+    if (!ranks) return;
+    atomic_fetch_add_explicit(&lease->blocks, 1, memory_order_relaxed);
+    if (ranks < wanted) atomic_compare_exchange_strong(&lease->wanted, &wanted, ranks);
 }
 
 /* What comes after a phase: the first layer after packing, one phase after the other, unpacking, the end. No gang stops between its last
@@ -121,9 +136,13 @@ static struct phase_state next_phase(const struct rank *rank, const struct phase
         next.kind = PHASE_UNPACK;
         next.number = phase->number;
     }
-    bool stop = phase_step(lease, next.number) >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
+    uint32_t step = phase_step(lease, next.number);
+    bool stop = step >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
     if (stop && next.kind == PHASE_OPEN) next.kind = PHASE_STOPPED;
-    next.version = lease->versions[phase_layer(lease, next.number)];
+    bool begins = next.kind == PHASE_OPEN && step != phase_step(lease, phase->number);
+    if (begins) begin_block(lease, step);
+    next.version = atomic_load_explicit(&lease->versions[phase_layer(lease, next.number)], memory_order_relaxed);
+    if (next.kind == PHASE_OPEN) lease_use_version(lease, next.version, begins);
     struct phase opened = phase_open(lease, query, &next);
     ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), phase_most_ranks(query, &opened));
     next.parts = ranks ? ranks : 1;

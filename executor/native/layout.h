@@ -147,10 +147,10 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, output_frame_bytes, )                                                                                     \
     FIELD(uint64_t, limit_ns, )                                                                                               \
     FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \
-    FIELD(uint32_t, blocks, )                                                                                                 \
+    FIELD(_Atomic uint32_t, blocks, ) /* this and `versions`: what the scheduler began, then what leases did beyond that */   \
     FIELD(uint32_t, conflicts, )                                                                                              \
     FIELD(uint32_t, preemptions, )                                                                                            \
-    FIELD(uint32_t, versions, )                                                                                               \
+    FIELD(_Atomic uint32_t, versions, ) /* bit v: version v of a layer was used */                                            \
     FIELD(uint32_t, rejects_late, )                                                                                           \
     FIELD(uint32_t, max_queue, )                                                                                              \
     FIELD(_Atomic uint32_t, by_bell, ) /* the answer rings the table's bell; no thread waits for it alone */                  \
@@ -213,17 +213,23 @@ struct lease {
 
     _Alignas(CACHE_LINE) _Atomic uint32_t control;
     _Atomic uint32_t aborted;
-    _Atomic uint32_t wanted;
+    _Atomic uint32_t wanted; /* changes by compare-and-swap: see `lease_resize` */
     _Atomic uint32_t sleepers; /* ranks in the kernel; too high after a death, which costs only needless wake-ups */
 
     _Alignas(CACHE_LINE) _Atomic uint64_t present; /* bit r: rank r is in */
     _Atomic uint64_t start_ns;                     /* the first rank joined */
     _Atomic uint32_t most_ranks;                   /* largest gang at an advance of the phase */
+    _Atomic uint32_t blocks;                       /* planned ones that have begun */
+    _Atomic uint32_t used_versions;                /* bit v: version v of a layer was used */
+    _Atomic uint32_t version_layers;               /* in another version than the first */
     _Atomic uint32_t cpus[MAX_RANKS];              /* of a program with calls: where the ranks that are in run */
 
     struct range ranges[MAX_RANKS];
     _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS]; /* by step */
-    uint8_t versions[MAX_LAYERS];
+
+    /* The plan. The scheduler changes entries at any time; the rank that advances the phase reads each when it comes to it. */
+    _Alignas(CACHE_LINE) _Atomic uint8_t versions[MAX_LAYERS]; /* by layer */
+    _Atomic uint8_t block_ranks[MAX_LAYERS];                   /* by step: a block of at most so many ranks begins; 0: none begins */
 };
 
 /* What `lease.phase` says. A *phase* is one layer in progress, or rows being copied; `tag` tells phases apart, `number` is a phase's place

@@ -10,6 +10,24 @@ static void forget_times(struct lease *lease, uint32_t first, uint32_t end) {
     }
 }
 
+/* Each entry is a number for itself, so nothing need be ordered (relaxed): a rank that comes to an entry finds the old one or the new. */
+static void set_plan(struct lease *lease, uint32_t first, uint32_t end, struct plan plan) {
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t at = i - first;
+        atomic_store_explicit(&lease->versions[i], at < plan.version_count ? plan.versions[at] : 0, memory_order_relaxed);
+        atomic_store_explicit(&lease->block_ranks[i], at < plan.block_count ? plan.block_ranks[at] : 0, memory_order_relaxed);
+    }
+}
+
+void lease_use_version(struct lease *lease, uint32_t version, bool first) {
+    uint32_t used = atomic_load_explicit(&lease->used_versions, memory_order_relaxed);
+    uint32_t layers = atomic_load_explicit(&lease->version_layers, memory_order_relaxed);
+    atomic_store_explicit(&lease->used_versions, used | 1u << version, memory_order_relaxed);
+    atomic_store_explicit(&lease->version_layers, layers + (first && version), memory_order_relaxed);
+}
+
+static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     struct phase_state state = phase_unpack(atomic_load(&lease->phase));
     uint32_t generation = atomic_load(&lease->generation) + 1;
@@ -22,8 +40,7 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     lease->passes = spec->passes;
     lease->arena_offset = spec->arena_offset;
     lease->arena_stride = spec->arena_stride;
-    memset(lease->versions, 0, sizeof lease->versions);
-    if (spec->version_count) memcpy(lease->versions, spec->versions, spec->version_count);
+    set_plan(lease, 0, larger(spec->end_layer, spec->pass_layers), spec->plan);
     forget_times(lease, spec->first_layer, spec->end_layer);
     /* A part with an OLDER tag than the phase's has not been touched, so none may be so old that it looks newer. */
     for (int rank = 0; rank < MAX_RANKS; rank++) {
@@ -37,6 +54,9 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     atomic_store(&lease->present, 0);
     atomic_store(&lease->start_ns, 0);
     atomic_store(&lease->most_ranks, 0);
+    atomic_store(&lease->blocks, 0);
+    atomic_store(&lease->used_versions, 0);
+    atomic_store(&lease->version_layers, 0);
     struct phase_state first = {
         .tag = state.tag + 1,
         .number = step_phase(lease, spec->first_layer),
@@ -44,17 +64,17 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
         .version = lease->versions[phase_layer(lease, step_phase(lease, spec->first_layer))],
         .kind = spec->member_count > 1 ? PHASE_PACK : PHASE_OPEN,
     };
+    lease_use_version(lease, first.version, true);
     atomic_store(&lease->phase, phase_pack(first));
     atomic_store(&lease->generation, generation);
     return generation;
 }
 
 /* Ranges and `finished` stay as they are: after STOP_NOW the phase goes on with what is left, after a boundary it is untouched. */
-void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count) {
+void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, struct plan plan) {
     struct phase_state state = phase_unpack(atomic_load(&lease->phase));
-    uint32_t step = phase_step(lease, state.number), layer = phase_layer(lease, state.number);
-    for (uint32_t i = step; i < end_layer; i++) lease->versions[i] = i - step < version_count ? versions[i - step] : 0;
-    if (state.kind != PHASE_STOPPED) lease->versions[layer] = (uint8_t)state.version;
+    uint32_t step = phase_step(lease, state.number);
+    set_plan(lease, step, end_layer, plan);
     forget_times(lease, step, end_layer);
     lease->end_layer = end_layer;
     atomic_store(&lease->control, CONTROL_RUN);
@@ -62,7 +82,8 @@ void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, cons
     if (state.kind == PHASE_STOPPED) {
         state.kind = PHASE_OPEN;
         state.parts = wanted;
-        state.version = lease->versions[layer];
+        state.version = lease->versions[phase_layer(lease, state.number)];
+        lease_use_version(lease, state.version, true);
         atomic_store(&lease->phase, phase_pack(state));
     }
 }
@@ -83,9 +104,13 @@ void lease_set_control(struct lease *lease, enum control control) {
     lease_kick(lease);
 }
 
-void lease_set_wanted(struct lease *lease, uint32_t wanted) {
-    atomic_store(&lease->wanted, wanted);
+void lease_plan(struct lease *lease, uint32_t step, struct plan plan) { set_plan(lease, step, lease->end_layer, plan); }
+
+/* Sequentially consistent, so a rank that sees the new number also sees the plan that was written before it (`begin_block` in gang.c). */
+bool lease_resize(struct lease *lease, uint32_t before, uint32_t wanted) {
+    if (!atomic_compare_exchange_strong(&lease->wanted, &before, wanted)) return false;
     lease_kick(lease);
+    return true;
 }
 
 void lease_abort(struct lease *lease) {

@@ -99,15 +99,12 @@ static bool copy_arenas(struct open_model *model, PyObject *offsets) {
 
 /* Empty: the default ones. */
 static bool copy_versions(struct open_model *model, const Py_buffer *versions) {
-    model->version_mask = 1;
     if (!versions->len) return true;
-    model->version_mask = 0;
     model->versions = PyMem_Malloc((size_t)versions->len);
     if (!model->versions) return PyErr_NoMemory(), false;
     memcpy(model->versions, versions->buf, (size_t)versions->len);
     for (Py_ssize_t i = 0; i < versions->len; i++) {
         if (model->versions[i] >= MAX_VERSIONS) return PyErr_Format(PyExc_ValueError, "version %d", model->versions[i]), false;
-        model->version_mask |= 1u << model->versions[i];
     }
     return true;
 }

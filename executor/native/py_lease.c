@@ -3,16 +3,19 @@
 
 #include "lease.h"
 
-static bool versions_are_sound(const uint8_t *versions, size_t count) {
-    bool sound = count <= MAX_LAYERS;
-    for (size_t i = 0; sound && i < count; i++) sound = versions[i] < MAX_VERSIONS;
+/* Two byte strings, as the plan that begins with layer `first`. */
+static bool read_plan(const char *versions, Py_ssize_t version_count, const char *ranks, Py_ssize_t block_count, struct plan *plan) {
+    *plan = (struct plan){(const uint8_t *)versions, (const uint8_t *)ranks, (uint32_t)version_count, (uint32_t)block_count};
+    bool sound = version_count <= MAX_LAYERS && block_count <= MAX_LAYERS;
+    for (Py_ssize_t i = 0; sound && i < version_count; i++) sound = plan->versions[i] < MAX_VERSIONS;
+    for (Py_ssize_t i = 0; sound && i < block_count; i++) sound = plan->block_ranks[i] <= MAX_RANKS;
+    if (!sound) PyErr_Format(PyExc_ValueError, "no such plan: %zd versions, %zd blocks' ranks", version_count, block_count);
     return sound;
 }
 
 static bool spec_is_sound(const struct lease_spec *spec) {
     bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
     bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
-    layers = layers && versions_are_sound(spec->versions, spec->version_count);
     if (spec->passes == 0 || spec->pass_layers > MAX_LAYERS || (uint64_t)spec->pass_layers * spec->passes > MAX_PHASES) {
         PyErr_Format(PyExc_ValueError, "no such lease: %u passes of %u layers", spec->passes, spec->pass_layers);
         return false;
@@ -50,38 +53,51 @@ static bool read_members(PyObject *tuples, struct member *members, uint32_t *cou
 }
 
 FUNCTION(py_lease_initialise) {
-    Py_ssize_t offset, version_count;
+    Py_ssize_t offset, version_count, block_count;
     struct member members[MAX_MEMBERS];
     struct lease_spec spec = {.members = members};
     PyObject *tuples;
     unsigned long long arena_offset, arena_stride;
-    const char *versions;
-    PARSE("nIO!KKIIy#IIII", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
-          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us, &spec.pass_layers, &spec.passes);
+    const char *versions, *ranks;
+    PARSE("nIO!KKIIy#IIIIy#", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
+          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us, &spec.pass_layers, &spec.passes, &ranks, &block_count);
     spec.arena_offset = arena_offset;
     spec.arena_stride = arena_stride;
-    spec.versions = (const uint8_t *)versions;
-    spec.version_count = (uint32_t)(version_count > MAX_LAYERS ? MAX_LAYERS + 1 : version_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
-    if (lease && spec_is_sound(&spec) && read_members(tuples, members, &spec.member_count)) {
+    bool sound = lease && read_plan(versions, version_count, ranks, block_count, &spec.plan);
+    if (sound && spec_is_sound(&spec) && read_members(tuples, members, &spec.member_count)) {
         result = PyLong_FromUnsignedLong(lease_initialise(lease, &spec));
     }
     FINISH;
 }
 
 FUNCTION(py_lease_resume) {
-    Py_ssize_t offset, version_count;
+    Py_ssize_t offset, version_count, block_count;
     unsigned int end_layer, wanted;
-    const char *versions;
-    PARSE("nIIy#", &offset, &end_layer, &wanted, &versions, &version_count);
+    const char *versions, *ranks;
+    struct plan plan;
+    PARSE("nIIy#y#", &offset, &end_layer, &wanted, &versions, &version_count, &ranks, &block_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
-    const uint8_t *numbers = (const uint8_t *)versions;
     bool sound = lease && phase_step(lease, phase_unpack(atomic_load(&lease->phase)).number) < end_layer && end_layer <= MAX_LAYERS;
     sound = sound && wanted >= 1 && wanted <= MAX_RANKS;
-    if (lease && !(sound && versions_are_sound(numbers, (size_t)version_count))) {
-        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks and %zd versions", end_layer, wanted, version_count);
-    } else if (lease) {
-        lease_resume(lease, end_layer, wanted, numbers, (uint32_t)version_count);
+    if (lease && !sound) {
+        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks", end_layer, wanted);
+    } else if (lease && read_plan(versions, version_count, ranks, block_count, &plan)) {
+        lease_resume(lease, end_layer, wanted, plan);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_plan) {
+    Py_ssize_t offset, version_count, block_count;
+    unsigned int step;
+    const char *versions, *ranks;
+    struct plan plan;
+    PARSE("nIy#y#", &offset, &step, &versions, &version_count, &ranks, &block_count);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && read_plan(versions, version_count, ranks, block_count, &plan)) {
+        lease_plan(lease, step, plan);
         result = Py_NewRef(Py_None);
     }
     FINISH;
@@ -99,16 +115,26 @@ FUNCTION(py_lease_set_control) {
     FINISH;
 }
 
-FUNCTION(py_lease_set_wanted) {
+FUNCTION(py_lease_resize) {
     Py_ssize_t offset;
-    unsigned int wanted;
-    PARSE("nI", &offset, &wanted);
+    unsigned int before, wanted;
+    PARSE("nII", &offset, &before, &wanted);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     if (lease && (wanted < 1 || wanted > MAX_RANKS)) {
         PyErr_Format(PyExc_ValueError, "a gang has 1 to %d ranks, not %u", MAX_RANKS, wanted);
     } else if (lease) {
-        lease_set_wanted(lease, wanted);
-        result = Py_NewRef(Py_None);
+        result = PyBool_FromLong(lease_resize(lease, before, wanted));
+    }
+    FINISH;
+}
+
+/* (ranks that are wanted, planned blocks that have begun, layers in another version than the first) */
+FUNCTION(py_lease_blocks) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        result = Py_BuildValue("III", atomic_load(&lease->wanted), atomic_load(&lease->blocks), atomic_load(&lease->version_layers));
     }
     FINISH;
 }
@@ -188,7 +214,9 @@ PyMethodDef lease_methods[] = {
     METHOD(lease_initialise),
     METHOD(lease_resume),
     METHOD(lease_set_control),
-    METHOD(lease_set_wanted),
+    METHOD(lease_plan),
+    METHOD(lease_resize),
+    METHOD(lease_blocks),
     METHOD(lease_abort),
     METHOD(lease_progress),
     METHOD(lease_generation),

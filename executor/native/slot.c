@@ -98,12 +98,19 @@ static void keep_largest(_Atomic uint32_t *largest, uint32_t ranks) {
 
 static uint64_t all_of(uint32_t parts) { return UINT64_MAX >> (64 - parts); }
 
+/* The blocks that a lease began by plan, and its versions. */
+static void count_blocks(struct slot *slot, const struct part_result *result) {
+    atomic_fetch_add_explicit(&slot->blocks, result->blocks, memory_order_relaxed);
+    atomic_fetch_or_explicit(&slot->versions, result->versions, memory_order_relaxed);
+}
+
 /* Counts a part; returns whether it was the last one. */
 static bool count_part(struct slot *slot, uint32_t parts, uint32_t part, const struct part_result *result) {
     uint64_t bit = UINT64_C(1) << part;
     keep_earliest(&slot->compute_start_ns, result->start_ns);
     keep_latest(&slot->compute_end_ns, result->end_ns);
     keep_largest(&slot->ranks, result->ranks);
+    count_blocks(slot, result);
     return (atomic_fetch_or(&slot->parts_done, bit) | bit) == all_of(parts);
 }
 
@@ -114,6 +121,7 @@ void slot_part_computed(struct slot *table, struct slot *slot, uint32_t generati
         atomic_store_explicit(&slot->compute_start_ns, result->start_ns, memory_order_relaxed);
         atomic_store_explicit(&slot->compute_end_ns, result->end_ns, memory_order_relaxed);
         atomic_store_explicit(&slot->ranks, result->ranks, memory_order_relaxed);
+        count_blocks(slot, result);
     } else if (!count_part(slot, parts, part, result)) {
         return;
     }

@@ -29,6 +29,7 @@ bool slot_lead(struct slot *slot, uint32_t generation, bool leads);
 struct part_result {
     uint64_t start_ns, end_ns; /* first task, last task */
     uint32_t ranks;
+    uint32_t blocks, versions; /* begun by plan, bit v: version v was used */
 };
 
 /* A part of a running request has failed: the request will end with this status, and this text of `length` bytes as the reason, unless it has

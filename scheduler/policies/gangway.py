@@ -24,6 +24,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from gangway.scheduler.policies.gangway_blocks import BlockPlanner
 from gangway.scheduler.policies.gangway_overload import (
     Aging,
     ArrivalOrder,
@@ -52,8 +53,8 @@ from gangway.scheduler.prediction import (
     BRIEF,
     INFINITE,
     ON_TIME,
+    Moment,
     Work,
-    busy_efficiency,
 )
 from gangway.scheduler.profiles import ModelProfile
 
@@ -85,8 +86,9 @@ class Gangway(Policy):
             return ()
         config = self.config
         waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count, snapshot.models, config.planning)
-        works = [Work(query, None, snapshot, config) for query in waiting]
-        works += [Work(block.query, block, snapshot, config) for block in snapshot.running]
+        moment = Moment(snapshot, config)
+        works = [Work(query, None, moment) for query in waiting]
+        works += [Work(block.query, block, moment) for block in snapshot.running]
         classify(works, config.virtual_deadlines)
         self._foresight.give_up(works, snapshot)
         self._arrival_order.promote(works, snapshot)
@@ -97,10 +99,10 @@ class Gangway(Policy):
             works = [work for work in works if work not in over]
         self._fairness.weigh(works)
         for work in works:
-            ask(work, snapshot, config)
+            ask(work)
         ordered = works
         if len(works) > 1:
-            ordered = in_order(works, snapshot.core_count, config)
+            ordered = in_order(works, config)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over), config)
         self._ordered = ordered
         decisions: list[Decision] = [StartOver(work.query.query_id, START_OVER) for work in over]
@@ -115,7 +117,7 @@ class Gangway(Policy):
 
     def yields_from_us(self) -> float | None:
         """Return from when on one of those that run might make room for a newcomer with a deadline."""
-        return self._ordered[0].now_us + yields_in_us(self._ordered) if self._ordered else None
+        return self._ordered[0].moment.now_us + yields_in_us(self._ordered) if self._ordered else None
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""
@@ -188,16 +190,16 @@ def _deadline_us(query: Query) -> float:
     return query.deadline_us or 0.0
 
 
-def in_order(works: Sequence[Work], core_count: int, config: PolicyConfig = DEFAULT) -> list[Work]:
+def in_order(works: Sequence[Work], config: PolicyConfig = DEFAULT) -> list[Work]:
     """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
     ordered = sorted(works, key=rank)
-    given_up = config.triage.enabled and _give_up(ordered, core_count)
-    if (config.backfill.enabled and _backfill(ordered, core_count)) or given_up:
+    given_up = config.triage.enabled and _give_up(ordered)
+    if (config.backfill.enabled and _backfill(ordered)) or given_up:
         ordered.sort(key=rank)
     return ordered
 
 
-def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
+def _give_up(ordered: Sequence[Work]) -> bool:
     """Move queries to `AT_RISK`, until the others are in time; return whether there were any.
 
     Moore and Hodgson's algorithm (1968) over cores x time: whenever the next one in order of deadlines would be late,
@@ -209,9 +211,9 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     for index, work in enumerate(ordered):
         if work.tier != ON_TIME:
             if work.tier < ON_TIME:
-                planned_us += machine_us(work, core_count)
+                planned_us += work.area_us
             continue
-        area_us = machine_us(work, core_count)
+        area_us = work.area_us
         if area_us > work.slack_us:
             work.tier = AT_RISK
             found = True
@@ -226,17 +228,18 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     return found
 
 
-def _backfill(ordered: Sequence[Work], core_count: int) -> bool:
+def _backfill(ordered: Sequence[Work]) -> bool:
     """Let late queries go before longer ones that can spare the time; return whether there were any.
 
     A lost deadline is no reason to wait for everybody else: mean latency counts, and how late it gets. Lengths are
     rest x isolated latency, since a wait counts by the share of the isolated latency that it is. Queries behind their
     virtual deadline are left out: of the hundreds that an overload leaves, one would always fit.
     """
+    moment = ordered[0].moment
     late = [
         work
         for work in ordered
-        if work.tier in (AT_RISK, BEST_EFFORT) and work.query.deadline_us is not None and work.due_us > work.now_us
+        if work.tier in (AT_RISK, BEST_EFFORT) and work.query.deadline_us is not None and work.due_us > moment.now_us
     ]
     if not late:
         return False
@@ -247,14 +250,14 @@ def _backfill(ordered: Sequence[Work], core_count: int) -> bool:
     planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
     for work in ordered:
         if work.tier <= ON_TIME:
-            planned_us += machine_us(work, core_count)
+            planned_us += work.area_us
         if work.tier == ON_TIME:
-            done_within_us = work.due_us - work.now_us - work.way_back_us  # less than its slack for a narrow gang
+            done_within_us = work.due_us - moment.now_us - moment.way_back_us  # less than its slack for a narrow gang
             spare_us = min(spare_us, done_within_us - planned_us)
             shortest = min(shortest, _length(work))
     found = False
     for work in sorted(late, key=_length):
-        area_us = machine_us(work, core_count)
+        area_us = work.area_us
         if area_us <= spare_us and _length(work) < shortest:
             spare_us -= area_us
             work.tier = BACKFILL
@@ -266,32 +269,30 @@ def _length(work: Work) -> float:
     return work.least_us * work.isolated_us
 
 
-def machine_us(work: Work, core_count: int) -> float:
-    """Return how long the whole machine has to do with a query."""
-    return work.remaining_us(work.gang) * work.margin * work.gang / core_count
-
-
-def ask(work: Work, snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> None:
+def ask(work: Work) -> None:
     """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
 
     `due_us` becomes the moment by which the whole machine would have to be done with its cores x time: the deadline, if
     it asks for all cores; nearly its latest start, if it asks for few of many. A part of a batch asks for what was
     planned for it: more would be taken from the other parts, and the batch is done when all are.
     """
-    if work.fixed:
-        work.gang = work.cores
-        return
-    gang = work.query.cores
-    if not gang:
-        gang = work.outlook.efficient_cores(busy_efficiency(snapshot.gang_slowdown, config))
-        may_grow = (
-            work.tier in (AHEAD, ON_TIME) and work.slack_us > 0 and gang < work.most and config.deadline_gangs.enabled
-        )
-        if may_grow and work.remaining_us(gang) * work.margin > work.slack_us:
-            gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
-    work.gang = gang = gang if gang < work.most else work.most
-    if work.tier == ON_TIME and config.latest_start.enabled:
-        work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
+    moment, margin, slack_us = work.moment, work.margin, work.slack_us
+    config, most = moment.config, work.most
+    gang = work.cores if work.fixed else min(work.query.cores or work.efficient, most)
+    rest_us = work.remaining_us(gang) * margin
+    if (
+        rest_us > slack_us > 0
+        and work.tier in (AHEAD, ON_TIME)
+        and gang < most
+        and not (work.fixed or work.query.cores)
+        and config.deadline_gangs.enabled
+    ):
+        gang = max(gang, work.fewest_cores(slack_us / margin))
+        rest_us = work.remaining_us(gang) * margin
+    work.gang = gang
+    work.area_us = rest_us * gang / moment.core_count
+    if work.tier == ON_TIME and config.latest_start.enabled and not work.fixed:
+        work.due_us -= rest_us * (1 - gang / moment.core_count)
 
 
 def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: PolicyConfig = DEFAULT) -> None:
@@ -314,7 +315,7 @@ def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: Pol
             return
         if work.query.cores and work.block is None:
             continue  # beside the other parts of its batch it has what it needs; later it may grow
-        more = min(left, work.outlook.efficient_cores(config.growth.idle_efficiency) - work.grant)
+        more = min(left, work.idle - work.grant)
         if more > 0:
             work.grant += more
             left -= more
@@ -337,17 +338,20 @@ def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
 def moves(ordered: Sequence[Work], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
     """Return the decisions that lead to the grants, as far as they save more than they cost."""
     decisions: list[Decision] = []
-    free, short = _starts(ordered, snapshot, decisions)
+    planner = BlockPlanner(ordered, snapshot.gang_slowdown, config)
+    free, short = _starts(ordered, snapshot, decisions, planner)
     if short:
         if config.preemption.enabled:
-            _make_room(ordered, short, snapshot, decisions, config)
+            _make_room(ordered, short, snapshot, decisions, planner, config)
     elif free and config.growth.enabled:
-        _grow(ordered, free, decisions, config.growth)
+        _grow(ordered, free, decisions, planner, config.growth)
+    resized = [decision.query_id for decision in decisions if isinstance(decision, Resize)]
+    decisions += planner.changes(ordered, resized)
     return decisions
 
 
 def _starts(
-    ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]
+    ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision], planner: BlockPlanner
 ) -> tuple[tuple[int, ...], list[Work]]:
     """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
     free = snapshot.free_cores
@@ -357,32 +361,30 @@ def _starts(
             continue
         gang, free = free[: work.grant], free[work.grant :]
         if gang:
-            decisions.append(_start(work, gang))
+            decisions.append(_start(work, gang, planner))
             work.cores = len(gang)
         if len(gang) < work.grant:
             short.append(work)
     return free, short
 
 
-def _start(work: Work, gang: tuple[int, ...]) -> Start:
-    query, versions = work.query, work.outlook.versions
-    if versions and query.next_layer:
-        versions = versions[query.next_layer :]
-        versions = versions if any(versions) else ()
-    return Start(query.query_id, work.model.layers, gang, versions, work.grant, REASONS.get(work.tier, OTHERWISE))
+def _start(work: Work, gang: tuple[int, ...], planner: BlockPlanner) -> Start:
+    versions, blocks = planner.versions(work, len(gang)), planner.blocks(work, len(gang))
+    reason = REASONS.get(work.tier, OTHERWISE)
+    return Start(work.query.query_id, work.model.layers, gang, versions, work.grant, reason, blocks)
 
 
 def lone_start(model: ModelProfile, core_count: int, level: float, config: PolicyConfig = DEFAULT) -> LoneStart:
     """Return how a query of one row begins that waits alone, whatever its class, and whether it has a deadline."""
     query, free = Query(0, model.model_id, 1, 0.0, None), tuple(range(core_count))
     snapshot = Snapshot(0.0, (query,), (), free, core_count, {model.model_id: model}, level)
-    work = Work(query, None, snapshot, config)
+    work = Work(query, None, Moment(snapshot, config))
     work.tier = BEST_EFFORT
-    ask(work, snapshot, config)
+    ask(work)
     share_out([work], core_count, 1, config)
     may_grow = work.grant < work.most
     least_us = work.remaining_us(work.grant) * max(config.prediction.min_margin_factor, ERROR.max_factor)
-    return LoneStart(work.grant, _start(work, free).versions, may_grow, least_us if may_grow else 0.0)
+    return LoneStart(work.grant, work.outlook.table.versions_on(work.grant), may_grow, least_us if may_grow else 0.0)
 
 
 def _make_room(
@@ -390,6 +392,7 @@ def _make_room(
     short: Sequence[Work],
     snapshot: Snapshot,
     decisions: list[Decision],
+    planner: BlockPlanner,
     config: PolicyConfig,
 ) -> None:
     """Let running queries yield cores to those that got too few, the least urgent ones first."""
@@ -404,7 +407,7 @@ def _make_room(
         if should_preempt(first, victim, config) or (
             config.rescue.enabled and _saves_several(ordered, victim, snapshot.core_count)
         ):
-            decisions.append(_yield(victim, first.tier == BRIEF, config.stop_at_once))
+            decisions.append(_yield(victim, first.tier == BRIEF, planner, config.stop_at_once))
             victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
@@ -415,14 +418,14 @@ def _make_room(
         decisions.append(Wake(snapshot.now_us + wake_us))
 
 
-def _yield(victim: Work, to_brief: bool, config: StopAtOnce) -> Decision:
+def _yield(victim: Work, to_brief: bool, planner: BlockPlanner, config: StopAtOnce) -> Decision:
     """Return how it makes room. `to_brief`: a boundary that should have come already is not waited for."""
     block = victim.block
     assert block is not None
     boundary_us = victim.boundary_us()
     far = config.enabled and (boundary_us > config.min_boundary_us or (to_brief and boundary_us <= 0.0))
     if victim.grant and not far:
-        return Resize(block.query.query_id, block.cores[: victim.grant], "others need the cores")
+        return _resize(victim, block.cores[: victim.grant], "others need the cores", planner)
     return Stop(block.query.query_id, far, "others go first")
 
 
@@ -477,12 +480,21 @@ def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bo
     late = 0
     for work in ordered:
         if work.tier == ON_TIME and work.block is None and work.query.priority == victim.query.priority:
-            planned_us += machine_us(work, core_count)
+            planned_us += work.area_us
             late += planned_us > work.slack_us
     return late > (not victim.is_lost)
 
 
-def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision], config: Growth) -> None:
+def _resize(work: Work, cores: tuple[int, ...], reason: str, planner: BlockPlanner) -> Resize:
+    running, versions, blocks = work.block, planner.versions(work, len(cores)), planner.blocks(work, len(cores))
+    if running is not None and (versions, blocks) == (running.versions, running.blocks):
+        return Resize(work.query.query_id, cores, reason)
+    return Resize(work.query.query_id, cores, reason, versions, blocks)
+
+
+def _grow(
+    ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision], planner: BlockPlanner, config: Growth
+) -> None:
     """Let running queries have more cores where that pays."""
     for work in ordered:
         if not free:
@@ -495,7 +507,7 @@ def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decisi
         gain_us = rest_us - work.remaining_us(work.cores + len(joining))
         if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
             free = free[len(joining) :]
-            decisions.append(Resize(block.query.query_id, block.cores + joining, "idle cores"))
+            decisions.append(_resize(work, block.cores + joining, "idle cores", planner))
 
 
 def yields_in_us(works: Sequence[Work]) -> float:

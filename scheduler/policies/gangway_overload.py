@@ -186,15 +186,14 @@ class ArrivalOrder:
         """Return whether a late query has to begin now to be answered when it is due."""
         if work.tier != BEST_EFFORT or work.query.deadline_us is None:
             return False
-        return self._due_us[work.query.arrival_us] <= work.now_us + work.remaining_us(1)
+        return self._due_us[work.query.arrival_us] <= work.moment.now_us + work.remaining_us(1)
 
     def _forget(self, snapshot: Snapshot) -> None:
         """Take out what came before all that waits and runs: it has left, with an answer or without."""
         oldest_us = snapshot.oldest_us
         if oldest_us is None:
             oldest_us = snapshot.waiting[0].arrival_us if snapshot.waiting else snapshot.now_us
-        for block in snapshot.running:
-            oldest_us = min(oldest_us, block.query.arrival_us)
+        oldest_us = min([oldest_us, *[block.query.arrival_us for block in snapshot.running]])
         while self._queue and self._queue[0][0] < oldest_us:
             self._done_us = max(self._done_us, self._queue.popleft()[1])
         while self._due_us and (arrival_us := next(iter(self._due_us))) < oldest_us:

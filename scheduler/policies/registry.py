@@ -9,7 +9,17 @@ from collections.abc import Callable
 from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, Triton, make_triton
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
-from gangway.scheduler.policies.veltair import ModelFcfs, Planaria, Protean, Veltair, VeltairAc, VeltairAs, fixed_block
+from gangway.scheduler.policies.per_node import Nodes, PerNode
+from gangway.scheduler.policies.veltair import (
+    ModelFcfs,
+    Planaria,
+    Protean,
+    Veltair,
+    VeltairAc,
+    VeltairAs,
+    fixed_block,
+    make_veltair,
+)
 from gangway.scheduler.policy import Policy
 from gangway.scheduler.policy_config import DEFAULT
 
@@ -29,9 +39,9 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
     Gangway.name: make_gangway,
     Planaria.name: lambda argument: plain(Planaria, argument),
     Protean.name: lambda argument: plain(Protean, argument),
-    Veltair.name: lambda argument: plain(Veltair, argument),
+    Veltair.name: lambda argument: make_veltair(Veltair, argument),
     VeltairAc.name: lambda argument: plain(VeltairAc, argument),
-    VeltairAs.name: lambda argument: plain(VeltairAs, argument),
+    VeltairAs.name: lambda argument: make_veltair(VeltairAs, argument),
     EarliestDeadlineFirst.name: lambda argument: plain(EarliestDeadlineFirst, argument),
     Layerweaver.name: lambda argument: plain(Layerweaver, argument),
     LayerweaverPlus.name: lambda argument: plain(LayerweaverPlus, argument),
@@ -43,8 +53,13 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
 DEFAULT_POLICY = Gangway.name
 
 
-def make_policy(text: str) -> Policy:
-    """Return a fresh policy for NAME or NAME:ARGUMENT; ValueError names the known ones, or what is wrong."""
+def make_policy(text: str, nodes: Nodes = ()) -> Policy:
+    """Return a fresh policy for NAME or NAME:ARGUMENT; ValueError names the known ones, or what is wrong.
+
+    `nodes`: the cores of each NUMA node. With several no gang crosses nodes.
+    """
+    if len(nodes) > 1:
+        return PerNode(lambda: make_policy(text), nodes)
     name, _, argument = text.partition(":")
     if name not in POLICIES:
         raise ValueError(f"unknown scheduler {name!r}; known: {', '.join(sorted(POLICIES))}")

@@ -55,7 +55,7 @@ class SpatialPolicy(Policy):
         active_cores, leases = load.active_cores, snapshot.free_leases
         for query in snapshot.waiting:
             while short and short[-1].query.query_id < query.query_id and free:
-                decisions.append(self._grow(short.pop(), free))
+                decisions.append(self._grow(short.pop(), free, snapshot, load.level))
             if not free:
                 break
             if not query.started:
@@ -65,9 +65,9 @@ class SpatialPolicy(Policy):
             of = self.demands_of(snapshot.models[query.model_id], query, load.level)
             active_cores += of.average_cores
             block = self.unit(of, query.next_layer, snapshot.core_count, active_cores)
-            decisions.append(self._start(query, block, of.versions, snapshot.core_count, free))
+            decisions.append(self._start(query, block, of, snapshot.core_count, free))
         while short and free:
-            decisions.append(self._grow(short.pop(), free))
+            decisions.append(self._grow(short.pop(), free, snapshot, load.level))
         return decisions
 
     def demands_of(self, profile: ModelProfile, query: Query, level: float) -> Demands:
@@ -75,22 +75,28 @@ class SpatialPolicy(Policy):
         adaptive = self.adapts_versions
         return demands(profile, level if adaptive else 0.0, query.rows, adaptive, TARGET_SHARE, UNIT_US)
 
-    def _start(self, query: Query, block: Block, versions: tuple[int, ...], core_count: int, free: list[int]) -> Start:
+    def _start(self, query: Query, block: Block, of: Demands, core_count: int, free: list[int]) -> Start:
         wanted = min(block.cores, core_count)
         cores = _take(free, wanted)
         if len(cores) < wanted:
             self._short[query.query_id] = wanted
-        chosen = versions[block.begin : block.end]
+        chosen = of.versions_on(len(cores))[block.begin : block.end]
         reason = f"layers {block.begin} to {block.end}: {len(cores)} of {wanted} cores"
         return Start(query.query_id, block.end, cores, chosen if any(chosen) else (), wanted, reason)
 
-    def _grow(self, block: RunningBlock, free: list[int]) -> Resize:
+    def _grow(self, block: RunningBlock, free: list[int], snapshot: Snapshot, level: float) -> Resize:
+        """Let a unit have more cores, in versions for these."""
         query_id = block.query.query_id
         wanted = self._short[query_id]
         cores = block.cores + _take(free, wanted - len(block.cores))
         if len(cores) >= wanted:
             del self._short[query_id]
-        return Resize(query_id, cores, f"in conflict: {len(cores)} of {wanted} cores now")
+        reason = f"in conflict: {len(cores)} of {wanted} cores now"
+        if not self.adapts_versions:
+            return Resize(query_id, cores, reason)
+        of = self.demands_of(snapshot.models[block.query.model_id], block.query, level)
+        versions = of.versions_on(len(cores))[block.query.next_layer : block.end_layer]
+        return Resize(query_id, cores, reason, versions if any(versions) else ())
 
     def _units_in_conflict(self, snapshot: Snapshot) -> list[RunningBlock]:
         """Return those that run on fewer cores than they asked for, the oldest last; forget those that ended."""
@@ -145,6 +151,11 @@ def _take(free: list[int], count: int) -> tuple[int, ...]:
 # Algorithm 3 gives all idle cores to each query (`thres = C_total - sum`); the text of 4.3 and its example share them
 # out in proportion to the models' averages, which is done here. "Active" are the queries that run, but for those about
 # to end.
+#
+# The threshold has two readings (`Demands.next_block`): "veltair_as" takes it as a limit, "veltair_as:use" as the cores
+# that a block can use beyond its average.
+
+USE = "use"
 
 
 class VeltairAs(SpatialPolicy):
@@ -153,9 +164,16 @@ class VeltairAs(SpatialPolicy):
     name = "veltair_as"
     adapts_blocks = True
 
+    def __init__(self, uses_threshold: bool = False) -> None:
+        super().__init__()
+        self._uses_threshold = uses_threshold
+        if uses_threshold:
+            self.name = f"{self.name}:{USE}"
+
     def unit(self, of: Demands, begin: int, core_count: int, active_cores: float) -> Block:
         """Return the block up to the next pivot, by the threshold of this moment."""
-        return of.next_block(begin, threshold_share(core_count, of.average_cores, active_cores))
+        threshold = threshold_share(core_count, of.average_cores, active_cores)
+        return of.next_block(begin, threshold, self._uses_threshold)
 
 
 # VELTAIR (ASPLOS 2022), Algorithm 3: adaptive scheduling and adaptive compilation together (its Veltair-FULL).
@@ -174,6 +192,13 @@ class Veltair(VeltairAs):
 
     name = "veltair"
     adapts_versions = True
+
+
+def make_veltair(policy: type[VeltairAs], argument: str) -> VeltairAs:
+    """Make the policy with one of the readings of its threshold. Raises ValueError."""
+    if argument not in ("", USE):
+        raise ValueError(f"scheduler {policy.name!r} takes no argument or {USE!r}, got {argument!r}")
+    return policy(argument == USE)
 
 
 # Planaria's scheduling (MICRO 2020) as VELTAIR ports it to CPUs (ASPLOS 2022, sections 3.2 and 5.1): layer by layer.
@@ -268,7 +293,7 @@ class ModelFcfs(Policy):
                 break
             gang, free = free[:wanted], free[wanted:]
             leases -= not query.started
-            chosen = of.versions[query.next_layer :] if of else ()
+            chosen = of.versions_on(wanted)[query.next_layer :] if of else ()
             versions = chosen if any(chosen) else ()
             starts.append(
                 Start(query.query_id, profile.layers, gang, versions, wanted, f"the whole gang of {wanted} is free")

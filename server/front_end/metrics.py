@@ -232,7 +232,7 @@ _MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
     (
         "gangway_blocks_total",
         "counter",
-        "Layer blocks that answered requests were executed in",
+        "Layer blocks that answered requests were executed in, started or planned",
         lambda model: model.figures.own["blocks"],
     ),
     (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gangway.artifact.format import Engine
-from gangway.executor.launch import available_cores
+from gangway.executor.launch import available_cores, nodes_of
 from gangway.server.messages import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
 from gangway.server.options.values import (
@@ -197,11 +197,13 @@ def _default_cache_dir() -> Path:
 @dataclass(frozen=True)
 class GeneralOptions:
     """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker.
+    `numa_nodes` are those of each node; no gang crosses them.
     `front_ends`: processes that share the ports. Times are in seconds.
     """
 
     id: str = SERVER_NAME
     cores: tuple[int, ...] = ()
+    numa_nodes: tuple[tuple[int, ...], ...] = ()
     front_ends: int = 1
     cache_dir: Path = field(default_factory=_default_cache_dir)
     scheduler: str = ""  # the parser knows the default: only it loads the policies
@@ -223,6 +225,9 @@ def add_general_flags(parser: argparse._ArgumentGroup) -> None:
     add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
     add("--cores", type=_cores, default="all", metavar="LIST",
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+    add("--numa-nodes", default="all", metavar="LIST;LIST",
+        help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
+        " system says)")  # fmt: skip
     add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
         help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
     add_cache_dir(parser)
@@ -248,10 +253,15 @@ def add_general_flags(parser: argparse._ArgumentGroup) -> None:
 
 
 def read_general(arguments: argparse.Namespace) -> GeneralOptions:
-    """Return the values."""
+    """Return the values. Raises OptionError for nodes that are not those of the cores."""
+    try:
+        nodes = nodes_of(arguments.numa_nodes, arguments.cores)
+    except ValueError as error:
+        raise OptionError("--numa-nodes", str(error)) from None
     return GeneralOptions(
         id=arguments.id,
         cores=arguments.cores,
+        numa_nodes=nodes,
         front_ends=arguments.front_ends,
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gangway.executor.peer import peer_sockets
 from gangway.scheduler import messages as slow
+from gangway.scheduler.policies.per_node import Nodes
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.errors import ModelLoadError
 from gangway.server.messages import LogSettings
@@ -23,9 +24,9 @@ _log = logging.getLogger(__name__)
 class SchedulerControl:
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
 
-    `on_worker_stuck` gets a worker's index and process id, `on_model_unloaded` a model's number. `on_model_failed` gets
-    a model's number, the reason, and whether its requests were at fault; `on_artifact_missing` gets a LoadModel and a
-    reason.
+    `nodes`: the workers of each NUMA node. `on_worker_stuck` gets a worker's index and process id, `on_model_unloaded`
+    a model's number. `on_model_failed` gets a model's number, the reason, and whether its requests were at fault;
+    `on_artifact_missing` gets a LoadModel and a reason.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class SchedulerControl:
         log: ServerLog,
         trace: Path | None,
         timeline: Path | None,
+        nodes: Nodes,
         on_worker_stuck: Callable[[int, int], None],
         on_model_unloaded: Callable[[int], None],
         on_model_failed: Callable[[int, str, bool], None],
@@ -54,6 +56,7 @@ class SchedulerControl:
             dispatch_us=placement.dispatch_us,
             trace=str(trace or ""),
             timeline=str(timeline or ""),
+            nodes=nodes,
         )
         self._core = placement.scheduler
         self.process = SupervisedProcess("scheduler", self._launch, self._ended, begun=self._begun)

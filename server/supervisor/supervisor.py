@@ -56,6 +56,9 @@ class Supervisor:
         memory = SharedMemory.create(len(general.cores), general.front_ends)
         memory.control.server_block.init(general.cores, time.time())
         placement = place(general.cores, general.front_ends)
+        if len(general.numa_nodes) > 1:
+            nodes = "; ".join(", ".join(map(str, node)) for node in general.numa_nodes)
+            _log.info("the cores are of %d NUMA nodes, which no gang crosses: %s", len(general.numa_nodes), nodes)
         self._exporter = ExporterControl(options.traces, log)
         self._regions = RegionRegistry(memory.control.lost_regions)
         # Messages from other processes come later, when all of these are there.
@@ -71,6 +74,7 @@ class Supervisor:
             log,
             general.trace_decisions,
             general.timeline,
+            worker_nodes(general.cores, general.numa_nodes),
             on_worker_stuck=lambda index, pid: self._workers.kill(index, pid),
             on_model_unloaded=lambda model_id: self._loader.forget(model_id),
             on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
@@ -218,6 +222,11 @@ class Supervisor:
         await self._exporter.stop(EXIT_GRACE_SECONDS)
         await self._log.finish(1.0)
         _log.info("stopped after %.2f s", time.monotonic() - begin)
+
+
+def worker_nodes(cores: Sequence[int], nodes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the workers of each node, which are the places of its cores in `cores`."""
+    return tuple(tuple(cores.index(core) for core in node) for node in nodes)
 
 
 def serve(options: ServeOptions, log: ServerLog) -> int:

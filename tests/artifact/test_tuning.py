@@ -31,7 +31,7 @@ KERNEL = TunedKernel(
     uses=2,
     qos_us=30.0,
     samples=(Sample(SMALL, 9.0), Sample(LARGE, 8.0)),
-    finalists=(Finalist(0, 9.0, ((9.0, 10.0),)), Finalist(1, 8.0, ((8.0, 12.0),))),
+    finalists=(Finalist(0, 9.0, ((9.0, 10.0),), ((9.0, 5.0),)), Finalist(1, 8.0, ((8.0, 12.0),), ((8.0, 5.0),))),
     versions=(LARGE, SMALL),
 )
 TUNING = Tuning(
@@ -39,6 +39,7 @@ TUNING = Tuning(
     model_name="model",
     machine=whole_machine_id("avx2"),
     cores=2,
+    gangs=(1, 2),
     interference_cores=1,
     interference=(InterferencePoint("stream", 50, 0.2),),
     isolated_us=18.0,

@@ -185,7 +185,7 @@ static void open_model(uint32_t model_id, struct fast_arena *arenas_of_model, ui
     for (uint32_t i = 0; i < count; i++) arenas_of_model[i].taken = false;
     path.models[model_id] = (struct open_model){.arena_stride = ROW_BYTES, .arenas = arenas_of_model, .arena_count = count,
                                                 .layers = model_id == WIDE ? 2 : 1, .expected_us = 5, .ranks = ranks,
-                                                .versions = other ? versions : NULL, .version_mask = other ? 3 : 1,
+                                                .versions = other ? versions : NULL,
                                                 .may_grow = model_id == WIDE && random_below(2),
                                                 .min_slack_us = model_id == WIDE ? 1000 : 0};
 }

@@ -8,8 +8,9 @@
  * ring only in the second case. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after
  * the whole of the one before, on the rows of the right requests, and each request must have its own outputs. A gang may compute the
  * first layers in passes: then a layer of a pass comes after the layer before of the same rows, and a pass after the one before. Layers
- * have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups of rows that
- * cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of each request must
+ * have versions and blocks have ranks, by a plan that the scheduler changes while the gang runs: each layer of a pass must be in one
+ * version, and a rank may leave as one too many only if so many are wanted no more. Some have a batch kernel, which must be used for two
+ * rows and more, with groups of rows that cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of each request must
  * become the answer.
  * Cells and tensors are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
@@ -24,7 +25,7 @@ static uint32_t worker_count;
 static char *arena;
 static uint64_t random_state;
 static uint32_t to_ring; /* so many messages had to be rung for in any case */
-static unsigned aborts, stops, grown, shrunk, repeated, packs, unpacks, passes, left_counts[LEFT_STALE + 1];
+static unsigned aborts, stops, grown, shrunk, planned, kept, repeated, packs, unpacks, passes, blocks, left_counts[LEFT_STALE + 1];
 
 uint32_t random_below(uint32_t limit) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
@@ -55,6 +56,9 @@ static void collect(void) {
             CHECK(left.kind == MESSAGE_LEFT && left.gang.rank == worker && left.gang.generation == gang->generation, "message %u", left.kind);
             CHECK(left.gang.reason <= LEFT_ABORTED, "rank %u left for reason %u", worker, left.gang.reason);
             left_counts[left.gang.reason]++;
+            uint32_t wanted = atomic_load(&gang->lease->wanted);
+            CHECK(left.gang.reason != LEFT_SHRUNK || left.gang.rank >= wanted, "rank %u left a gang of %u", worker, wanted);
+            if (wanted < gang->wanted) gang->wanted = wanted; /* a block has begun that has fewer ranks */
             to_ring += left.gang.reason != LEFT_DONE;
             gang->inside &= ~(UINT64_C(1) << left.gang.rank);
             gang->ended |= left.gang.reason == LEFT_DONE;
@@ -111,16 +115,25 @@ static void send_ranks(struct gang *gang) {
     for (uint32_t rank = 0; rank < gang->wanted; rank++) send_rank(gang, rank);
 }
 
+/* With some entries: fewer than layers, or more. */
+static struct plan make_plan(uint8_t versions[LAYERS], uint8_t ranks[LAYERS]) {
+    for (int i = 0; i < LAYERS; i++) {
+        versions[i] = (uint8_t)random_below(VERSIONS);
+        ranks[i] = random_below(3) ? 0 : (uint8_t)(1 + random_below(worker_count));
+    }
+    if (program.whole) return (struct plan){0};
+    return (struct plan){versions, ranks, random_below(LAYERS + 1), random_below(LAYERS + 1)};
+}
+
 /* From the beginning. */
 static void begin(struct gang *gang) {
-    uint8_t versions[LAYERS];
+    uint8_t versions[LAYERS], ranks[LAYERS];
     gang->wanted = 1 + random_below(worker_count);
     gang->ended = gang->aborted = false;
-    for (int i = 0; i < LAYERS; i++) versions[i] = (uint8_t)random_below(VERSIONS);
     struct lease_spec spec = {.model_id = MODEL, .members = gang->members, .member_count = gang->member_count,
                               .end_layer = 1 + random_below(program.layer_count), .wanted = gang->wanted,
                               .timeout_us = HANG_S * 2000000u, .arena_offset = (uint64_t)(gang - gangs) * LINE * STRIDE,
-                              .arena_stride = STRIDE, .versions = versions, .version_count = program.whole ? 0 : LAYERS,
+                              .arena_stride = STRIDE, .plan = make_plan(versions, ranks),
                               .pass_layers = program.whole ? 0 : random_below(program.layer_count + 1), .passes = 1};
     if (spec.pass_layers) spec.passes = 1 + random_below(gang->rows);
     passes += spec.passes > 1;
@@ -130,18 +143,17 @@ static void begin(struct gang *gang) {
     send_ranks(gang);
 }
 
-/* With some versions: fewer than layers, or more. A layer in its middle keeps its own. */
+/* A layer in its middle keeps its version. */
 static void resume(struct gang *gang) {
     struct phase_state before = phase_unpack(atomic_load(&gang->lease->phase));
-    uint8_t chosen[LAYERS];
-    uint32_t chosen_count = program.whole ? 0 : random_below(LAYERS + 1);
+    uint8_t versions[LAYERS], ranks[LAYERS];
+    struct plan plan = make_plan(versions, ranks);
     uint32_t next = phase_step(gang->lease, before.number), layer = phase_layer(gang->lease, before.number), end;
-    for (uint32_t i = 0; i < LAYERS; i++) chosen[i] = (uint8_t)random_below(VERSIONS);
     gang->wanted = 1 + random_below(worker_count);
     end = next + 1 + random_below(program.layer_count - next);
-    uint32_t expected = gang->lease->versions[layer]; /* also of a layer in its middle, and one that the block has not as a step */
-    if (before.kind == PHASE_STOPPED && layer >= next && layer < end) expected = layer - next < chosen_count ? chosen[layer - next] : 0;
-    lease_resume(gang->lease, end, gang->wanted, chosen, chosen_count);
+    uint32_t expected = before.kind == PHASE_STOPPED ? atomic_load(&gang->lease->versions[layer]) : before.version;
+    if (before.kind == PHASE_STOPPED && layer >= next && layer < end) expected = layer - next < plan.version_count ? versions[layer - next] : 0;
+    lease_resume(gang->lease, end, gang->wanted, plan);
     struct phase_state state = phase_unpack(atomic_load(&gang->lease->phase));
     bool stopped = before.kind == PHASE_STOPPED;
     CHECK(state.kind == (stopped ? PHASE_OPEN : before.kind) && state.version == expected, "kind %u version %u", state.kind, state.version);
@@ -150,10 +162,25 @@ static void resume(struct gang *gang) {
     send_ranks(gang);
 }
 
+/* Whether no block has fewer ranks by now: then the gang has so many, and grows only by the scheduler. */
+static bool resize(struct gang *gang, uint32_t wanted) {
+    bool resized = lease_resize(gang->lease, gang->wanted, wanted);
+    if (resized) gang->wanted = wanted;
+    else kept++;
+    return resized;
+}
+
+static void plan(struct gang *gang) {
+    uint8_t versions[LAYERS], ranks[LAYERS];
+    if (program.whole) return;
+    lease_plan(gang->lease, random_below(program.layer_count), make_plan(versions, ranks));
+    planned++;
+}
+
 /* One random act of the scheduler upon a running lease. A stop in its last layer finds it before unpacking, if it has that. */
 static void disturb(struct gang *gang) {
     bool last = phase_step(gang->lease, phase_unpack(atomic_load(&gang->lease->phase)).number) + 1 == program.layer_count && gang->member_count > 1;
-    switch (last && random_below(2) ? 0 : random_below(8)) {
+    switch (last && random_below(2) ? 0 : random_below(10)) {
         case 0:
             lease_set_control(gang->lease, !last && random_below(2) ? CONTROL_STOP : CONTROL_STOP_NOW);
             stops++;
@@ -164,16 +191,16 @@ static void disturb(struct gang *gang) {
             aborts++;
             break;
         case 2: case 3:
-            gang->wanted = 1 + random_below(gang->wanted);
-            lease_set_wanted(gang->lease, gang->wanted);
-            shrunk++;
+            shrunk += resize(gang, 1 + random_below(gang->wanted));
             break;
         case 4: case 5:
-            if (gang->wanted == worker_count || gang->inside >> gang->wanted & 1) break; /* taken: its Left has not come */
-            lease_set_wanted(gang->lease, ++gang->wanted);
+            if (gang->wanted == worker_count || gang->inside >> gang->wanted) break; /* taken: its Left has not come */
+            if (random_below(2)) plan(gang);
+            if (!resize(gang, gang->wanted + 1)) break;
             send_rank(gang, gang->wanted - 1);
             grown++;
             break;
+        case 6: case 7: plan(gang); break;
         default: break;
     }
 }
@@ -192,6 +219,7 @@ static void drive(uint32_t first, uint32_t end) {
         for (uint32_t i = first; i < end; i++) {
             struct gang *gang = &gangs[i];
             check_parts(gang, gang->ended);
+            blocks += atomic_exchange(&gang->lease->blocks, 0);
             if (gang->ended) continue;
             working = true;
             if (gang->aborted) begin(gang);
@@ -276,8 +304,8 @@ int main(int argc, char **argv) {
     CHECK(bell_seen(&scheduler_bell) >= to_ring, "rung %u times for %u messages", bell_seen(&scheduler_bell), to_ring);
     for (int i = 0; i < FRONT_ENDS; i++) free(io[i]);
     free(arena);
-    printf("rounds %d aborts %u stops %u grown %u shrunk %u joined %u split %u repeated %u packs %u unpacks %u passes %u left", rounds, aborts, stops,
-           grown, shrunk, joined, split, repeated, packs, unpacks, passes);
+    printf("rounds %d aborts %u stops %u grown %u shrunk %u planned %u blocks %u kept %u joined %u split %u repeated %u packs %u unpacks %u passes %u left",
+           rounds, aborts, stops, grown, shrunk, planned, blocks, kept, joined, split, repeated, packs, unpacks, passes);
     for (int reason = 0; reason <= LEFT_STALE; reason++) printf(" %u", left_counts[reason]);
     putchar('\n');
     return 0;

@@ -113,7 +113,7 @@ def test_grow_joins_inside_a_layer(harness):
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0])
     wait_for(lambda: lease.progress().present == 1)
-    lease.set_wanted(2)
+    assert lease.resize(1, 2)
     harness.executor.join(0, 1, worker=1)
     wait_for(lambda: lease.progress().finished_tasks > 0)
     assert lease.progress().next_layer == 0
@@ -128,7 +128,7 @@ def test_shrink_lets_the_upper_rank_go(harness):
     harness.orders(hang=1)
     slot, _ = harness.start([0, 1])
     wait_for(lambda: harness.executor.lease(0).progress().present == 3)
-    harness.executor.lease(0).set_wanted(1)
+    assert harness.executor.lease(0).resize(2, 1)
     harness.orders(task_ns=1_000_000)
     assert reasons(harness.executor.left([1])) == [LeftReason.SHRUNK]
     harness.orders()
@@ -249,3 +249,67 @@ def test_layers_for_one_rank_keep_the_others_waiting(make_harness):
         assert set(reasons(harness.executor.left([0, 1]))) == {LeftReason.DONE}
         assert harness.counters() == {1}
         harness.executor.slots.release(slot)
+
+
+# The plan: blocks that have fewer ranks than the one before.
+
+
+def plan_of(harness, **ranks_at):
+    """The ranks of blocks by layer: `layer3=1`."""
+    ranks = bytearray(harness.model.layers)
+    for layer, count in ranks_at.items():
+        ranks[int(layer.removeprefix("layer"))] = count
+    return bytes(ranks)
+
+
+def test_a_planned_block_lets_ranks_go_and_the_gang_goes_on(harness):
+    harness.orders(hang=1)
+    lease = harness.executor.lease(0)
+    slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer3=1, layer4=1))
+    wait_for(lambda: lease.progress().present == 3)
+    harness.orders(hang=1, layer=4)  # of the first block that has one rank
+    (left,) = harness.executor.left([1])
+    assert left.reason is LeftReason.SHRUNK
+    assert lease.layer_end_ns(2, 3)[0] <= left.left_ns
+    harness.orders()
+    assert reasons(harness.executor.left([0])) == [LeftReason.DONE]
+    assert harness.executor.slots.wait(slot, WAIT_US)
+    assert harness.counters() == {1}
+    assert lease.blocks() == (1, 2, 0)
+    assert harness.executor.slots.outcome(slot).counts.blocks == 2
+
+
+def test_the_plan_changes_ahead_of_the_gang(harness):
+    harness.orders(hang=1)
+    lease = harness.executor.lease(0)
+    slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer1=1), versions=bytes([0, 1, 1]))
+    wait_for(lambda: lease.progress().present == 3)
+    lease.plan(0, bytes([1, 0, 2, 4]), plan_of(harness, layer5=2))  # layer 0 runs already
+    harness.orders()
+    assert harness.executor.slots.wait(slot, WAIT_US)
+    assert reasons(harness.executor.left([0, 1])) == [LeftReason.DONE] * 2
+    assert harness.counters() == {1}
+    assert lease.blocks() == (2, 1, 2)
+    assert harness.executor.slots.outcome(slot).counts.versions == 0b10101
+
+
+def test_a_block_that_has_begun_keeps_its_ranks_against_an_older_wish(harness):
+    harness.orders(hang=1)
+    lease = harness.executor.lease(0)
+    slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer1=1))
+    wait_for(lambda: lease.progress().present == 3)
+    harness.orders(hang=1, layer=2)
+    assert reasons(harness.executor.left([1])) == [LeftReason.SHRUNK]
+    assert not lease.resize(2, 3)
+    assert lease.resize(1, 2)
+    harness.executor.join(0, 1, worker=1)
+    harness.orders()
+    assert harness.executor.slots.wait(slot, WAIT_US)
+    assert set(reasons(harness.executor.left([0, 1]))) == {LeftReason.DONE}
+    assert harness.counters() == {1}
+
+
+@pytest.mark.parametrize("plan", [(bytes([5]), b""), (b"", bytes([65])), (b"", bytes(4097))])
+def test_a_plan_that_no_lease_can_have_is_refused(harness, plan):
+    with pytest.raises(ValueError, match="no such plan"):
+        harness.executor.lease(0).plan(0, *plan)

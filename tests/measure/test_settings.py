@@ -26,6 +26,7 @@ def test_core_counts() -> None:
     assert core_counts(1) == (1,)
     assert core_counts(6) == (1, 2, 4, 6)
     assert core_counts(8) == (1, 2, 4, 8)
+    assert core_counts(6, every_count=True) == (1, 2, 3, 4, 5, 6)
 
 
 def test_every_version_alone_and_the_first_one_together() -> None:

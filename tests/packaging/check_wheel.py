@@ -59,7 +59,6 @@ def check(wheel: Path, python: str, folder: Path, lowest: bool) -> None:
     assert "pip install 'gangway-serve[compile]'" in failure(core, "zoo", folder / "others")
     empty = f"--cache-dir={folder / 'empty'}"
     assert "pip install 'gangway-serve[compile]'" in failure(core, "compile", empty, folder / "models" / COMPILED)
-    assert "pip install 'gangway-serve[report]'" in failure(core, "simulate", "--output", folder / "simulated")
 
     install(core, python, f"{wheel}[onnxruntime]", lowest)
     with server(core, folder) as port:

@@ -1,6 +1,7 @@
 """Without TVM, onnx and onnxruntime, a server serves what is in the cache, and names the extra that the rest needs."""
 
 import shutil
+import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -66,4 +67,7 @@ def test_commands_say_what_they_need(core: Path, folder: Path, tmp_path: Path) -
     assert "gangway zoo: needs onnx: pip install 'gangway-serve[compile]'" in failure(core, "zoo", tmp_path / "zoo")
     assert "gangway-serve[compile]" in failure(core, "compile", f"--cache-dir={cache}", compiled.with_name("mlp"))
     assert "gangway-serve[compile]" in failure(core, "tune", f"--cache-dir={cache}", compiled)
-    assert "gangway-serve[report]" in failure(core, "simulate", "--output", tmp_path / "simulated")
+    load = ["--mix=light", "--rate=50", "--queries=20", "--policy=model_fcfs"]
+    command = [core / "bin/gangway", "simulate", *load, "--output", tmp_path / "simulated"]
+    tables = subprocess.run(command, check=True, text=True, capture_output=True).stdout
+    assert "modelled" in tables and "no picture: it needs matplotlib" in tables and "gangway-serve[report]" in tables

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.observability import Counters
-from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import PlannedBlock, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.server.supervisor.shared_memory import FRONT_END
 from tests.helpers.tiny_model import TASKS
 from tests.scheduler.chaos import Chaos
@@ -269,6 +269,7 @@ def test_any_decisions_while_workers_die(scripted):
         with request:
             outcome = scripted.outcome(request)
             assert outcome.status is SlotStatus.OK or (outcome.status, outcome.attempts) == (SlotStatus.UNAVAILABLE, 3)
+    scripted.script.answer = Chaos(5)  # who starts over executes its first tasks twice
     for _ in range(40):
         with scripted.request(task_us=10) as request:
             assert is_complete(scripted, request)
@@ -301,3 +302,60 @@ def test_a_front_end_dies_while_its_queries_are_stopped(scripted):
     scripted.new_front_end()
     scripted.script.answer = begin
     assert is_complete(scripted, scripted.request())
+
+
+def test_a_planned_block_frees_a_core_without_a_decision(scripted):
+    """The first query has both cores in its first block, and one after that: then the second query has the other."""
+    seen = []
+
+    def answer(snapshot):
+        seen.append([block.cores for block in snapshot.running])
+        if not snapshot.running:
+            return [
+                replace(start, blocks=(PlannedBlock(1, 1), PlannedBlock(3, 1))) for start in begin(snapshot, LAYERS)
+            ]
+        return begin(snapshot, LAYERS, cores=(1,))
+
+    scripted.script.answer = answer
+    first = scripted.request(task_us=5_000)
+    scripted.await_gang(2)
+    second = scripted.request(task_us=10)
+    assert is_complete(scripted, second)
+    assert first.wait(time.monotonic_ns()) is None, "the other one has not ended"
+    assert seen[-1][0] == (0,)
+    scripted.hurry(first)
+    assert is_complete(scripted, first)
+    assert scripted.outcome(first).counts == SlotCounts(blocks=3, versions=1)
+    scripted.await_ends(2)
+    scripted.stop()
+    assert scripted.live.accounts.counters.total() == Counters(blocks=4, layers=2 * LAYERS)
+
+
+def test_a_plan_changes_while_its_query_runs(scripted):
+    """Versions of later layers, and blocks that are not to come; a larger gang has its own plan."""
+    decided = []
+
+    def answer(snapshot):
+        if not snapshot.running:
+            return [replace(start, blocks=(PlannedBlock(1, 1),)) for start in begin(snapshot, cores=(0,))]
+        query_id = snapshot.running[0].query.query_id
+        if len(decided) == 0:
+            decided.append(Replan(query_id, (0, 0, 1, 2, 2, 0), ()))
+        elif len(decided) == 1:
+            assert snapshot.running[0].versions == (0, 0, 1, 2, 2, 0) and snapshot.running[0].blocks == ()
+            decided.append(Resize(query_id, (0, 1), "", (0, 0, 3, 3, 3, 3)))
+        else:
+            return []
+        return [decided[-1], Wake(snapshot.now_us + 1000)]
+
+    scripted.script.answer = answer
+    request = scripted.request(hang=1)
+    scripted.await_gang(1)
+    scripted.ask()
+    scripted.await_gang(2)
+    scripted.hurry(request)
+    assert is_complete(scripted, request)
+    assert scripted.outcome(request).counts == SlotCounts(blocks=1, versions=0b1001)
+    scripted.await_ends(1)
+    scripted.stop()
+    assert scripted.live.accounts.counters.total() == Counters(blocks=1, grown=1, layers=LAYERS, versions=4)

@@ -1,6 +1,7 @@
 """`gangway simulate` as a user runs it."""
 
 import csv
+import itertools
 import json
 from collections import defaultdict
 
@@ -8,7 +9,9 @@ import pytest
 
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.server.cli import main
+from gangway.simulator import command
 from gangway.simulator.measured import shipped_models
+from gangway.simulator.runs import RATE_STEP
 
 
 def simulate(*arguments):
@@ -23,7 +26,7 @@ def rows(path):
 def test_at_a_rate(tmp_path, capsys):
     arguments = ("--cores", 4, "--policy", f"{DEFAULT_POLICY},model_fcfs", "--mix", "light", "--rate", 60)
     assert simulate(*arguments, "--queries", 200, "--timeline", "--trace-decisions", "-o", tmp_path) == 0
-    assert "light, 4 cores, 200 queries, seed 1" in capsys.readouterr().out
+    assert "light, 4 modelled cores, 200 queries, seed 1" in capsys.readouterr().out
     found = rows(tmp_path / "model_fcfs.csv")
     assert [row["model"] for row in found] == ["efficientnet_b0", "mobilenetv2", "tiny_yolov2", "total"]
     assert sum(int(row["queries"]) for row in found[:-1]) == int(found[-1]["queries"]) == 200
@@ -36,15 +39,42 @@ def test_at_a_rate(tmp_path, capsys):
     assert len({row["query"] for row in starts}) == 200
 
 
-def test_the_highest_rate(tmp_path):
+def test_the_highest_rate(tmp_path, capsys):
     arguments = ("--cores", 2, "--mix", "resnet50=1,googlenet=3", "--qos", "3x", "--policy", "model_fcfs")
-    assert simulate(*arguments, "--queries", 300, "--each", "-o", tmp_path) == 0
-    found = rows(tmp_path / "model_fcfs.csv")
-    assert all(float(row["satisfied"]) >= 95 for row in found)
+    assert simulate(*arguments, "--queries", 300, "--each", "--seeds", 2, "-o", tmp_path) == 0
     probes = rows(tmp_path / "search.csv")
-    best = float(found[-1]["rate_per_s"])
-    higher = [float(row["share"]) for row in probes if float(row["rate_per_s"]) > best * 1.001]
-    assert higher and max(higher) < 0.95
+    best = {}
+    for goal, search in itertools.product(("all", "each"), "01"):
+        tried = [row for row in probes if (row["goal"], row["search"]) == (goal, search)]
+        best[goal, search] = max(float(row["rate_per_s"]) for row in tried if float(row["share"]) >= 0.95)
+        higher = [float(row["share"]) for row in tried if float(row["rate_per_s"]) > best[goal, search] * 1.001]
+        assert higher and max(higher) < 0.95
+    assert all(best["each", search] <= best["all", search] * RATE_STEP for search in "01")
+    found = rows(tmp_path / "model_fcfs.csv")[-1]
+    assert float(found["rate_per_s"]) == pytest.approx((best["each", "0"] + best["each", "1"]) / 2, rel=1e-4)
+    curve = rows(tmp_path / "policies.csv")
+    assert [float(row["in_time"]) for row in curve] == sorted((float(row["in_time"]) for row in curve), reverse=True)
+    assert "95 % of each model" in capsys.readouterr().out
+
+
+def test_without_matplotlib_there_are_tables(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "missing_packages", lambda packages: f"{packages[0]}: pip install it")
+    arguments = ("--cores", 2, "--mix", "resnet50=1", "--qos", "3x", "--rate", 5, "--queries", 20, "-o", tmp_path)
+    assert simulate(*arguments, "--machine", "contended") == 0
+    out = capsys.readouterr().out
+    assert "2 modelled contended cores" in out and "no picture: it needs matplotlib" in out
+    assert not (tmp_path / "policies.png").exists()
+
+
+def test_doubtful_measurements_are_named(tmp_path, capsys):
+    fields = json.loads(shipped_models()["tiny_yolov2"].read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**fields, "model_name": "mine", "cores_whole": 0.6, "spread": 0.08, "sessions": 4}))
+    arguments = ("--mix", "mine=1", "--rate", 5, "--queries", 20, "--cores", 1, "-o", tmp_path / "out")
+    assert simulate("--profile", path, *arguments) == 0
+    errors = capsys.readouterr().err
+    assert "warning: mine: cores slowed each other down to 60%" in errors
+    assert "warning: mine: its times spread by 8.0% over 4 session(s)" in errors
 
 
 def test_other_profiles(tmp_path):
@@ -105,13 +135,24 @@ def test_bursts_of_requests_in_batches(tmp_path, capsys):
     assert "rows a batch" in capsys.readouterr().out
     found = rows(tmp_path / f"{DEFAULT_POLICY}.csv")
     assert int(found[-1]["queries"]) == 64, "whole bursts"
+
+
+def test_requests_of_several_rows_are_split_over_gangs(tmp_path):
+    """Of a model whose gangs of two cores lose 15 %, so that a serial part makes wide ones slow."""
+    fields = json.loads(shipped_models()["gpt2"].read_text())
+    both_us = [1.15 * time_us / 2 for time_us in fields["isolated_us"][0]]
+    path = tmp_path / "mine.json"
+    times_us = [fields["isolated_us"][0], both_us]
+    path.write_text(json.dumps({**fields, "isolated_us": times_us, "together_us": times_us, "model_name": "mine"}))
+    arguments = ("--cores", 16, "--profile", path, "--mix", "mine=1", "--rate", 40, "--queries", 60, "--timeline")
     assert simulate(*arguments, "--rows", 8, "--batch", 8, "-o", tmp_path / "large") == 0
     events = json.loads((tmp_path / "large" / f"{DEFAULT_POLICY}.trace.json").read_text())["traceEvents"]
     stretches = [event["args"] for event in events if event["ph"] == "X"]
     assert {args["rows"] for args in stretches} <= {1, 2, 4, 8}
     parts = defaultdict(dict)
     for args in stretches:
-        parts[args["batch"]][args["part"]] = args["rows"]
+        if "batch" in args:  # otherwise a request on one gang
+            parts[args["batch"]][args["part"]] = args["rows"]
     assert all(sum(rows_of.values()) == 8 for rows_of in parts.values()), "each batch is a request of 8 rows"
     for rows_of in parts.values():
         assert sorted(rows_of) == sorted(f"{part} of {len(rows_of)}" for part in range(1, len(rows_of) + 1))

@@ -6,7 +6,8 @@ import pytest
 
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.simulator.measured import main, measured_model, merge, read_measured, shipped_models
+from gangway.simulator.kernel_generation import recorded_generation
+from gangway.simulator.measured import UNKNOWN_GENERATION, main, measured_model, merge, read_measured, session_spread
 
 
 def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
@@ -42,14 +43,14 @@ def test_batches_that_all_profiles_have():
     assert merged.isolated_us == merged.together_us == ((20.0, 40.0), (5.5, 11.0))
 
 
-def test_files_of_one_row_are_still_read():
-    for path in shipped_models().values():
-        model = read_measured(path)
-        if model.batches == (1,):
-            assert model.batch_us[0] == tuple((time_us,) for time_us in model.latency_us[0][0])
-            assert model.isolated_us == model.together_us
-        total_us = sum(versions[0][0] for versions in model.latency_us)
-        assert model.isolated_us[0][0] == pytest.approx(total_us, rel=0.1)
+def test_the_spread_is_of_the_quietest_sessions():
+    def took(*times_us):
+        return replace(profile_of("0" * 64, 1), isolated_us=tuple((time_us,) for time_us in times_us))
+
+    sessions = [took(100.0, 51.0), took(140.0, 80.0), took(102.0, 50.0), took(101.0, 53.0)]
+    assert session_spread(sessions) == pytest.approx(51 / 50 - 1)
+    assert session_spread(sessions[:2]) == pytest.approx(80 / 51 - 1)
+    assert session_spread(sessions[:1]) == pytest.approx(2 * 1.25 * 0.01 * (2 / 5) ** 0.5), "what its runs scatter by"
 
 
 def test_profiles_in_a_cache_become_files_that_can_be_read(compiled_zoo, tmp_path, capsys):
@@ -59,8 +60,11 @@ def test_profiles_in_a_cache_become_files_that_can_be_read(compiled_zoo, tmp_pat
     path = write_profile(tmp_path, profile_of(artifact.name, layers, batches=(1, 2, 4)))
     assert main([str(path), "-o", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]) == 0
     packed = read_measured(tmp_path / "out" / "mlp.json")
-    assert packed == read_measured(path)
-    assert packed == measured_model(profile_of(artifact.name, layers, batches=(1, 2, 4)), read_manifest(artifact))
+    profile = profile_of(artifact.name, layers, batches=(1, 2, 4))
+    made = measured_model([profile], read_manifest(artifact), recorded_generation().number)
+    assert packed.spread == pytest.approx(made.spread, rel=1e-3)
+    assert packed == replace(made, spread=packed.spread)
+    assert replace(made, kernel_generation=UNKNOWN_GENERATION) == read_measured(path)
     assert packed.batch_us[0] == ((20.0, 40.0, 80.0), (11.0, 22.0, 44.0))
     (tmp_path / artifact.name).unlink()
     with pytest.raises(ProfileError, match="artifact is needed"):

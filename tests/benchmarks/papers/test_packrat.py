@@ -14,7 +14,7 @@ from benchmarks.papers.packrat_server import Change, PackratServer, by_burst
 from gangway.artifact.console import Console
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.measured import MeasuredModel, batch_models, encode_measured, read_measured
+from gangway.simulator.measured import MeasuredModel, encode_measured, read_measured, shipped_models
 from gangway.simulator.scaling import scale_model
 from tests.simulator.test_row_scaling import measured
 
@@ -99,7 +99,7 @@ def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / f"{name}.json").write_bytes(encode_measured(made))
     files = {path.stem: path for path in tmp_path.glob("*.json")}
     for module in (packrat_splits, packrat_step):
-        monkeypatch.setattr(module, "batch_models", lambda: files)
+        monkeypatch.setattr(module, "shipped_models", lambda: files)
     monkeypatch.setattr(packrat_splits, "CORES", (16,))
     monkeypatch.setattr(packrat_step, "STEP_S", 0.4)
     monkeypatch.setattr(packrat_step, "END_S", 1.2)
@@ -117,5 +117,5 @@ def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_models_measured_in_batches_come_with_the_simulator() -> None:
-    assert set(batch_models()) >= {"resnet50", "inception_v3", "gpt2", "bert_base"}
-    assert all(read_measured(path).model_name == name for name, path in batch_models().items())
+    assert set(shipped_models()) >= {"resnet50", "inception_v3", "gpt2", "bert_base"}
+    assert all(read_measured(path).model_name == name for name, path in shipped_models().items())

@@ -7,9 +7,11 @@ from itertools import product
 
 import pytest
 
-from gangway.scheduler.batching.planner import Plan, SplitTable, side_by_side, split_table
+from gangway.artifact.profile import LayerProfile, Machine, Profile
+from gangway.measure.profiler import core_counts
+from gangway.scheduler.batching.planner import Plan, SplitTable, plan_table, side_by_side, split_table
 from gangway.scheduler.policy_config import BATCHING
-from gangway.scheduler.profiles import ModelProfile
+from gangway.scheduler.profiles import ModelProfile, policy_profile
 from tests.scheduler.batching import largest_table
 
 GAIN = BATCHING.min_gang_gain_share
@@ -87,6 +89,20 @@ def test_table_2_of_the_paper(cores: int, rows: int, gangs: str) -> None:
     split = SplitTable(cores, rows, bert, bert).best(cores, rows)
     assert str(split) == gangs
     assert split.latency_us < bert(cores, rows)
+
+
+def test_mixed_gangs_need_a_profile_of_every_number_of_cores() -> None:
+    # As in the paper's Table 2: T = 14, B = 16. Between powers of two, what is interpolated hides that six cores pay.
+    found, batches = [], tuple(range(1, 17))
+    for every_count in (True, False):
+        counts = core_counts(14, every_count)
+        times = tuple(tuple(bert(count, rows) for rows in batches) for count in counts)
+        layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
+        machine = Machine("0" * 12, "a CPU", 14, "baseline", 1.0, 1.0)
+        runs = (9,) * len(batches)
+        measured = Profile("0" * 64, "bert", machine, counts, batches, (layer,), times, times, (), 0, runs, 0.0, 1.0)
+        found.append(str(plan_table(policy_profile(measured, 0, "bert", 14), 14, 16).best(14, 16)))
+    assert found[0] == "<1, 6, 8>, <2, 4, 4>" != found[1]
 
 
 def test_one_gang_unless_a_split_gains_enough() -> None:

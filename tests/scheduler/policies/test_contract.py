@@ -7,8 +7,10 @@ import pytest
 from gangway.scheduler.policies.registry import POLICIES, make_policy
 from gangway.scheduler.policy import (
     Decision,
+    PlannedBlock,
     Query,
     Reject,
+    Replan,
     Resize,
     RunningBlock,
     Snapshot,
@@ -89,6 +91,13 @@ def situation(generator: random.Random) -> Snapshot:
     return Snapshot(now_us, waiting, running, tuple(sorted(free)), CORES, MODELS, generator.choice([0.0, 0.6]))
 
 
+def check_plan(versions: tuple[int, ...], blocks: tuple[PlannedBlock, ...], of: RunningBlock) -> None:
+    assert len(versions) in (0, of.end_layer - of.query.next_layer)
+    layers = [block.layer for block in blocks]
+    assert layers == sorted(set(layers)) and all(of.layer < layer < of.end_layer for layer in layers)
+    assert all(0 < block.cores <= CORES for block in blocks)
+
+
 def check(decisions: list[Decision], state: Snapshot) -> None:
     waiting = {query.query_id: query for query in state.waiting}
     running = {block.query.query_id: block for block in state.running}
@@ -103,6 +112,7 @@ def check(decisions: list[Decision], state: Snapshot) -> None:
                 assert query.next_layer < end_layer <= MODELS[query.model_id].layers
                 assert cores and len(set(cores)) == len(cores) and set(cores) <= free
                 assert len(versions) in (0, end_layer - query.next_layer)
+                assert not decision.blocks or decision.blocks[0].layer > query.next_layer
                 free -= set(cores)
             case Resize(query_id, cores):
                 before = running[query_id].cores
@@ -114,6 +124,9 @@ def check(decisions: list[Decision], state: Snapshot) -> None:
                     assert cores[: len(before)] == before and joining <= free
                     assert len(joining) == len(cores) - len(before)
                     free -= joining
+                check_plan(decision.versions or (), decision.blocks, running[query_id])
+            case Replan(query_id, versions, blocks):
+                check_plan(versions, blocks, running[query_id])
             case Stop(query_id):
                 assert query_id in running
             case Reject(query_id):
@@ -124,7 +137,7 @@ def check(decisions: list[Decision], state: Snapshot) -> None:
                 assert at_us > state.now_us
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", [*sorted(POLICIES), "veltair:use"])
 def test_a_policy_keeps_its_contract(name: str) -> None:
     generator = random.Random(7)
     policy, twin = make_policy(name), make_policy(name)

@@ -6,9 +6,20 @@ from dataclasses import replace
 import pytest
 
 from gangway.scheduler.policies.gangway import Gangway, ask, candidates, classify, in_order
-from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import (
+    Decision,
+    Query,
+    Replan,
+    Resize,
+    RunningBlock,
+    Snapshot,
+    Start,
+    StartOver,
+    Stop,
+    Wake,
+)
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import Work
+from gangway.scheduler.prediction import Moment, Work
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
@@ -172,11 +183,12 @@ def test_who_is_late_by_ten_times_the_target_does_not_go_before_others(late_sinc
     # There are hundreds of them in an overload: whoever can spare the time would wait for all of them.
     now_us = 12_000.0 + late_since_us
     late, long = query(1, SHORT, 0.0), query(2, LONG, now_us)
-    works = [Work(each, None, Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS)) for each in (late, long)]
+    moment = Moment(Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS))
+    works = [Work(each, None, moment) for each in (late, long)]
     classify(works)
     for work in works:
-        ask(work, Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS))
-    assert in_order(works, 2)[0].query.query_id == first
+        ask(work)
+    assert in_order(works)[0].query.query_id == first
 
 
 def test_a_late_query_takes_the_cores_of_a_longer_one_that_can_spare_the_time() -> None:
@@ -287,9 +299,9 @@ def test_a_query_asks_for_what_is_efficient_or_what_its_deadline_needs(slack_us:
     grid = tuple(1400.0 + 4600.0 / count for count in range(1, 9))
     models = {0: replace(MODELS[SHORT], layers=16, max_ranks=8, latency_us=((grid,),) * 16)}
     state = Snapshot(0.0, [], [], tuple(range(8)), 8, models)
-    work = Work(Query(1, 0, 1, 0.0, slack_us), None, state)
+    work = Work(Query(1, 0, 1, 0.0, slack_us), None, Moment(state))
     classify([work])
-    ask(work, state)
+    ask(work)
     assert work.gang == cores
 
 
@@ -405,7 +417,8 @@ def test_a_lone_query_begins_as_the_policy_says_beforehand() -> None:
             Snapshot(now_us, [lone], blocks, free, cores, models, level, leases, way_back_us, errors, slowdown)
         )
         expected = Start(10, kind.layers, free[: start.cores], start.versions, start.cores)
-        assert [replace(decision, reason="") for decision in decisions] == [expected]  # type: ignore[type-var]
+        found = [decision for decision in decisions if not isinstance(decision, Replan)]  # of others, for what is next
+        assert [replace(decision, reason="", blocks=()) for decision in found] == [expected]  # type: ignore[call-arg]
     assert told > 1500
 
 

@@ -8,7 +8,7 @@ from gangway.scheduler.policies.gangway import Gangway, classify
 from gangway.scheduler.policies.gangway_overload import Foresight
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import AT_RISK, ON_TIME, Work
+from gangway.scheduler.prediction import AT_RISK, ON_TIME, Moment, Work
 from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1
@@ -55,7 +55,7 @@ def after(gap_us: float, until_us: float, model_id: int = SHORT, priority: int =
 
 def tier(foresight: Foresight, of: Query, now_us: float, models: dict[int, ModelProfile] = MODELS) -> int:
     state = replace(snapshot(now_us, [of]), models=models)
-    work = Work(of, None, state)
+    work = Work(of, None, Moment(state))
     classify([work])
     foresight.give_up([work], state)
     return work.tier
@@ -110,7 +110,7 @@ def test_predictions_that_are_exceeded_are_a_higher_load() -> None:
     of, state = query(9999, LONG, 1e6), snapshot(1e6, [])
     for stretch, expected in ((DEFAULT.prediction.min_margin_factor, ON_TIME), (1.6, AT_RISK)):
         stretched = replace(state, prediction_errors={SHORT: stretch})
-        work = Work(of, None, stretched)
+        work = Work(of, None, Moment(stretched))
         classify([work])
         after(2600.0, 1e6).give_up([work], stretched)
         assert work.tier == expected

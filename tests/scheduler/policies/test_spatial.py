@@ -133,6 +133,15 @@ def test_veltair_in_a_crowd_has_its_average() -> None:
     assert started("veltair_as", state([query(10, next_layer=1)], 4, others)) == [(10, 2, 2, 2)]
 
 
+def test_in_the_second_reading_a_block_takes_what_the_threshold_leaves() -> None:
+    """Alone the ladder may have all cores, which make it faster than the 2 that it needs."""
+    alone = state([query(1)], 8)
+    assert started("veltair", alone) == [(1, 4, 2, 2)]
+    assert started("veltair:use", alone) == [(1, 4, 8, 8)]
+    with pytest.raises(ValueError, match="takes no argument or"):
+        make_policy("veltair:cap")
+
+
 def test_queries_that_start_together_count_as_active() -> None:
     """Each is cut by the load so far: alone; then of two, (8 - 4) x 2 / 4 = 2, so layers of 4 are pivots."""
     assert started("veltair_as", state([query(1), query(2)], 8)) == [(1, 4, 2, 2), (2, 1, 1, 1)]
@@ -171,6 +180,30 @@ def test_the_level_that_ends_with_its_units_is_ignored() -> None:
     assert version("veltair", state([query(10, FRAGILE)], 4, others, level=0.6)) == ((), 3)
     assert version("veltair", state([query(10, FRAGILE)], 4, others, level=1.0)) == ((1,), 3)
     assert version("veltair", state([query(10, FRAGILE)], 4, others[:1], level=2.0)) == ((), 2)
+
+
+def test_growing_chooses_versions_anew() -> None:
+    """Version 1 does not use more than one core, and version 0 is slower on one."""
+    grids = ((20e3, 10e3, 5e3, 4e3), (16e3, 16e3, 16e3, 16e3))
+    models = {0: ModelProfile(0, "two", 1, 4, (grids,), slope=((1.0, 1.0),), qos_us=6e3)}
+    policy = make_policy("veltair")
+    waiting = Query(1, 0, 1, 0.0, 6e3)
+    (start,) = policy.decide(Snapshot(0.0, [waiting], [], (0,), 4, models))
+    assert isinstance(start, Start) and start.versions == (1,) and start.wanted > 1
+    block = RunningBlock(waiting, 1, (0,), 0.0, versions=start.versions)
+    (resize,) = policy.decide(Snapshot(100.0, [], [block], (1, 2), 4, models))
+    assert isinstance(resize, Resize) and len(resize.cores) == 3 and resize.versions == ()
+
+
+def test_the_threshold_limits_what_a_block_needs_or_is_what_it_can_use() -> None:
+    """Alone on 8 cores the model needs 2; its layers of 4 get faster with all."""
+    assert started("veltair_as", state([query(1)], 8)) == [(1, 4, 2, 2)]
+    (begun,) = started("veltair_as:use", state([query(1)], 8))
+    assert begun[2] > 2 and begun[:2] == (1, 4)
+    crowd = [running(7, (0,)), running(8, (1,)), running(9, (2,))]
+    assert started("veltair_as:use", state([query(10, next_layer=1)], 4, crowd)) == [(10, 2, 2, 2)]
+    with pytest.raises(ValueError, match="takes no argument or 'use'"):
+        make_policy("veltair:cap")
 
 
 def test_protean_waits_for_its_whole_gang() -> None:

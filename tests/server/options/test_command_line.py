@@ -146,6 +146,8 @@ def test_grpc_can_be_switched_off() -> None:
         ("--grpc-use-ssl=true", "argument --grpc-server-cert: is needed for --grpc-use-ssl"),
         ("--profile-seconds=-1", "argument --profile-seconds: -1 is no time"),
         ("--exit-timeout-secs=inf", "argument --exit-timeout-secs: inf is no time"),
+        ("--numa-nodes=4095;0", "argument --numa-nodes: each of the cores "),
+        ("--numa-nodes=a", "argument --numa-nodes: cores must be 'all' or a list"),
         ("--id=", "argument --id: a name has 1 to 256 characters"),
         ("--log-verbose=-1", "argument --log-verbose: -1 is not from 0"),
         ("--min-supported-compute-capability=x", "argument --min-supported-compute-capability: invalid float value"),

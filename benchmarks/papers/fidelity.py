@@ -1,0 +1,360 @@
+"""The page that compares every figure of the papers with ours: `docs/measurements/papers.md`.
+
+    python -m benchmarks.papers all -o docs/measurements/figures --page docs/measurements/papers.md
+
+It is made of the CSV files that the figures' modules wrote; nothing is simulated here. Each line has the paper's
+number, ours on the measured machine and on the one of VELTAIR's premise, and one sentence why they differ.
+"""
+
+import csv
+import datetime
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.papers import veltair_numbers as paper
+from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.packrat_splits import BATCHES, MEAN_SPEEDUP, MODELS
+from benchmarks.papers.veltair_rates import BASELINE, DEFAULT, MACHINES, MIXES, VELTAIRS, of_goal, read_rates
+from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
+from gangway.simulator.runs import RateEstimate
+from gangway.simulator.scenario import make_scenario
+from gangway.workload.mix import VELTAIR_QOS_MS, read_mix
+
+NOT_RUN = "not run"  # of a mix that the files do not have
+GOALS = {"all": "95 % of all", "each": "95 % of each"}
+ORDER = (
+    ("veltair", "fixed_block:11"),
+    ("veltair:use", "fixed_block:11"),
+    ("fixed_block:11", "model_fcfs"),
+    ("model_fcfs", BASELINE),
+    ("veltair", "protean"),
+)
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of a paper. `measured`, `contended`: ours on the two machines, as text; "" where it has none."""
+
+    figure: str
+    what: str
+    paper: str
+    measured: str
+    contended: str
+    why: str
+
+
+class Results:
+    """What the figures' modules wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rates = read_rates(folder / "veltair_fig12.csv")
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the rows of a file. Raises OSError."""
+        with (self.folder / f"{name}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def of(self, machine: str, mix: str, goal: str) -> Mapping[str, RateEstimate]:
+        """Return the policies' rates."""
+        return of_goal(self.rates, machine, mix, goal)
+
+    def over(self, machine: str, mix: str, goal: str, policy: str, other: str) -> str:
+        """Return a policy's rate over another's, with its interval."""
+        found = self.of(machine, mix, goal)
+        if policy not in found or other not in found:
+            return NOT_RUN
+        return _ratio(found[policy], found[other])
+
+    def over_baseline(self, policy: str, mix: str) -> tuple[str, str]:
+        """Return a policy's rate over the baseline's on the two machines, 95 % of all in time."""
+        measured, contended = (self.over(machine, mix, "all", policy, BASELINE) for machine in MACHINES)
+        return measured, contended
+
+
+def draw(request: FigureRequest) -> None:
+    """Write the page. Raises OSError where a figure was not made before."""
+    assert request.page is not None
+    request.page.write_text(page_text(request.output, request.page.parent))
+    request.console.print(f"written {request.page}", highlight=False, soft_wrap=True)
+
+
+def page_text(figures: Path, folder: Path) -> str:
+    """Return the page, of the figures' data, as it lies in a folder. Raises OSError."""
+    results = Results(figures)
+    to_figures = os.path.relpath(figures, folder)
+    pictures = {
+        name: "".join(f"![{each}]({to_figures}/{each}.png)\n\n" for each in some) for name, some in PICTURES.items()
+    }
+    parts = [
+        _head(results),
+        "## VELTAIR\n",
+        _claims(veltair_claims(results)),
+        *(_rates(results, machine) for machine in MACHINES),
+        _orders(results),
+        _best_other(results),
+        pictures["veltair"],
+        "## Layerweaver+\n",
+        _claims(layerweaver_claims(results)),
+        pictures["layerweaver"],
+        "## Packrat\n",
+        _claims(packrat_claims(results)),
+        pictures["packrat"],
+    ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def veltair_claims(results: Results) -> list[Claim]:
+    """Return the numbers of VELTAIR's text."""
+    machines = {name: make_scenario(read_mix("mix"), 64, contention=one) for name, one in MACHINES.items()}
+    names = list(VELTAIR_QOS_MS)
+    resnet50 = {name: scenario.models[names.index("resnet50")] for name, scenario in machines.items()}
+    alone = f"{1e6 / resnet50['measured'].isolated_us:.0f}"
+    slowed = {
+        name: one.span_us(0, one.layers, 1, 1, 1.0) / one.span_us(0, one.layers, 1) for name, one in resnet50.items()
+    }
+    versions = [len(layer) for name in names for layer in read_measured(shipped_models()[name]).latency_us]
+    few = sum(count <= 3 for count in versions) / len(versions)
+    layers = {(row["policy"], row["rate_per_s"]): row for row in results.rows("veltair_fig3_5a")}
+    layer_wise = layers[BASELINE, "300"]
+    cores = {row["policy"]: row for row in results.rows("veltair_fig14a") if row["load"] == "0.75"}
+    costs = {row["policy"]: row for row in results.rows("decision_costs")}
+    claims = [
+        Claim("Fig. 1a", "ResNet-50 on all cores, queries per second", "about 300", alone, alone,
+              "The gang's serial part comes from two cores and is pessimistic on 64."),
+        Claim("Fig. 1b", "ResNet-50 on a machine full of others, over alone", "1.8", f"{slowed['measured']:.2f}",
+              f"{slowed['contended']:.2f}", "At level 1, which only a full contended machine reaches."),
+        Claim("Fig. 3b", "layer-wise latency at 300 per s, ms", f"{paper.LATENCY_MS[BASELINE, 300]}",
+              f"{float(layer_wise['mean_ms']):.0f}", "", "300 per s is less of what our machine carries."),
+        Claim("Fig. 5a", "layer-wise units in conflict at 300 per s", f"{paper.CONFLICT_RATE[BASELINE, 300]:.1%}",
+              f"{float(layer_wise['conflict_rate']):.1%}", "", "For the same reason; higher rates are in the figure."),
+        Claim("Fig. 7b", "layers that need three versions or fewer", "over 80 %", f"{few:.0%}", "five each",
+              "`gangway tune` keeps a version only if its absence costs 10 %, and finds few that do."),
+    ]  # fmt: skip
+    for mix in MIXES:
+        for policy in ("veltair", "veltair:use"):
+            claims.append(
+                Claim("Fig. 12", f"`{policy}` over `{BASELINE}`, {mix}", f"{paper.RATE_OVER_PLANARIA[mix]['veltair']}",
+                      *results.over_baseline(policy, mix), WHY_RATES[policy])
+            )  # fmt: skip
+    claims.append(
+        Claim("Fig. 12", f"`veltair_ac` over `{BASELINE}`, mix", f"{paper.RATE_OVER_PLANARIA['mix']['veltair_ac']}",
+              *results.over_baseline("veltair_ac", "mix"),
+              "Its decisions take 0.9 ms of CPU a query; versions to choose are on contended cores only.")
+    )  # fmt: skip
+    latencies = results.rows("veltair_fig13")
+    for policy in VELTAIRS:
+        theirs = f"{paper.LATENCY_OVER_ISOLATED[policy.partition(':')[0]]}"
+        measured, contended = (_latency(latencies, machine, policy) for machine in MACHINES)
+        what = f"`{policy}`, mix, latency over isolated"
+        claims.append(Claim("Fig. 13", what, theirs, measured, contended, WHY_LATENCY[policy]))
+    for policy, gap in paper.CORE_USE_GAP.items():
+        claims.append(
+            Claim("Fig. 14a", f"cores of `{policy}` beyond layer-wise, 75 % load", f"{gap:+.0%}",
+                  f"{float(cores[policy]['gap_held']):+.0%}", "",
+                  "Layers held singly cost a dispatch each here, which the paper's layer-wise use leaves out.")
+        )  # fmt: skip
+    gains = [row for row in results.rows("veltair_fig14b") if row["policy"] == "veltair"]
+    claims.append(
+        Claim("Fig. 14b", "`veltair` with 2, 3, 4, 5 versions over one", "saturates after 4", "one version",
+              ", ".join(f"{float(row['over_one']):.2f}" for row in gains[1:]),
+              "The stated versions are evenly spaced, so the second one already bears interference best.")
+    )  # fmt: skip
+    claims.append(
+        Claim("5.5", "scheduling of a query, ms", "below 0.1",
+              ", ".join(f"{float(costs[one]['us_per_query']) / 1e3:.2f} (`{one}`)" for one in ("veltair", DEFAULT)),
+              "", "Python decides; its time counts on the virtual clock.")
+    )  # fmt: skip
+    return claims
+
+
+WHY_RATES = {
+    "veltair": "Measured cores have no contention to adapt to; on contended ones `planaria` plans as if alone.",
+    "veltair:use": "It spends idle cores: wide gangs lose core time where neighbours do not disturb.",
+}
+WHY_LATENCY = {
+    "veltair_as": "Demands are for the target, so queries take the time that they have.",
+    "veltair_ac": "The same; and each layer waits for its cores.",
+    "veltair": "Read as a cap, blocks never take more cores than the target needs.",
+    "veltair:use": "Blocks take idle cores, as the paper's text says.",
+}
+
+
+def layerweaver_claims(results: Results) -> list[Claim]:
+    """Return the numbers of Layerweaver+."""
+    numbers = {row["number"]: row for row in results.rows("layerweaver_fig4_summary")}
+    late = {(row["setting"][0], row["scheduler"], row["model"]): row for row in results.rows("layerweaver_fig5")
+            if "ours" in row["setting"]}  # fmt: skip
+    claims = [
+        Claim("Fig. 4", f"{name}, throughput over the baseline", numbers[name]["paper"], numbers[name]["ours"], "",
+              "The paper states neither the array's shape nor its batches.")
+        for name in ("mean of layerweaver_plus", "best of layerweaver_plus")
+    ]  # fmt: skip
+    for scheduler, theirs in (("baseline", "80"), ("layerweaver", "10"), ("layerweaver_plus", "below 1")):
+        row = late["a", scheduler, "resnet50"]
+        claims.append(
+            Claim("Fig. 5a", f"ResNet-50 late under `{scheduler}`, %", theirs, row["late_percent"], "",
+                  "Our accelerator bears the paper's rates, so a rate of 95 % of ours is shown.")
+        )  # fmt: skip
+    return claims
+
+
+def packrat_claims(results: Results) -> list[Claim]:
+    """Return the numbers of Packrat."""
+    splits = [row for row in results.rows("packrat_fig4") if row["cores"] == "16" and int(row["batch"]) in BATCHES]
+    claims = []
+    for model in MODELS:
+        some = [row for row in splits if row["model"] == model]
+        if some:
+            mean, low, high = (fmean(float(row[name]) for row in some) for name in ("speedup", "low", "high"))
+            claims.append(
+                Claim("Fig. 4", f"{model}: one gang over the split, 16 cores, mean", f"{MEAN_SPEEDUP[model]}",
+                      f"{mean:.2f} ({low:.2f} to {high:.2f})", "",
+                      "A split gains the serial part of a wide gang, which two measured cores leave uncertain.")
+            )  # fmt: skip
+    for row in results.rows("packrat_fig1"):
+        if row["paper"]:
+            what = f"{row['model']}, {row['batch']} rows, {row['threads']} threads over half as many"
+            claims.append(
+                Claim("Fig. 1", what, row["paper"],
+                      f"{float(row['gain_over_half']):.2f}", "",
+                      "Gangs of tasks have no serial part that two cores would show.")
+            )  # fmt: skip
+    same = [row["ours"] == row["paper"] for row in results.rows("packrat_table2")]
+    last = results.rows("packrat_fig6")[-1]
+    claims.append(
+        Claim("Table 2", "BERT: configurations alike", f"{len(same)}", f"{sum(same)} of {len(same)}", "",
+              "Without a serial part one gang is best.")
+    )  # fmt: skip
+    claims.append(
+        Claim("Fig. 6", "latency of bursts of 64: kept configuration over ours", "1.54",
+              f"{float(last['kept for 8, mean ms']) / float(last[f'{DEFAULT}, mean ms']):.2f}", "",
+              "The best configuration for 64 rows is hardly faster here; changing it costs nothing.")
+    )  # fmt: skip
+    return claims
+
+
+def _head(results: Results) -> str:
+    counts = sorted({int(row["queries"]) for row in results.rows("veltair_fig12")})
+    doubts = [f"{name} ({'; '.join(model.doubts)})" for name, model in _models().items() if model.doubts]
+    text = f"""# Figures of the papers
+
+This page is generated, {datetime.date.today().isoformat()}:
+
+    python -m benchmarks.papers all -o docs/measurements/figures --page docs/measurements/papers.md
+
+Every rate is modelled: the mean of five seeds and its interval of 95 %, of {counts[0]} to {counts[-1]} queries a run.
+The *measured* machine is 64 cores scaled from two, whose neighbours hardly disturb each other. The *contended* machine
+states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-veltairs-premise)). The data are in
+`docs/measurements/figures`. [Papers](../explanation/papers.md) has the summary and our readings.
+"""
+    if doubts:
+        text += f"\nDoubtful measurements: {', '.join(doubts)}.\n"
+    return text
+
+
+def _models() -> Mapping[str, MeasuredModel]:
+    return {name: read_measured(path) for name, path in shipped_models().items()}
+
+
+def _claims(claims: Iterable[Claim]) -> str:
+    return _table(
+        ("figure", "what", "the paper", "measured machine", "contended machine", "why they differ"),
+        [(one.figure, one.what, one.paper, one.measured, one.contended, one.why) for one in claims],
+    )
+
+
+def _rates(results: Results, machine: str) -> str:
+    found = {mix: [results.of(machine, mix, goal) for goal in GOALS] for mix in MIXES}
+    first = next(rates[0] for rates in found.values() if rates[0])
+    ranked = sorted(first, key=lambda policy: -first[policy].mean_per_s)
+    cells = {
+        policy: [
+            " / ".join(str(one[policy]) for one in found[mix]) if policy in found[mix][0] else NOT_RUN for mix in MIXES
+        ]
+        for policy in ranked
+    }
+    title = f"### Fig. 12, {machine} machine\n\nHighest rate with {' / '.join(GOALS.values())} in time, per second.\n\n"
+    return title + _table(("policy", *MIXES), [(f"`{policy}`", *cells[policy]) for policy in ranked])
+
+
+def _orders(results: Results) -> str:
+    rows = []
+    for first, second in ORDER:
+        for machine in MACHINES:
+            ratios = [results.over(machine, mix, "all", first, second) for mix in MIXES]
+            rows.append((f"`{first}` over `{second}`", machine, *ratios))
+    for first in ("veltair", "veltair:use"):
+        for second in ("veltair_ac", "veltair_as"):
+            ratios = [results.over("contended", mix, "all", first, second) for mix in MIXES]
+            rows.append((f"`{first}` over `{second}`", "contended", *ratios))
+    title = "### The paper's order: veltair, fixed blocks, whole models, layers; FULL over AC and AS\n\n"
+    return title + _table(("", "machine", *MIXES), rows) + ORDER_TEXT
+
+
+ORDER_TEXT = """
+Exceptions are ratios below 1. On the measured machine wide blocks lose core time, and nothing is gained by versions.
+Fixed blocks fall behind whole models where models are short, since each block costs a dispatch. Whole models fall
+behind layers where gangs are planned for an idle machine and layers grow. `protean` chooses versions for whole models:
+it decides once a query, and short models hardly block each other. In heavy FULL and AC carry the
+same, since targets above 100 ms leave room for a dispatch of each layer.
+"""
+
+
+def _best_other(results: Results) -> str:
+    rows = []
+    for machine in MACHINES:
+        for goal, title in GOALS.items():
+            cells = []
+            for mix in MIXES:
+                found = dict(results.of(machine, mix, goal))
+                ours = found.pop(DEFAULT, None)
+                if ours is None:
+                    cells.append(NOT_RUN)
+                    continue
+                other = max(found, key=lambda policy: found[policy].mean_per_s)
+                cells.append(f"{_ratio(ours, found[other])} (`{other}`)")
+            rows.append((f"{machine}, {title}", *cells))
+    worst = {(row["machine"], row["mix"]): row for row in results.rows("veltair_worst")}
+    for machine in MACHINES:
+        cells = [
+            f"{float(row['gangway_least']):.1%} / {float(row['other_least']):.1%}" if row else NOT_RUN
+            for row in (worst.get((machine, mix)) for mix in MIXES)
+        ]
+        rows.append((f"{machine}, worst model in time, ours / other's, at the other's rate", *cells))
+    return f"### `{DEFAULT}` over the best other policy\n\n" + _table(("", *MIXES), rows)
+
+
+def _ratio(one: RateEstimate, other: RateEstimate) -> str:
+    return f"{one.over(other)}" if other.mean_per_s else "no rate"
+
+
+def _latency(rows: Sequence[Row], machine: str, policy: str) -> str:
+    some = [row for row in rows if (row["machine"], row["mix"], row["policy"]) == (machine, MIXES[-1], policy)]
+    if not some:
+        return NOT_RUN
+    half = max(float(row["half"]) for row in some)
+    return f"{fmean(float(row['over_isolated']) for row in some):.2f} ± {half:.2f}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+PICTURES: Mapping[str, Sequence[str]] = {
+    "veltair": (
+        "veltair_fig3_5a",
+        "veltair_fig4b_10",
+        "veltair_fig12",
+        "veltair_fig13",
+        "veltair_fig14a",
+        "veltair_fig14b",
+    ),
+    "layerweaver": ("layerweaver_fig4", "layerweaver_fig5"),
+    "packrat": ("packrat_fig4", "packrat_fig6"),
+}

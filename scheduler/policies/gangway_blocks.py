@@ -1,0 +1,100 @@
+"""Versions and layer blocks of what the `gangway` policy runs: VELTAIR's Algorithms 2 and 3 (ASPLOS 2022).
+
+Each layer has the version that is fastest at the present level of interference on the cores that the query really has.
+While others are to have cores of a running query, its rest is cut into blocks (Algorithm 2): a layer that needs as many
+cores as the dynamic threshold begins one. In each block the query keeps what it needs for the block's share of the
+target, or as many cores as are efficient there; the others come free at its first layer.
+
+The plan stands in the lease, so a gang finds it at a layer's end without a decision. A decision changes the plans of
+those that run when level, load or cores have changed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gangway.scheduler.policy import PlannedBlock, Replan
+from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
+from gangway.scheduler.prediction import Demands, Work, busy_efficiency, threshold_share
+
+REASON = "level, load or cores have changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A model's blocks on so many cores, and by how much they lengthen the whole model. Times are microseconds."""
+
+    blocks: tuple[PlannedBlock, ...]
+    longer_us: float
+
+
+def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficiency: float) -> Cut:
+    """Return the blocks of a query that begins on so many cores, and keeps some of them at least.
+
+    In each every core does at least the given share of what a single one does, unless the target needs more cores. A
+    block has never more cores than the one before it: that takes a decision.
+    """
+    found: list[PlannedBlock] = []
+    left, time_us = cores, 0.0
+    for block in table.blocks(threshold_cores):
+        if block.begin:
+            keep = max(least, block.cores, _efficient_cores(table, block.begin, block.end, left, efficiency))
+            if keep < left:
+                left = keep
+                found.append(PlannedBlock(block.begin, left))
+        time_us += table.span_us(block.begin, block.end, left)
+    return Cut(tuple(found), time_us - table.span_us(0, table.layers, cores))
+
+
+def _efficient_cores(table: Demands, begin: int, end: int, most: int, efficiency: float) -> int:
+    alone_us = table.span_us(begin, end, 1)
+    counts = range(most, 1, -1)
+    return next((count for count in counts if alone_us >= efficiency * count * table.span_us(begin, end, count)), 1)
+
+
+class BlockPlanner:
+    """Plans what queries do on the cores that one decision gives them. `works`: all, each with its grant."""
+
+    __slots__ = ("_active_cores", "_cuts", "_efficiency")
+
+    def __init__(self, works: Sequence[Work], gang_slowdown: float, config: PolicyConfig = DEFAULT) -> None:
+        self._cuts = config.blocks.enabled and any(work.grant < work.cores for work in works)
+        self._efficiency = busy_efficiency(gang_slowdown, config)
+        self._active_cores = 0.0
+        if self._cuts:
+            self._active_cores = sum([work.outlook.table.average_cores for work in works if work.grant])
+
+    def versions(self, work: Work, cores: int) -> tuple[int, ...]:
+        """Return the versions of a query on so many cores, as a Start has them."""
+        versions, next_layer = work.outlook.table.versions_on(cores), work.query.next_layer
+        if versions and next_layer:
+            versions = versions[next_layer:]
+            versions = versions if any(versions) else ()
+        return versions
+
+    def blocks(self, work: Work, cores: int) -> tuple[PlannedBlock, ...]:
+        """Return the blocks of a query on so many cores, as a Start has them: those that it has not come to."""
+        if not self._cuts or work.grant >= cores:
+            return ()
+        average = work.outlook.table.average_cores
+        threshold = round(threshold_share(work.moment.core_count, average, max(self._active_cores, average)))
+        key = (cores, max(work.grant, 1), threshold, self._efficiency)
+        found = work.outlook.cuts.get(key)
+        if found is None:
+            found = work.outlook.cuts[key] = cut(work.outlook.table, *key)
+        if not found.blocks or work.remaining_us(cores) * work.margin + found.longer_us > work.slack_us:
+            return ()
+        end = work.model.layers if work.block is None else work.block.end_layer
+        return tuple([block for block in found.blocks if work.layer < block.layer < end])
+
+    def changes(self, works: Sequence[Work], resized: Sequence[int]) -> Iterator[Replan]:
+        """Yield a new plan for each query that runs by another one. `resized`: those that a decision is about."""
+        for work in works:
+            running = work.block
+            if running is None or work.fixed or work.query.query_id in resized:
+                continue
+            versions, blocks = self.versions(work, work.cores), self.blocks(work, work.cores)
+            before = running.blocks
+            if before:
+                before = tuple([block for block in before if block.layer > work.layer and block.cores < work.cores])
+            if versions != running.versions or blocks != before:
+                yield Replan(work.query.query_id, versions, blocks, REASON)
