@@ -20,13 +20,12 @@ import tritonclient.http as triton_http
 
 from benchmarks.lib.live_router import live_router, server_flag
 from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import descendants_of
+from benchmarks.lib.processes import descendants_of, process_cpu_ns
 from benchmarks.lib.report import Row, option_parser, start_report
 from benchmarks.lib.repository import GANGWAY
 
 ADDED_MS = 0.7
 ROUNDS = 20
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:
@@ -58,7 +57,7 @@ def main() -> int:
             for _ in range(ROUNDS):
                 for way, times in zip(ways, medians, strict=True):
                     before_s = _cpu_s(router.process.pid)
-                    times.append(_median_ms(way, options.calls))
+                    times.append(median_ms(way, options.calls))
                     haproxy_s += _cpu_s(router.process.pid) - before_s
             added_ms = statistics.median(b - a for a, b in zip(*medians, strict=True))
             rows.append(
@@ -75,7 +74,8 @@ def main() -> int:
     return report.finish(options.json)
 
 
-def _median_ms(call: Callable[[], object], count: int) -> float:
+def median_ms(call: Callable[[], object], count: int) -> float:
+    """Return the median time of so many calls, one after the other."""
     times = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -86,11 +86,7 @@ def _median_ms(call: Callable[[], object], count: int) -> float:
 
 def _cpu_s(pid: int) -> float:
     """Return the CPU that HAProxy, a descendant of `gangway route`, has used."""
-    ticks = 0
-    for child in descendants_of(pid):
-        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / TICKS_PER_S
+    return sum(map(process_cpu_ns, descendants_of(pid))) / 1e9
 
 
 if __name__ == "__main__":

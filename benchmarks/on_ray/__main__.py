@@ -22,10 +22,11 @@ import tritonclient.http as triton
 from benchmarks.fetch_ray import PYTHON, missing_ray, with_ray
 from benchmarks.lib.live_router import live_router
 from benchmarks.lib.live_server import free_port, is_ready
-from benchmarks.lib.processes import TICKS_PER_S, cpu_ns, descendants_of
+from benchmarks.lib.processes import core_times, cpu_ns, descendants_of
 from benchmarks.lib.report import Row, option_parser, start_report
 from benchmarks.lib.repository import GANGWAY
 from benchmarks.on_ray.live import OnRay, on_ray
+from benchmarks.route import median_ms
 
 ROUNDS = 10
 IDLE_S = 10.0
@@ -60,7 +61,7 @@ def main() -> int:
         medians_ms: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(ROUNDS):
             for way, call in ways.items():
-                medians_ms[way].append(_median_ms(call, options.calls))
+                medians_ms[way].append(median_ms(call, options.calls))
         direct_ms = statistics.median(medians_ms["server"])
         rows: list[Row] = [
             {
@@ -91,26 +92,13 @@ def _pass_on(server: str) -> Iterator[str]:
         process.stdin.close()
 
 
-def _median_ms(call: Callable[[], object], count: int) -> float:
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e3
-
-
-def _used_s() -> float:
-    """Return what all processes of the machine have used of its cores."""
-    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system) / TICKS_PER_S
-
-
 def _cpu_per_call_ms(call: Callable[[], object], count: int) -> float:
-    begin_s = _used_s()
+    before = core_times()
     for _ in range(count * ROUNDS):
         call()
-    return (_used_s() - begin_s) * 1e3 / (count * ROUNDS)
+    after = core_times()
+    used_s = (after.busy_s - after.stolen_s) - (before.busy_s - before.stolen_s)
+    return used_s * 1e3 / (count * ROUNDS)
 
 
 def _idle_cores(kept: OnRay) -> float:

@@ -253,7 +253,7 @@ states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-v
 `docs/measurements/figures`. [Papers](../explanation/papers.md) has the summary and our readings.
 """
     if doubts:
-        text += f"\nDoubtful measurements: {', '.join(doubts)}.\n"
+        text += "\nDoubtful measurements:\n\n" + "".join(f"- {doubt}\n" for doubt in doubts)
     return text
 
 
