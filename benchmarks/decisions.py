@@ -48,6 +48,10 @@ class Timed(Policy):
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return decisions
 
+    def arrived(self, query: Query) -> None:
+        """Let the policy note it."""
+        self._inner.arrived(query)
+
     def finished(self, query: Query, now_us: float) -> None:
         """Let the policy note it."""
         self._inner.finished(query, now_us)

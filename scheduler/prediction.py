@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
@@ -272,13 +272,16 @@ class Outlook:
 
     Computed once: see `outlook`. Times are microseconds. `most`: cores that such a query can use.
     `whole_us[cores - 1]`: the whole query. `isolated_us`: on all cores that it can use. `fastest_us[layer]`: the
-    profile's for one row, from that layer on; empty for more rows.
+    profile's for one row, from that layer on; empty for more rows. `has_versions`: not only the default ones.
     """
 
-    __slots__ = ("_efficient", "_of", "_rests", "cuts", "fastest_us", "isolated_us", "most", "table", "whole_us")
+    __slots__ = (
+        "_efficient", "_of", "_rests", "cuts", "fastest_us", "has_versions", "isolated_us", "most", "table", "whole_us",
+    )  # fmt: skip
 
     def __init__(self, model: ModelProfile, level: float, rows: int, core_count: int) -> None:
         self.table = table = demands(model, level, rows, True)
+        self.has_versions = any(table.versions)
         self.most = min(len(table.time_us), core_count)
         self.whole_us = tuple([table.span_us(0, table.layers, cores + 1) for cores in range(len(table.time_us))])
         self.isolated_us = self.whole_us[self.most - 1]
@@ -314,111 +317,125 @@ def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Ou
     return known
 
 
-class Known(NamedTuple):
-    """What holds for all queries of a model with as many rows, in one decision.
+class Moment:
+    """What all queries of a decision have in common.
 
-    `margin`: what times are multiplied by where a deadline depends on them. `efficient`: the most cores of which each
-    does enough while others want them; `idle`: while nobody does.
+    `level`: of interference, as far as predictions follow it. `efficiency`: what each core of a gang must do, by the
+    profile, while others want it. `margin`: what times are multiplied by, at least, where a deadline depends on them;
+    `errors`: by model, where that is more. `kind`: what predictions depend on beside the query and its model.
     """
 
-    model: ModelProfile
-    outlook: Outlook
-    margin: float
-    efficient: int
-    idle: int
-
-
-class Moment(dict[tuple[int, int], Known]):
-    """What all queries of a decision have in common; and, by model and rows, what those that are alike have.
-
-    `level`: of interference, as far as predictions follow it.
-    """
+    __slots__ = (
+        "config", "core_count", "efficiency", "errors", "kind", "level", "margin", "models", "now_us", "way_back_us",
+    )  # fmt: skip
 
     def __init__(self, snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> None:
-        super().__init__()
         self.config = config
         self.now_us = snapshot.now_us
         self.way_back_us = snapshot.way_back_us
-        self.core_count = snapshot.core_count
+        self.core_count = core_count = snapshot.core_count
+        self.models = snapshot.models
         level = snapshot.level if config.interference.enabled else 0.0
-        self.level = min(level, config.prediction.max_level)
-        self._snapshot = snapshot
-        self._efficiency = busy_efficiency(snapshot.gang_slowdown, config)
-
-    def __missing__(self, key: tuple[int, int]) -> Known:
-        """Look it up for the first query of its kind."""
-        model_id, rows = key
-        model, config = self._snapshot.models[model_id], self.config
-        margin = config.prediction.min_margin_factor
-        if config.prediction_error.enabled:
-            margin = max(margin, self._snapshot.prediction_errors.get(model_id, 1.0))
-        foreseen = outlook(model, self.level, rows, self.core_count)
-        efficient = foreseen.efficient_cores(self._efficiency)
-        idle = foreseen.efficient_cores(config.growth.idle_efficiency)
-        self[key] = known = Known(model, foreseen, margin, efficient, idle)
-        return known
+        self.level = level = min(level, config.prediction.max_level) if level else 0.0
+        self.efficiency = efficiency = busy_efficiency(snapshot.gang_slowdown, config)
+        self.kind = (core_count, efficiency, round(level / LEVEL_STEP) if level else 0)
+        self.margin = config.prediction.min_margin_factor
+        self.errors = snapshot.prediction_errors if config.prediction_error.enabled else {}
 
 
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    `slack_us`: from now to its deadline, less the answer's way back. `least_us`: its rest on all cores that it can use.
-    `is_lost`: it misses its deadline even if nothing disturbs it from now on, or has none to meet. `due_us`: its place
-    in the order. `weight`: of its deadline. `margin`, `efficient`, `idle`: as in `Known`. `gang`: cores it
-    asks for; `area_us`: how long the whole machine has to do with it then. `grant`: cores it shall have.
+    As of `moment`: `slack_us`: from now to its deadline, less the answer's way back. `least_us`: its rest on all cores
+    that it can use; `usual_us`: on as many as it usually asks for. `is_lost`: it misses its deadline even if nothing
+    disturbs it from now on, or has none to meet. `margin`: what its times are multiplied by where its deadline depends
+    on them.
+
+    As it is decided: `due_us`: its place in the order. `weight`: of its deadline. `gang`: cores it asks for; `area_us`:
+    how long the whole machine has to do with it then. `grant`: cores it shall have.
+
+    Always: `efficient`: the most cores of which each does enough while others want them; `idle`: while nobody does.
+    `usual`: cores that it asks for where no deadline needs more.
+    `request_us`: what the largest of its requests takes on all cores that it can use. A batch counts as no longer than
+    that: else equal requests that come later, in smaller batches, would be shorter.
     """
 
     __slots__ = (
-        "area_us", "block", "cores", "due_us", "efficient", "elapsed_us", "fixed", "gang", "grant", "idle", "is_lost",
-        "isolated_us", "layer", "least_us", "margin", "model", "moment", "most", "outlook", "query", "slack_us", "tier",
-        "times_us", "weight",
+        "_fastest_us", "area_us", "block", "cores", "due_us", "efficient", "elapsed_us", "fixed", "gang", "grant",
+        "idle", "is_lost", "isolated_us", "layer", "least_us", "margin", "model", "moment", "most", "outlook", "query",
+        "request_us", "slack_us", "tier", "times_us", "usual", "usual_us", "weight",
     )  # fmt: skip
 
     def __init__(self, query: Query, block: RunningBlock | None, moment: Moment) -> None:
-        model, known, self.margin, self.efficient, self.idle = moment[query.model_id, query.rows]
         self.query = query
-        self.block = block
-        self.moment = moment
-        self.model = model
-        self.outlook = known
+        self.block: RunningBlock | None = None
+        self.layer = query.next_layer
+        self.model = model = moment.models[query.model_id]
+        self.outlook = known = outlook(model, moment.level, query.rows, moment.core_count)
         self.times_us = known.table.time_us
         self.most = known.most
-        self.isolated_us = known.isolated_us
-        if block is None:
-            self.layer = next_layer = query.next_layer
-            self.cores = 0
-            self.elapsed_us = 0.0
-            self.fixed = False  # nothing stops or resizes it
-        else:
-            self.layer = block.layer
-            next_layer = block.layer + 1  # a running layer may end at any moment
-            self.cores = len(block.cores)
-            self.elapsed_us = moment.now_us - max(block.layer_started_us, block.started_us)
-            self.fixed = block.stopping or model.indivisible
-        if query.deadline_us is None:
-            self.slack_us = INFINITE
-            self.is_lost = True
-        else:
-            self.slack_us = query.deadline_us - moment.now_us - moment.way_back_us
-            fastest = known.fastest_us
-            fastest_us = fastest[next_layer] if fastest else model.fastest_us(next_layer, known.most, query.rows)
-            self.is_lost = self.slack_us + moment.way_back_us < fastest_us
-        self.least_us = self.remaining_us(known.most)
-        self.weight = 1.0
+        self.isolated_us = self.request_us = known.isolated_us
+        if query.request_rows and query.request_rows != query.rows:
+            self.request_us = outlook(model, moment.level, query.request_rows, moment.core_count).isolated_us
+        self.efficient = known.efficient_cores(moment.efficiency)
+        self.idle = known.efficient_cores(moment.config.growth.idle_efficiency)
+        self.usual = min(query.cores or self.efficient, self.most)
+        self.slack_us = INFINITE
+        self.is_lost = True
         self.due_us = self.area_us = 0.0
         self.tier = BRIEF
-        self.gang = self.grant = 0
+        self.gang = 0
+        self._wait()
+        self.see(block, moment)
+
+    def see(self, block: RunningBlock | None, moment: Moment) -> None:
+        """Bring everything up to date that depends on the moment. Nothing is decided yet."""
+        query = self.query
+        if block is not None:
+            if self.block is None or block.layer != self.layer:
+                self.layer = block.layer
+                self._fastest_us = self._fastest_from(block.layer + 1)  # a running layer may end at any moment
+            self.cores = len(block.cores)
+            began_us = block.layer_started_us
+            self.elapsed_us = moment.now_us - (began_us if began_us > block.started_us else block.started_us)
+            self.fixed = block.stopping or self.model.indivisible
+            self.block = block
+            self.least_us = self.remaining_us(self.most)
+            self.usual_us = self.remaining_us(self.usual)
+        elif self.block is not None:
+            self._wait()
+        else:
+            self.cores = 0  # those that it was to start on
+        if query.deadline_us is not None:
+            slack_us = query.deadline_us - moment.now_us - moment.way_back_us
+            self.slack_us = slack_us
+            self.is_lost = slack_us + moment.way_back_us < self._fastest_us
+        self.moment = moment
+        self.margin = margin = moment.margin
+        if moment.errors:
+            self.margin = max(margin, moment.errors.get(query.model_id, margin))
+        self.weight = 1.0
+        self.grant = 0
+
+    def _wait(self) -> None:
+        self.block = None
+        self.layer = self.query.next_layer
+        self.cores = 0
+        self.elapsed_us = 0.0
+        self.fixed = False  # nothing stops or resizes it
+        self.least_us = self.remaining_us(self.most)
+        self.usual_us = self.remaining_us(self.usual)
+        self._fastest_us = self._fastest_from(self.layer)
+
+    def _fastest_from(self, layer: int) -> float:
+        fastest_us = self.outlook.fastest_us
+        return fastest_us[layer] if fastest_us else self.model.fastest_us(layer, self.most, self.query.rows)
 
     @property
-    def request_us(self) -> float:
-        """What the largest of its requests takes on all cores that it can use: a batch is no longer than that.
-
-        Else equal requests that come later, in smaller batches, would be shorter.
-        """
-        rows = self.query.request_rows
-        if not rows or rows == self.query.rows:
-            return self.isolated_us
-        return self.moment[self.query.model_id, rows].outlook.isolated_us
+    def plans(self) -> bool:
+        """Whether it runs by versions or blocks, or may by other versions of layers."""
+        block = self.block
+        return block is not None and bool(block.blocks or block.versions or self.outlook.has_versions)
 
     def remaining_us(self, cores: int) -> float:
         """Return the rest of the query on so many cores, the part of the present layer that is done taken off."""
@@ -442,6 +459,40 @@ class Work:
             return known.fewest_cores(self.layer, within_us)
         by_now = known.fewest_cores(self.layer, within_us + elapsed_us)
         return max(by_now, known.fewest_cores(self.layer + 1, within_us))  # the layer may take longer than predicted
+
+
+class WorkTable:
+    """The works of one decision after another. Of a query that is still there only what the moment changes is new."""
+
+    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
+        self._config = config
+        self._works: dict[int, Work] = {}  # by query, as of the last decision
+        self._kind: object = None  # of that moment
+
+    def at(self, snapshot: Snapshot, waiting: Iterable[Query]) -> list[Work]:
+        """Return the works of these waiting queries, then of all that run. They are good until the next call."""
+        moment = Moment(snapshot, self._config)
+        known = self._works if moment.kind == self._kind else {}
+        models = snapshot.models
+        works = []
+        for query in waiting:
+            work = known.get(query.query_id)
+            if work is not None and work.query is query and work.model is models[query.model_id]:
+                work.see(None, moment)
+            else:
+                work = Work(query, None, moment)
+            works.append(work)
+        for block in snapshot.running:
+            query = block.query
+            work = known.get(query.query_id)
+            if work is not None and work.query is query and work.model is models[query.model_id]:
+                work.see(block, moment)
+            else:
+                work = Work(query, block, moment)
+            works.append(work)
+        self._works = {work.query.query_id: work for work in works}
+        self._kind = moment.kind
+        return works
 
 
 def efficient_cores(model: ModelProfile, level: float, rows: int, core_count: int, efficiency: float) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Demands, Work, busy_efficiency, threshold_share
+from gangway.scheduler.prediction import Demands, Work, threshold_share
 
 REASON = "level, load or cores have changed"
 
@@ -54,19 +54,26 @@ def _efficient_cores(table: Demands, begin: int, end: int, most: int, efficiency
 class BlockPlanner:
     """Plans what queries do on the cores that one decision gives them. `works`: all, each with its grant."""
 
-    __slots__ = ("_active_cores", "_cuts", "_efficiency")
+    __slots__ = ("_active_cores", "_cuts", "may_change")
 
-    def __init__(self, works: Sequence[Work], gang_slowdown: float, config: PolicyConfig = DEFAULT) -> None:
-        self._cuts = config.blocks.enabled and any(work.grant < work.cores for work in works)
-        self._efficiency = busy_efficiency(gang_slowdown, config)
+    def __init__(self, works: Sequence[Work], config: PolicyConfig = DEFAULT) -> None:
+        narrower = planned = False
+        for work in works:
+            narrower = narrower or work.grant < work.cores
+            planned = planned or work.plans
+        self._cuts = narrower and config.blocks.enabled
         self._active_cores = 0.0
         if self._cuts:
             self._active_cores = sum([work.outlook.table.average_cores for work in works if work.grant])
+        # Without cuts, and with one version of each layer, only a plan that is there can change.
+        self.may_change = self._cuts or planned
 
     def versions(self, work: Work, cores: int) -> tuple[int, ...]:
         """Return the versions of a query on so many cores, as a Start has them."""
-        versions, next_layer = work.outlook.table.versions_on(cores), work.query.next_layer
-        if versions and next_layer:
+        if not work.outlook.has_versions:
+            return ()
+        versions = work.outlook.table.versions_on(cores)
+        if versions and (next_layer := work.query.next_layer):
             versions = versions[next_layer:]
             versions = versions if any(versions) else ()
         return versions
@@ -77,7 +84,7 @@ class BlockPlanner:
             return ()
         average = work.outlook.table.average_cores
         threshold = round(threshold_share(work.moment.core_count, average, max(self._active_cores, average)))
-        key = (cores, max(work.grant, 1), threshold, self._efficiency)
+        key = (cores, max(work.grant, 1), threshold, work.moment.efficiency)
         found = work.outlook.cuts.get(key)
         if found is None:
             found = work.outlook.cuts[key] = cut(work.outlook.table, *key)

@@ -99,16 +99,21 @@ class Foresight:
         self._review_us = now_us + self._config.foresight.review_us
         for key in [key for key in self._kinds if key[0] not in snapshot.models]:
             del self._kinds[key]
+        efficiency = busy_efficiency(snapshot.gang_slowdown, self._config)
         self._loads = [
-            _Load(priority, kind.target_us, kind.rate.rows_per_us_at(now_us) * self._row_us(model_id, snapshot))
+            _Load(
+                priority,
+                kind.target_us,
+                kind.rate.rows_per_us_at(now_us) * self._row_us(model_id, snapshot, efficiency),
+            )
             for (model_id, priority), kind in self._kinds.items()
         ]
         self._is_full = sum(load.share for load in self._loads) >= self._config.foresight.min_load
 
-    def _row_us(self, model_id: int, snapshot: Snapshot) -> float:
+    def _row_us(self, model_id: int, snapshot: Snapshot, efficiency: float) -> float:
         """Return how long the whole machine has to do with a row, in gangs as a query asks for."""
         known = outlook(snapshot.models[model_id], 0.0, 1, snapshot.core_count)
-        gang = known.efficient_cores(busy_efficiency(snapshot.gang_slowdown, self._config))
+        gang = known.efficient_cores(efficiency)
         margin = self._config.prediction.min_margin_factor
         if self._config.prediction_error.enabled:
             margin = snapshot.prediction_errors.get(model_id, margin)
@@ -214,6 +219,19 @@ class Aging:
         self._served: Work | None = None  # the query that is served from the budget, as it was decided
         self._late_lead_us = 0.0  # so much more than best effort the late ones had lately
 
+    def settle(self, snapshot: Snapshot) -> None:
+        """Bring the budget up to date: since the last decision the query had the cores that it was granted."""
+        if not self._config.enabled:
+            return
+        served, burst_us = self._served, self._config.burst_us
+        passed_us = snapshot.now_us - self._updated_us
+        self._updated_us = snapshot.now_us
+        used_us = passed_us * served.grant / snapshot.core_count if served else 0.0
+        self._budget_us = min(burst_us, self._budget_us + passed_us * self._config.machine_share - used_us)
+        if served is not None:
+            lead_us = self._late_lead_us + (used_us if served.query.deadline_us is not None else -used_us)
+            self._late_lead_us = max(-burst_us, min(burst_us, lead_us))
+
     def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
         """Let the query that has been behind for longest go first, if the budget has time for it.
 
@@ -222,7 +240,6 @@ class Aging:
         if not self._config.enabled:
             return
         served, self._served = self._served, None
-        self._settle(served, snapshot)
         behind = [work for work in works if work.tier == BEST_EFFORT and work.due_us < snapshot.now_us]
         if not behind:
             return
@@ -230,17 +247,6 @@ class Aging:
         if self._budget_us > (0.0 if serving else self._config.burst_us / 2):
             self._served = chosen = self._next(behind, served if serving else None)
             chosen.tier = AGED
-
-    def _settle(self, served: Work | None, snapshot: Snapshot) -> None:
-        """Bring the budget up to date: since the last decision the query had the cores that it was granted."""
-        burst_us = self._config.burst_us
-        passed_us = snapshot.now_us - self._updated_us
-        self._updated_us = snapshot.now_us
-        used_us = passed_us * served.grant / snapshot.core_count if served else 0.0
-        self._budget_us = min(burst_us, self._budget_us + passed_us * self._config.machine_share - used_us)
-        if served is not None:
-            lead_us = self._late_lead_us + (used_us if served.query.deadline_us is not None else -used_us)
-            self._late_lead_us = max(-burst_us, min(burst_us, lead_us))
 
     def _next(self, behind: Sequence[Work], served: Work | None) -> Work:
         """Return the one that is served already, or else the oldest of the kind that had less."""
@@ -301,8 +307,11 @@ def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config
         for work in works
         if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
     ]
+    excess = len(stopped) - config.max_stopped_per_core * core_count
+    if excess <= 0:
+        return []
     stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
-    return stopped[: max(0, len(stopped) - config.max_stopped_per_core * core_count)]
+    return stopped[:excess]
 
 
 def _done_us(work: Work) -> float:

@@ -77,7 +77,7 @@ def plans_for(slack_us: float, grant: int, config: PolicyConfig = DEFAULT) -> li
     moment = Moment(state, config)
     work, other = Work(running.query, running, moment), Work(query(2), None, moment)
     work.grant, other.grant = grant, CORES - grant
-    return list(BlockPlanner([other, work], 1.0, config).changes([other, work], []))
+    return list(BlockPlanner([other, work], config).changes([other, work], []))
 
 
 def test_who_is_outranked_gives_up_what_is_not_efficient_at_the_next_block() -> None:
