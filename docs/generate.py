@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
+from gangway.executor.control import SchedulerStatus
 from gangway.server.cli import COMMANDS
 from gangway.server.front_end.metrics import gangway_families, triton_families
 from gangway.server.front_end.metrics_reading import Reading
@@ -204,7 +205,7 @@ def _reading() -> Reading:
     server: Any = SimpleNamespace(started_s=0, front_end_restarts=0, scheduler_restarts=0, worker_restarts=(), cores=())
     return Reading(
         models=(),
-        scheduler=MagicMock(),
+        scheduler=SchedulerStatus(),
         server=server,
         workers=(),
         leases=0,

@@ -45,7 +45,7 @@ _WORD: Final = struct.Struct("<I")  # `version`, `sequence`, or whether a region
 _HEADER, _ = CONTROL_HEADER.writing("magic", "workers", "front_ends", "leases")
 _STATUS, _ = WORKER_STATUS.reading("pid", "busy", "lease", "runs", "busy_ns")
 _SEQUENCE_AT: Final = SCHEDULER_BLOCK.offset("sequence")
-_SCHEDULER, _SCHEDULER_AT = SCHEDULER_BLOCK.writing("waiting", "leases", "arena_bytes", "level")
+_SCHEDULER, _SCHEDULER_AT = SCHEDULER_BLOCK.writing("waiting", "leases", "arena_bytes", "level", "compounds")
 _MODEL, _ = MODEL_ACCOUNT.writing("growths", "shrinks", "layers", "version_layers", "arenas", "arena_bytes")
 _RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_restarts")
 _START, _START_AT = SERVER_BLOCK.writing("started_s")
@@ -208,6 +208,18 @@ class ControlSegment:
         self.segment.view[offset : offset + WORKER_STATUS.size_bytes] = bytes(WORKER_STATUS.size_bytes)
 
 
+# What becomes of a compound task: it ran by its schedule, or it did not, for one of the reasons of
+# `scheduler/stages/former.py`, in their order.
+COMPOUND_RESULTS: Final = (
+    "by_schedule",
+    "member_missing",
+    "cores_busy",
+    "target_at_risk",
+    "core_missing",
+    "member_lost",
+)
+
+
 class ModelAccount(NamedTuple):
     """What the scheduler has counted of one loaded model since its start, and which arenas the model has now."""
 
@@ -221,12 +233,13 @@ class ModelAccount(NamedTuple):
 
 @dataclass(frozen=True)
 class SchedulerStatus:
-    """The scheduler at one moment. `models` by model number."""
+    """The scheduler at one moment. `models` by model number. `compounds`: ended compound tasks by COMPOUND_RESULTS."""
 
     waiting: int = 0  # requests that have no cores, stopped ones included
     leases: int = 0  # in use
     arena_bytes: int = 0
     level: float = 0.0
+    compounds: tuple[int, ...] = (0,) * len(COMPOUND_RESULTS)
     models: Mapping[int, ModelAccount] = field(default_factory=dict)
 
     def account(self, model_ids: Iterable[int]) -> ModelAccount:
@@ -259,7 +272,13 @@ class SchedulerBlock:
         sequence = _WORD.unpack_from(view, base + _SEQUENCE_AT)[0] | 1
         _WORD.pack_into(view, base + _SEQUENCE_AT, sequence)
         _SCHEDULER.pack_into(
-            view, base + _SCHEDULER_AT, status.waiting, status.leases, status.arena_bytes, status.level
+            view,
+            base + _SCHEDULER_AT,
+            status.waiting,
+            status.leases,
+            status.arena_bytes,
+            status.level,
+            *status.compounds,
         )
         for model_id, account in status.models.items():
             _MODEL.pack_into(view, base + _row_offset(model_id), *account)
@@ -271,9 +290,9 @@ class SchedulerBlock:
     def read(self, model_ids: Iterable[int]) -> SchedulerStatus:
         """Return the status written last, of these models."""
         content = self._content()
-        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
+        waiting, leases, arena_bytes, level, *compounds = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
         models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
-        return SchedulerStatus(waiting, leases, arena_bytes, level, models)
+        return SchedulerStatus(waiting, leases, arena_bytes, level, tuple(compounds), models)
 
     def _content(self) -> bytes:
         """Copy the block between two writes; in the middle of one if its writer does not come to an end."""

@@ -33,11 +33,12 @@ NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits 
 
 _ASKED, _ASKED_AT = SLOT.reading(
     "model_id", "rows", "priority", "arrival_ns", "deadline_ns",
-    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "rejects_late", "max_queue", "by_bell",
+    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "compound", "rejects_late", "max_queue",
+    "by_bell",
 )  # fmt: skip
 _TERMS, _TERMS_AT = SLOT.reading(
     "cancel", "attempts", "model_id", "rows", "priority", "arrival_ns", "deadline_ns", "limit_ns", "join_key",
-    "rejects_late", "max_queue",
+    "compound", "rejects_late", "max_queue",
 )  # fmt: skip
 _OUTCOME, _OUTCOME_AT = SLOT.reading(
     "attempts", "ranks", "arrival_ns", "compute_start_ns", "compute_end_ns",
@@ -85,6 +86,11 @@ class SlotStatus(IntEnum):
 _STATUSES: Final = tuple(SlotStatus)
 
 
+def compound_number(schedule: int, count: int) -> int:
+    """Return the number of a front end's compound task of a schedule; `count` tells those of one front end apart."""
+    return schedule << 32 | count & 0xFFFFFFFF
+
+
 def place_in_region(number: int, offset: int) -> int:
     """Return what a slot says of a tensor that lies `offset` bytes behind the start of a region (number 1 or more)."""
     return number << _native.REGION_SHIFT | offset
@@ -98,7 +104,8 @@ class SlotRequest(NamedTuple):
     `rejects_late` says what becomes of a request that misses it. No client waits for the answer after `limit_ns`.
     `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
     answer is told by the table's bell, and not to a thread that waits in `wait`. `join_key`: only requests of one model
-    with the same key may be executed together, and none with NEVER_JOINED in it.
+    with the same key may be executed together, and none with NEVER_JOINED in it. `compound`: the compound task that it
+    is a member of (`compound_number`); it is decided about, whatever else could begin without a decision.
     """
 
     model_id: int
@@ -114,6 +121,7 @@ class SlotRequest(NamedTuple):
     max_queue: int = 0
     by_bell: bool = False
     join_key: int = 0
+    compound: int = 0
 
 
 class SlotTerms(NamedTuple):
@@ -128,6 +136,7 @@ class SlotTerms(NamedTuple):
     rejects_late: bool
     max_queue: int
     join_key: int = 0
+    compound: int = 0
     cancelled: bool = False  # no client waits for the answer
     attempts: int = 0  # how often it has been started
 
@@ -266,9 +275,8 @@ class SlotTable:
     def request(self, slot: int) -> SlotRequest:
         """Read the request's fields; MAX_TENSORS offsets each, unused ones are anything."""
         base = slot * SLOT_BYTES
-        model_id, rows, priority, arrival_ns, deadline_ns, *frames, limit_ns, join_key, late, max_queue, by_bell = (
-            _ASKED.unpack_from(self._view, base + _ASKED_AT)
-        )
+        model_id, rows, priority, arrival_ns, deadline_ns, *rest = _ASKED.unpack_from(self._view, base + _ASKED_AT)
+        *frames, limit_ns, join_key, compound, late, max_queue, by_bell = rest
         return SlotRequest(
             model_id,
             rows,
@@ -283,15 +291,16 @@ class SlotTable:
             max_queue,
             by_bell != 0,
             join_key,
+            compound,
         )
 
     def terms(self, slot: int) -> SlotTerms:
         """Read what scheduling needs of the request's fields."""
-        cancelled, attempts, *what, join_key, rejects_late, max_queue = _TERMS.unpack_from(
+        cancelled, attempts, *what, join_key, compound, rejects_late, max_queue = _TERMS.unpack_from(
             self._view, slot * SLOT_BYTES + _TERMS_AT
         )
         model_id, rows, priority, arrival_ns, deadline_ns, limit_ns = what
-        policy = (rejects_late != 0, max_queue, join_key)
+        policy = (rejects_late != 0, max_queue, join_key, compound)
         return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, *policy, cancelled != 0, attempts)
 
     def see(self, slot: int, generation: int) -> bool:

@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"gangway compose: {error}", file=sys.stderr)
         return 1
     kept = found_path(options.cache_dir, result.found.keys, result.found.machine)
-    Console().print(*report(result), f"kept in {kept}", sep="\n", highlight=False, markup=False, soft_wrap=True)
+    use = "a server uses it from the next load of its ensemble on"
+    Console().print(*report(result), f"kept in {kept};", use, sep="\n", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -171,9 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="gangway compose",
         description="Find the fastest schedule of models that compute one input together: stages, in each of which "
         "some layers of each model run side by side on cores of their own. Schedules are measured on the executor that "
-        "serves, each by turns with the best so far. The result is kept in the cache; it is never slower than the "
-        "models one after the other, or side by side. A search that was killed goes on where it was. The machine "
-        "should have nothing else to do.",
+        "serves, each by turns with the best so far. The result is kept in the cache, and servers use it from "
+        "the next load of their ensembles on; it is never slower than the models one after the other, or side by side. "
+        "A search that was killed goes on where it was. The machine should have nothing else to do.",
     )
     add = parser.add_argument
     add("paths", type=Path, nargs="+", metavar="PATH",

@@ -132,6 +132,7 @@ class Dispatcher:
             self._trace.add(decisions, snapshot, self._batch_part)
         for decision in decisions:
             self._apply(decision, now_us)
+        self._execution.gangs.begin_together()
         if wake_us is not None:
             self._wake_at(wake_us)
 

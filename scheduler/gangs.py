@@ -102,6 +102,7 @@ class GangTable:
         self._gangs: dict[int, Gang] = {}
         self._by_query: dict[int, Gang] = {}
         self._ending: set[Gang] = set()  # ended, but not all ranks have left
+        self._together: list[Gang] = []  # wait for `begin_together`
 
     def running(self, now_us: float) -> list[RunningBlock]:
         """Return what the policy sees of the gangs whose queries are not yet answered."""
@@ -201,7 +202,18 @@ class GangTable:
         gang.resized = False
         gang.stopping = False
         gang.ended_us = None
-        self._run(gang, 0)
+        if start.together:
+            self._together.append(gang)
+        else:
+            self._run(gang, 0)
+
+    def begin_together(self) -> None:
+        """Let the gangs begin whose Starts are `together`: rank 0 of each, then rank 1 of each, and so on."""
+        gangs, self._together = self._together, []
+        for rank in range(max((gang.wanted for gang in gangs), default=0)):
+            for gang in gangs:
+                if rank < gang.wanted:
+                    self._run_rank(gang, rank)
 
     def replan(self, gang: Gang, change: Replan | Resize) -> None:
         """Change versions and blocks in the layers that the gang has not come to."""
@@ -309,8 +321,11 @@ class GangTable:
 
     def _run(self, gang: Gang, first: int) -> None:
         for rank in range(first, gang.wanted):
-            if not self._control.command(gang.cores[rank], pack_run(gang.lease, rank, gang.generation)):
-                raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
+            self._run_rank(gang, rank)
+
+    def _run_rank(self, gang: Gang, rank: int) -> None:
+        if not self._control.command(gang.cores[rank], pack_run(gang.lease, rank, gang.generation)):
+            raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
 
 
 def _lease_spec(gang: Gang, start: Start, model: LoadModel, members: tuple[Member, ...]) -> LeaseSpec:

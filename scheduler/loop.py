@@ -31,6 +31,8 @@ from gangway.scheduler.observability import Accounts, Counters, ModelCounters, T
 from gangway.scheduler.policy import Policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
+from gangway.scheduler.stages.former import CompoundFormer, Plan
+from gangway.scheduler.stages.found import FoundError, read_found
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.watchdog import StallWatch
 
@@ -53,6 +55,7 @@ class StatusWriter:
         models: ModelTable,
         arenas: ArenaPool,
         counters: ModelCounters,
+        compounds: CompoundFormer,
     ) -> None:
         self._block = control.scheduler_block
         self._leases = len(control.leases)
@@ -61,6 +64,7 @@ class StatusWriter:
         self._models = models
         self._arenas = arenas
         self._counters = counters
+        self._compounds = compounds
         self._next_us = 0.0
 
     def write(self, now_us: float) -> None:
@@ -74,6 +78,7 @@ class StatusWriter:
                 leases=self._leases - self._execution.gangs.free,
                 arena_bytes=self._arenas.committed_bytes,
                 level=self._execution.times.interference.level(now_us),
+                compounds=self._compounds.results(),
                 models={spec.model_id: self._account(spec.model_id, spec.name) for spec in self._models.specs()},
             )
         )
@@ -122,7 +127,7 @@ class LiveScheduler:
         self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
         self._trace = trace
         self._set_log = set_log
-        self._policy = policy
+        self._policy = policy = self.compounds = CompoundFormer(policy)
         self.accounts = Accounts(timeline)
         self._execution = Execution(
             control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed
@@ -148,7 +153,9 @@ class LiveScheduler:
             policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
         )
         self._stalls = StallWatch(control)
-        self._status = StatusWriter(control, self.requests, self._execution, self._models, pool, self.accounts.counters)
+        self._status = StatusWriter(
+            control, self.requests, self._execution, self._models, pool, self.accounts.counters, self.compounds
+        )
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
@@ -236,6 +243,8 @@ class LiveScheduler:
                     self._models.set_profile(message)
                 case slow.UseProfile(model_id, path):
                     self.model_jobs.use_profile(model_id, Path(path))
+                case slow.UseSchedule(number, model_ids, path):
+                    self.compounds.use(number, self._plan(model_ids, Path(path)) if path else None)
                 case slow.WorkerDied():
                     self._worker_died(message)
                 case slow.WorkerMissing(core):
@@ -249,6 +258,18 @@ class LiveScheduler:
                     self._stop()
                 case _:
                     raise ValueError(f"unexpected {message}")
+
+    def _plan(self, model_ids: Sequence[int], path: Path) -> Plan | None:
+        """Return the schedule in a file; None if it cannot be used, as the log says."""
+        models = [self._models.get(model_id) for model_id in model_ids]
+        try:
+            found = read_found(path)
+        except FoundError as error:
+            _log.warning("a schedule is not used, so its ensemble's steps run as others do: %s", error)
+            return None
+        if found.keys != tuple(model.spec.key for model in models if model is not None):
+            return None  # one is being unloaded
+        return Plan(tuple(model_ids), found.stages, found.cores, found.time_us)
 
     def _hear_front_ends(self) -> bool:
         """Return whether there was anything to hear."""

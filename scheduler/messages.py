@@ -113,6 +113,18 @@ class UseProfile:
 
 
 @dataclass(frozen=True)
+class UseSchedule:
+    """To the scheduler: compound tasks of these models, by stream, run by the schedule in this file from now on.
+
+    `number`: that front ends name in the slots of its members. `path` empty: by none any more.
+    """
+
+    number: int
+    model_ids: tuple[int, ...] = ()
+    path: str = ""
+
+
+@dataclass(frozen=True)
 class WorkerDied:
     """To the scheduler: this process of this core has ended and is reaped, so it writes nothing.
 
@@ -188,6 +200,7 @@ ControlMessage = (
     | ModelUnloaded
     | SetProfile
     | UseProfile
+    | UseSchedule
     | WorkerDied
     | WorkerMissing
     | WorkerStuck

@@ -47,6 +47,7 @@ class Query:
     formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
     batch: int = 0  # the number of that batch,
     round: int = 0  # and its round: the policy sees it when those of the rounds before have started
+    compound: int = 0  # the compound task that it is a member of, which may run by a schedule; 0: none
     request_rows: int = 0  # rows of the largest request that has rows here, as far as it has; 0: it is one request
 
 
@@ -109,6 +110,7 @@ class Start:
     wanted: int = 0  # 0: as many as it got
     reason: str = ""  # of every decision: why, in words, for --trace-decisions
     blocks: tuple[PlannedBlock, ...] = ()  # by layer, all behind query.next_layer
+    together: bool = False  # with the others that are: rank 0 of each begins, then rank 1 of each, and so on
 
 
 @value(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gangway.scheduler.waiting import Timers, WaitingQueries
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE
 MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone
+FRONT_END_BITS = 16  # of a query's `compound`: front ends count theirs one by one
 NOTHING = SlotCounts()
 
 
@@ -91,6 +92,7 @@ class RequestTable:
             terms.priority,
             rejects_late=terms.rejects_late,
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
+            compound=terms.compound << FRONT_END_BITS | front_end if terms.compound and not terms.attempts else 0,
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
         request = self._enter(Request(query, front_end, slot, generation, expires_us, terms.max_queue))
@@ -322,7 +324,7 @@ class RequestTable:
     def _queue_piece(self, request: Request, piece: Piece, unit: Unit) -> None:
         """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""
         if request.piece_count == 1:
-            request.query = replace(request.query, join_key=request.query.join_key | NEVER_JOINED)
+            request.query = replace(request.query, join_key=request.query.join_key | NEVER_JOINED, compound=0)
             self._queue_whole(request)
             return
         old = unit.query

@@ -31,6 +31,7 @@ MAX_VERSION = (1 << 63) - 1  # as in Triton
 FORMATS: Final = ("default", "ISO8601", "json")  # of the log's lines
 MAX_VERBOSE: Final = 2**31 - 1
 CallKind = Literal["index", "load", "unload"]
+Compounds = tuple[tuple[int, tuple[int, ...]], ...]  # (number of a schedule, models by stream)
 
 
 def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
@@ -50,7 +51,8 @@ class ModelReady:
     `weights_bytes`: those that all workers map. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
-    `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's.
+    `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's. `compounds`:
+    groups of an ensemble's steps that run by a schedule.
     """
 
     model_id: int
@@ -71,6 +73,7 @@ class ModelReady:
     initial_states: tuple[tuple[str, str], ...] = ()
     statistics_row: int = -1
     tail: bool = False
+    compounds: Compounds = ()
 
     @property
     def symbols(self) -> tuple[str, ...]:

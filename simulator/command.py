@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from rich.progress import SpinnerColumn
+from rich.table import Table
 
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.extras import missing_packages
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
+from gangway.scheduler.stages.former import Plan
 from gangway.simulator.batching import Batching
-from gangway.simulator.compound import compare, compound_table, searched
+from gangway.simulator.compound import Comparison, compare, compound_table, searched
+from gangway.simulator.compound_load import compare_loaded, loaded_table
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import ContractError
 from gangway.simulator.report import (
@@ -35,6 +38,7 @@ from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 
 SEARCH = "search"
+BESIDE_TARGET = "3x"
 ALL = "all"
 MOST_CORES = 1024
 MACHINES = {"measured": None, "contended": Contention()}
@@ -48,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not (options.compound or options.output):
         parser.error("the following arguments are required: -o/--output")
+    if options.beside and not options.compound:
+        parser.error("argument --beside: it needs --compound")
     if options.cores % options.nodes:
         parser.error(f"{options.cores} cores cannot be split evenly over {options.nodes} nodes")
     console = Console()
@@ -103,7 +109,22 @@ def _compare_compound(options: argparse.Namespace, console: Console) -> int:
             scenario = _machine_with(mix, options, Requests())
             comparisons.append(compare(scenario, options.seed, partial(progress.advance, task)))
     console.print(compound_table(comparisons, options.cores))
+    if options.beside:
+        for comparison in comparisons:
+            console.print(_loaded(comparison, options))
     return 0
+
+
+def _loaded(comparison: Comparison, options: argparse.Namespace) -> Table:
+    """Serve a compound task, by the schedule that was found, under load beside others."""
+    names, members = comparison.names, range(len(comparison.names))
+    mix = parse_mix(",".join(f"{name}=1" for name in (*names, *options.beside)))
+    scenario = _machine_with(mix.with_qos(parse_qos(options.qos or BESIDE_TARGET)), options, Requests())
+    tasks = {number: replace(scenario.models[number], qos_us=None) for number in members}
+    scenario = replace(scenario, models={**scenario.models, **tasks})
+    plan = Plan(tuple(members), comparison.found, options.cores, comparison.coordinate_us)
+    runs = compare_loaded(scenario, plan, options.queries // len(names), options.seed)
+    return loaded_table(runs, f"{'+'.join(names)} beside {'+'.join(options.beside)}, {options.cores} cores, modelled")
 
 
 def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
@@ -194,6 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         help="front end and scheduler have spare cores, share the workers', or cost nothing (spare)")  # fmt: skip
     add("--compound", type=_compound, nargs="+", default=[], metavar="M+M[+M]",
         help="instead of a load: models on the same input, in stages that a search finds")  # fmt: skip
+    add("--beside", type=_beside, default=(), metavar="M[+M]",
+        help=f"with --compound: models that others ask for, with targets (--qos, or {BESIDE_TARGET})")  # fmt: skip
     add("--trace-decisions", action="store_true", help="write why each decision was made")
     add("--timeline", action="store_true", help="write which core did what, for Perfetto")
     add("-o", "--output", type=Path, metavar="DIR", help="where to write; needed but for --compound")
@@ -207,6 +230,13 @@ def _policies(text: str) -> list[str]:
             make_policy(name)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
+    return names
+
+
+def _beside(text: str) -> tuple[str, ...]:
+    names = tuple(text.split("+"))
+    if len(set(names)) < len(names) or not all(names):
+        raise argparse.ArgumentTypeError(f"different models were expected, as a+b, not {text!r}")
     return names
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
+from types import MappingProxyType
 
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
@@ -37,6 +38,7 @@ from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
 from gangway.workload.arrivals import Arrivals
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
+NO_COMPOUNDS: Mapping[int, int] = MappingProxyType({})
 
 
 class ContractError(ValueError):
@@ -51,15 +53,17 @@ def simulate(
     observer: Observer | None = None,
     limits: Limits | None = None,
     batching: Batching | None = None,
+    compounds: Mapping[int, int] = NO_COMPOUNDS,
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
-    `batching` a policy that is shown batches is shown them. Same input, same result. Beyond `limits` it gives up.
+    `batching` a policy that is shown batches is shown them. `compounds`: by number of a request, the compound task that
+    it is a member of (`Query.compound`). Same input, same result. Beyond `limits` it gives up.
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
     """
-    return Simulation(policy, models, arrivals, machine, observer, limits, batching).run()
+    return Simulation(policy, models, arrivals, machine, observer, limits, batching, compounds).run()
 
 
 class Simulation:
@@ -74,6 +78,7 @@ class Simulation:
         observer: Observer | None = None,
         limits: Limits | None = None,
         batching: Batching | None = None,
+        compounds: Mapping[int, int] = NO_COMPOUNDS,
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
@@ -86,6 +91,7 @@ class Simulation:
         self._arrivals = arrivals
         self._machine = machine
         self._observer = observer
+        self._compounds = compounds
         self._counters = Counters()
         self._results = ResultRecorder(models, arrivals, limits)
         self._requests: Singles = Singles()
@@ -187,7 +193,17 @@ class Simulation:
         """The scheduler has got a request."""
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
-        request = Query(number, model_id, rows, arrival_us, deadline_us, rejects_late=model.rejects_late)
+        compound = self._compounds.get(number, 0)
+        request = Query(
+            number,
+            model_id,
+            rows,
+            arrival_us,
+            deadline_us,
+            rejects_late=model.rejects_late,
+            join_key=NEVER_JOINED if compound else 0,
+            compound=compound,
+        )
         self._policy.arrived(request)
         self._requests.arrived(request)
         self._waiting.add(request)

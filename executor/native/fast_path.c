@@ -108,7 +108,7 @@ static bool may_any_grow(const struct fast_path *path) {
 }
 
 static bool is_plain(const struct fast_path *path, const struct slot *slot) {
-    if (slot->model_id >= MAX_MODELS || slot->rows != 1 || slot->rejects_late || atomic_load(&slot->cancel)) return false;
+    if (slot->model_id >= MAX_MODELS || slot->rows != 1 || slot->rejects_late || slot->compound || atomic_load(&slot->cancel)) return false;
     const struct open_model *model = &path->models[slot->model_id];
     if (!model->arenas || may_any_grow(path)) return false;
     return !slot->deadline_ns || !model->min_slack_us || now_ns() + model->min_slack_us * UINT64_C(1000) <= slot->deadline_ns;

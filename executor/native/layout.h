@@ -147,6 +147,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, output_frame_bytes, )                                                                                     \
     FIELD(uint64_t, limit_ns, )                                                                                               \
     FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \
+    FIELD(uint64_t, compound, ) /* of the compound task that it is a member of; 0: of none */                                 \
     FIELD(_Atomic uint32_t, blocks, ) /* this and `versions`: what the scheduler began, then what leases did beyond that */   \
     FIELD(uint32_t, conflicts, )                                                                                              \
     FIELD(uint32_t, preemptions, )                                                                                            \
@@ -307,6 +308,7 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
     FIELD(uint32_t, leases, )   /* in use */                                                                                  \
     FIELD(uint64_t, arena_bytes, )                                                                                            \
     FIELD(double, level, )      /* of interference */                                                                         \
+    FIELD(uint64_t, compounds, [6]) /* compound tasks: that ran by schedule, and that did not, by reason (control.py) */      \
     FIELD(struct model_account, models, [MAX_MODELS])
 
 #define WORKER_ACCOUNT(FIELD)                                                                                                 \

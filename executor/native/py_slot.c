@@ -60,11 +60,11 @@ static bool read_places(PyObject *places, _Atomic uint64_t *offsets) {
 static bool fill(struct slot *slot, PyObject *request) {
     unsigned int model_id, rows, max_queue;
     int priority, rejects_late, by_bell;
-    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key;
+    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key, compound;
     PyObject *inputs, *outputs;
-    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpKK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                           &priority, &arrival_ns, &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue,
-                          &by_bell, &join_key)) {
+                          &by_bell, &join_key, &compound)) {
         return false;
     }
     if (!read_places(inputs, slot->input_offset) || !read_places(outputs, slot->output_offset)) return false;
@@ -75,7 +75,7 @@ static bool fill(struct slot *slot, PyObject *request) {
     slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
     slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
     slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
-    slot->join_key = join_key, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
+    slot->join_key = join_key, slot->compound = compound, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
     atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
     return true;
 }

@@ -124,7 +124,7 @@ class BatchFormer:
             selection.is_brief = models[group.model_id].is_brief
             if group.started or group.formed:
                 begun += group.in_order
-            elif model is None:
+            elif model is None or group.compound:
                 selection.queries += _candidates(group, now_us, selection)
             elif model.keeps_order:
                 in_order.setdefault(group.model_id, []).append(group)

@@ -4,7 +4,6 @@ Both lie in `schedules/`: NAME.json and, while a search is unfinished, NAME.samp
 keys in order, and the machine's id.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -71,6 +70,8 @@ class SearchState:
 
 def found_path(cache_dir: Path, keys: Sequence[str], machine: str) -> Path:
     """Where the schedule of these artifacts on a machine (by its id) lies."""
+    import hashlib  # noqa: PLC0415 - 1.5 MB of OpenSSL, which the scheduler does without
+
     digest = hashlib.sha256(json.dumps(list(keys)).encode()).hexdigest()
     return cache_dir / SCHEDULES_FOLDER / f"{digest}-{machine}.json"
 

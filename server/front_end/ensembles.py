@@ -25,7 +25,16 @@ from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import EMPTY_FRAME_BYTES, copy_content, forget_answer
 from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission, TailLayout
-from gangway.server.requests.ensembles import EnsembleCodec, Graph, Result, Shape, Step, StepCodec, TensorName
+from gangway.server.requests.ensembles import (
+    EnsembleCodec,
+    Graph,
+    Result,
+    Shape,
+    Step,
+    StepCodec,
+    TensorName,
+    compound_numbers,
+)
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 
@@ -355,6 +364,13 @@ class StepRun(ModelRun):
         self.codec = codec
         self.prepared = prepared
 
+    @property
+    def compound_model(self) -> int:
+        """The number of the model if the step may be a member of a compound task: one row, compiled; else -1."""
+        if not self.prepared.compiled or self.codec.shapes.is_empty or self.codec.shapes.rows != 1:
+            return -1
+        return self.prepared.submission.layout.model_id
+
 
 class EnsembleRun:
     """One request to an ensemble. A context manager: leaving it cancels what still runs and gives everything back.
@@ -387,8 +403,7 @@ class EnsembleRun:
             self._tensors.add_input((tensor.name,), tensor.datatype, shape, content)
         ready = deque(index for index, waits in enumerate(self._waits) if not waits)
         while ready or self._running:
-            while ready:
-                self._start(ready.popleft())
+            self._start_all(ready)
             for running in self._ended():
                 ready += self._finish(running)
         return self._tensors.results()
@@ -416,8 +431,30 @@ class EnsembleRun:
 
     # -- steps
 
+    def _start_all(self, ready: deque[int]) -> None:
+        """Hand over steps that can begin now; empties it. Those of compound tasks follow each other at once."""
+        if len(ready) < 2 or not self._codec.graph.compounds:
+            while ready:
+                self._start(ready.popleft())
+            return
+        prepared: deque[StepRun] = deque()
+        try:
+            while ready:
+                prepared.append(self._prepare(ready.popleft()))
+            counts = self._plane.compounds
+            numbers = compound_numbers(self._codec.graph, [run.compound_model for run in prepared], counts)
+            while prepared:
+                running = prepared.popleft()
+                self._submit(running, numbers.popleft(), last=not prepared)
+        finally:
+            for running in prepared:
+                self._close(running.prepared)
+
     def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
+        self._submit(self._prepare(index, again_since_ns, whole))
+
+    def _prepare(self, index: int, again_since_ns: int = 0, whole: bool = False) -> StepRun:
         step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
         try:
             inputs = self._tensors.inputs_of(step.inputs)
@@ -427,13 +464,14 @@ class EnsembleRun:
                 prepared = prepare_frame(self._pool, codec, list(inputs.values()))
             else:
                 prepared = prepare_compiled(self._pool, self._tensors, step.model, codec, inputs)
-            self._submit(StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch))
         except PoolExhaustedError as error:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
+        return StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch)
 
-    def _submit(self, running: StepRun) -> None:
+    def _submit(self, running: StepRun, compound: int = 0, last: bool = True) -> None:
+        """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""
         clock, terms, submission = self._clock, self._terms, running.prepared.submission
         deadline_ns = clock.deadline_ns
         if deadline_ns:  # what comes after needs its time, too
@@ -444,12 +482,14 @@ class EnsembleRun:
                     gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
                     raise failure(self._name, gone, 0)
                 self._running.append(running)
-            running.hand_over(submission, deadline_ns, terms.priority, terms.rejects_late)
+            running.hand_over(submission, deadline_ns, terms.priority, terms.rejects_late, compound=compound, last=last)
             if self._cancelled.is_set():  # just before the submission could be
                 submission.cancel()
-        except BaseException:
+        except BaseException as error:
             self._remove(running)
             self._close(running.prepared)
+            if isinstance(error, RequestError):
+                raise self._failed(running.step, running.begin_ns, error) from error
             raise
 
     def _ended(self) -> list[StepRun]:

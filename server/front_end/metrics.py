@@ -18,7 +18,7 @@ from importlib.metadata import version
 from itertools import accumulate, chain
 from typing import Any, Literal
 
-from gangway.executor.control import ControlSegment
+from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
 from gangway.server.access import socket_address
 from gangway.server.front_end.metrics_reading import (
     Labels,
@@ -356,6 +356,12 @@ def _of_scheduler(reading: Reading) -> Iterator[str]:
     yield single("gangway_queue_length", text, "gauge", scheduler.waiting)
     text = "How much running requests slow each other down; 1: as much as the profiles' slopes say"
     yield single("gangway_interference_level", text, "gauge", scheduler.level)
+    yield family(
+        "gangway_compound_tasks_total",
+        "Groups of an ensemble's steps that have a schedule: run by it to their end, or not, and why",
+        "counter",
+        ((f'result="{result}"', count) for result, count in zip(COMPOUND_RESULTS, scheduler.compounds, strict=True)),
+    )
     yield single("gangway_leases_in_use", "Requests under way: they have a lease", "gauge", scheduler.leases)
     yield single("gangway_leases", "Requests that can be under way at once", "gauge", reading.leases)
     busy = sum(worker.lease is not None for worker in reading.workers)

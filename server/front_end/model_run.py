@@ -195,14 +195,29 @@ class ModelRun:
         self.watch = watch
 
     def hand_over(
-        self, submission: Submission, deadline_ns: int, priority: int, rejects_late: bool, by_bell: bool = False
+        self,
+        submission: Submission,
+        deadline_ns: int,
+        priority: int,
+        rejects_late: bool,
+        by_bell: bool = False,
+        compound: int = 0,
+        last: bool = True,
     ) -> None:
         """Hand it to the scheduler. Raises RequestError (UNAVAILABLE)."""
         clock = self.clock
         self.submitted_ns = time.monotonic_ns()
         try:
             submission.submit(
-                deadline_ns, priority, clock.arrival_ns, clock.limit_ns, rejects_late, self.max_queue, by_bell
+                deadline_ns,
+                priority,
+                clock.arrival_ns,
+                clock.limit_ns,
+                rejects_late,
+                self.max_queue,
+                by_bell,
+                compound=compound,
+                last=last,
             )
         except PoolExhaustedError as error:
             raise no_room(error) from error

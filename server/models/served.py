@@ -15,6 +15,7 @@ from gangway.server.messages import (
     MAX_VERSION,
     UNLOADED,
     WHOLE_MODEL,
+    Compounds,
     ModelReady,
     ModelRemoved,
     ModelTarget,
@@ -62,7 +63,7 @@ class ServedModel:
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
     outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
     has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
-    executes may be joined with other requests.
+    executes may be joined with other requests. `compounds`: as in ModelReady.
     """
 
     name: str
@@ -86,6 +87,7 @@ class ServedModel:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sequence: SequenceTensors | None = None
     joins: bool = True
+    compounds: Compounds = ()
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
@@ -115,6 +117,7 @@ class ServedModel:
             labels=labels_of(dict(message.labels)),
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
             joins=not is_batching_off(config),
+            compounds=message.compounds,
         )
 
     @property

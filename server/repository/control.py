@@ -348,7 +348,7 @@ class ServedModels:
         self._clients = clients
         self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
-        self.ensembles = EnsembleControl(self, self._served, self._broken)
+        self.ensembles = EnsembleControl(self, self._served, self._broken, loader.schedules)
         self.failed = FailedModels(reload)
         self.releases = ModelReleases(
             loader, clients, overrides, lambda: [*(model.entry for model in self.loaded), *self.failed.entries]

@@ -26,6 +26,7 @@ from gangway.server.models.settings import label_files, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
 from gangway.server.repository.loaded import IsolatedLatency, LoadedModel, config_of, resolve_qos_us, warn_of_target
 from gangway.server.repository.repository import BrokenModel, Entry, ModelVersion
+from gangway.server.repository.schedules import NoSchedules, Schedules, UsedSchedule, compounds_of
 
 _log = logging.getLogger(__name__)
 
@@ -160,12 +161,13 @@ class MissingModelError(ConfigError):
 @dataclass(frozen=True)
 class Composition:
     """Of what an ensemble was made: the model of each step; how many steps that is with those of inner ensembles,
-    and how deep these go.
+    and how deep these go. `schedules`: by which groups of its steps run.
     """
 
     members: Sequence[LoadedModel]
     steps: int
     depth: int
+    schedules: Sequence[UsedSchedule] = ()
 
 
 class EnsembleBuilder:
@@ -175,7 +177,8 @@ class EnsembleBuilder:
     loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schedules: Schedules | None = None) -> None:
+        self._schedules = NoSchedules() if schedules is None else schedules
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}
         self._made: dict[int, Composition] = {}  # by number
         self._numbers = itertools.count(_native.MAX_MODELS)  # none that the executor may know
@@ -206,7 +209,10 @@ class EnsembleBuilder:
         check_members(entry.name, config, [config_of(member.ready) for member in members])
         number = next(self._numbers)
         made = self._made_of(entry, members)
-        isolated = _isolated(steps, members)
+        title = f"ensemble {entry.name}, version {entry.version}"
+        used = self._schedules.use(title, together(steps), [member.ready.model_id for member in members])
+        made = replace(made, schedules=used)
+        isolated = self._isolated(steps, made)
         ready = ModelReady(
             model_id=number,
             name=entry.name,
@@ -220,8 +226,10 @@ class EnsembleBuilder:
             qos_us=resolve_qos_us(entry.qos, isolated),
             labels=tuple(_labels(entry, config, members).items()),
             isolated_us=isolated.compute_us if isolated else 0.0,
+            compounds=compounds_of(used),
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
+            self._schedules.drop(used)
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         warn_of_target(ready, entry.qos, isolated)
         log_without_effect(entry.name, entry.without_effect)
@@ -231,14 +239,16 @@ class EnsembleBuilder:
 
     def remove(self, model: LoadedModel) -> None:
         """An ensemble is not served any more."""
-        self._made.pop(model.ready.model_id, None)
+        made = self._made.pop(model.ready.model_id, None)
+        if made is not None:
+            self._schedules.drop(made.schedules)
 
     def measured(self, model: LoadedModel, served: Served) -> LoadedModel:
         """Return a served ensemble with the times of what is served now, of which no model has been loaded again."""
         members = _members(model.entry, served)
         number = model.ready.model_id
-        self._made[number] = replace(self._made[number], members=members)
-        isolated = _isolated(model.entry.config.ensemble_scheduling.step, members)
+        made = self._made[number] = replace(self._made[number], members=members)
+        isolated = self._isolated(model.entry.config.ensemble_scheduling.step, made)
         if isolated is None:
             return model
         qos_us = resolve_qos_us(model.entry.qos, isolated)
@@ -252,6 +262,10 @@ class EnsembleBuilder:
             return self._made[model.ready.model_id].members == _members(model.entry, served)
         except MissingModelError:
             return False
+
+    def _isolated(self, steps: Sequence[StepConfig], made: Composition) -> IsolatedLatency | None:
+        busy = [self._schedules.busy_cores(member.ready.model_id) for member in made.members]
+        return isolated_of(steps, [member.isolated for member in made.members], busy, made.schedules)
 
     def _check_circle(self, entry: ModelVersion) -> None:
         """Raise ConfigError if the ensemble needs itself, through others that are wanted."""
@@ -324,20 +338,44 @@ def _labels(entry: ModelVersion, config: ModelConfig, members: Sequence[LoadedMo
     return files | label_files(entry.folder, entry.config)
 
 
-def _isolated(steps: Sequence[StepConfig], members: Sequence[LoadedModel]) -> IsolatedLatency | None:
+def together(steps: Sequence[StepConfig]) -> list[list[int]]:
+    """Return the places of the steps that can begin at the same moment, since they wait for the same ones."""
+    groups: dict[frozenset[int], list[int]] = {}
+    writer = {tensor: place for place, step in enumerate(steps) for tensor in step.output_map.values()}
+    for place, step in enumerate(steps):
+        waits = frozenset(writer[tensor] for tensor in writer.keys() & step.input_map.values())
+        groups.setdefault(waits, []).append(place)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def isolated_of(
+    steps: Sequence[StepConfig],
+    isolated: Sequence[IsolatedLatency | None],
+    busy_cores: Sequence[float],
+    schedules: Sequence[UsedSchedule] = (),
+) -> IsolatedLatency | None:
     """Return how fast the ensemble is when it is alone: as its longest chain, asked for step by step.
 
-    None if that of a step is not known.
+    It is not faster than its steps together leave the cores: `busy_cores` is the share of all that each keeps busy.
+    Steps that run by a schedule take as long as that. None if the time of a step is not known.
     """
-    known = [member.isolated for member in members if member.isolated is not None]
-    if len(known) < len(members):
+    known = [each for each in isolated if each is not None]
+    if len(known) < len(isolated):
         return None
     after = [
         [place for place, other in enumerate(steps) if set(step.output_map.values()) & set(other.input_map.values())]
         for step in steps
     ]
-    compute_us = longest_after([0.0, *(each.compute_us for each in known)], _with_start(after))[0]
-    latency_us = longest_after([0.0, *(each.latency_us for each in known)], _with_start(after))[0]
+    computes_us = [each.compute_us for each in known]
+    shares_us = [time_us * share for time_us, share in zip(computes_us, busy_cores, strict=True)]
+    for used in schedules:
+        for place in used.places:
+            computes_us[place] = used.time_us
+            shares_us[place] = used.time_us / len(used.places)
+    ways_us = [time_us + each.latency_us - each.compute_us for time_us, each in zip(computes_us, known, strict=True)]
+    chain_us = longest_after([0.0, *computes_us], _with_start(after))[0]
+    compute_us = max(chain_us, sum(shares_us))
+    latency_us = longest_after([0.0, *ways_us], _with_start(after))[0] + compute_us - chain_us
     cost_us, busy_cost_us = max((one.request_cost_us, one.busy_cost_us) for one in known)
     return IsolatedLatency(compute_us, latency_us, cost_us, busy_cost_us)
 
@@ -366,11 +404,17 @@ class EnsembleControl:
     `served` and `broken`: the control's own, the latter by name and version.
     """
 
-    def __init__(self, control: Control, served: Served, broken: Container[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        served: Served,
+        broken: Container[tuple[str, int]],
+        schedules: Schedules | None = None,
+    ) -> None:
         self._control = control
         self._served = served
         self._broken = broken
-        self._builder = EnsembleBuilder()
+        self._builder = EnsembleBuilder(schedules)
         self._along: set[str] = set()  # models that were loaded because ensembles need them
 
     def want(self, name: str, entries: Iterable[Entry]) -> None:

@@ -76,6 +76,7 @@ from gangway.server.repository.loaded import (
 )
 from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.repository.repository import ModelVersion
+from gangway.server.repository.schedules import FoundSchedules
 from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
@@ -123,6 +124,8 @@ class ModelLoader:
         self._variants = ShapeCache(
             compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles
         )
+        general = options.general
+        self.schedules = FoundSchedules(general.cache_dir, self._workers, scheduler, lambda: compiler.target)
         self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
         self._mapped_bytes: dict[int, int] = {}  # of weights, by model
 

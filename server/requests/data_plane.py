@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import count
 from types import TracebackType
 from typing import ClassVar, Final
 
@@ -426,11 +427,14 @@ class Submission:
         max_queue: int = 0,
         by_bell: bool = False,
         alone: bool = False,
+        compound: int = 0,
+        last: bool = True,
     ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
         What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
         not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
+        `last`: the scheduler is woken; otherwise another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         self._plane.admission.note_priority(priority)
@@ -450,12 +454,13 @@ class Submission:
                 rejects_late,
                 max_queue,
                 by_bell,
-                NEVER_JOINED if alone else self.layout.join_key,
+                NEVER_JOINED if alone or compound else self.layout.join_key,
+                compound,
             ),
         )
         self._generation = slots.submit(self._slot)
         can_wait = priority >= 0 and not (deadline_ns or max_queue)
-        if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait):
+        if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait, last):
             slots.finish(self._slot, self._generation, SlotStatus.UNAVAILABLE)
             raise PoolExhaustedError("the scheduler's queue is full")
 
@@ -558,6 +563,7 @@ class DataPlane:
         self._bell = scheduler_bell
         self._aside: list[Submission] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
+        self.compounds = count(1)  # compound tasks of this front end, one by one
 
     def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
         """Take a slot and buffers. Raises PoolExhaustedError, at once.
@@ -629,13 +635,15 @@ class DataPlane:
             block.uses -= 1
             self._free_unused(block)
 
-    def submit(self, message: bytes, can_wait: bool) -> bool:
+    def submit(self, message: bytes, can_wait: bool, wakes: bool = True) -> bool:
         """Send a request to the scheduler; False if the ring is full.
 
-        Wake it, unless the request `can_wait` and it does not want to be woken for such. Where slots run out it must
-        make room (`scheduler/admission.py`), so then no request can wait.
+        Wake it if it `wakes`, unless the request `can_wait` and it does not want to be woken for such. Where slots run
+        out it must make room (`scheduler/admission.py`), so then no request can wait.
         """
         sent = self._ring.send(message)
+        if sent and not wakes:
+            return True
         if sent and can_wait and self._taken < ROOMY * self.slots.slots:
             self._bell.ring_for_best_effort()
         else:

@@ -5,14 +5,18 @@ place, so there is one graph at any depth. Tensors of the outermost ensemble hav
 have the way to it before their names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Final, TypeAlias
 
 import grpc
 
+from gangway.executor.slots import compound_number
 from gangway.server.errors import RequestError, invalid
+from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
 from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, fits, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
@@ -98,9 +102,32 @@ class Graph:
         )
 
     @cached_property
+    def compounds(self) -> Compounds:
+        """The compound tasks among its steps that have a schedule, and among those of inner ensembles."""
+        return tuple(compound for model in (self.model, *self.inner) for compound in model.compounds)
+
+    @cached_property
     def remaining_us(self) -> tuple[float, ...]:
         """For each step how long the longest chain of the steps after it takes, at least, as far as that is known."""
         return longest_after([step.model.isolated_us for step in self.steps], self.followers)
+
+
+def compound_numbers(graph: Graph, model_ids: Sequence[int], counts: Iterator[int]) -> deque[int]:
+    """Return for each step of those that begin together the number of its compound task, 0 if it is of none.
+
+    `model_ids`: of the steps, -1 for one that cannot be a member. `counts` has a number for each compound task.
+    """
+    numbers = [0] * len(model_ids)
+    for schedule, members in graph.compounds:
+        places: list[int] = []
+        for model_id in members:
+            free = (i for i, own in enumerate(model_ids) if own == model_id and not numbers[i] and i not in places)
+            places.extend(islice(free, 1))
+        if len(places) == len(members):
+            number = compound_number(schedule, next(counts))
+            for place in places:
+                numbers[place] = number
+    return deque(numbers)
 
 
 class Graphs:

@@ -64,6 +64,7 @@ class SchedulerControl:
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
         self._measured: dict[int, slow.UseProfile] = {}
+        self._schedules: dict[int, slow.UseSchedule] = {}  # by their numbers
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._unloading: set[int] = set()
         self._unloads: dict[int, asyncio.Future[None]] = {}  # those that are waited for
@@ -99,6 +100,8 @@ class SchedulerControl:
             self._send(profile)
         for measured in self._measured.values():
             self._send(measured)
+        for schedule in self._schedules.values():
+            self._send(schedule)
         for front_end in self._quieting:
             self._send(slow.FrontEndDied(front_end))
         for model_id in self._unloading:
@@ -159,6 +162,25 @@ class SchedulerControl:
             return
         self._measured[model_id] = slow.UseProfile(model_id, str(path))
         self._send(self._measured[model_id])
+
+    @property
+    def node_count(self) -> int:
+        """How many NUMA nodes there are that gangs keep to."""
+        return max(1, len(self._plan.nodes))
+
+    def spec_of(self, model_id: int) -> slow.LoadModel | None:
+        """Return what the scheduler was told of a model that is there."""
+        return self._specs.get(model_id)
+
+    def use_schedule(self, schedule: slow.UseSchedule) -> None:
+        """Tell by what schedule compound tasks of some models run."""
+        self._schedules[schedule.number] = schedule
+        self._send(schedule)
+
+    def drop_schedule(self, number: int) -> None:
+        """Tell that no compound task runs by this schedule any more."""
+        if self._schedules.pop(number, None) is not None:
+            self._send(slow.UseSchedule(number))
 
     def set_log(self, settings: LogSettings) -> None:
         """Tell which lines are wanted in the log."""

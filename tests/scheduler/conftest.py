@@ -244,7 +244,8 @@ class ScriptedServer(Server):
     def configure(self, part: str, **numbers: float) -> None:
         """Change numbers of a part of the policy's configuration."""
         config = self.script.config
-        self.script.config = replace(config, **{part: replace(getattr(config, part), **numbers)})
+        changed = replace(config, **{part: replace(getattr(config, part), **numbers)})
+        self.script.config = self.live.compounds.config = changed
 
     def make_former(self, next_id: Callable[[], int], *costs_us: float) -> BatchFormer:
         """Return what forms batches, if the policy is shown such."""

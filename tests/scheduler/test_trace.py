@@ -25,6 +25,7 @@ def test_a_line_says_what_was_decided_and_on_what_grounds() -> None:
         "wanted": 2,
         "reason": "it was the oldest",
         "blocks": (),
+        "together": False,
         "model": "resnet50",
         "next_layer": 3,
         "age_us": 500.0,

@@ -181,7 +181,7 @@ def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatc
     scripted.configure("decision_gap", yielding_gap_factor=0.0)
     scripted.configure("yield_gap", max_us=60e6)
     scripted.tell(slow.SetProfile(7, isolated_us=100.0))
-    scripted.script.brief_first = True
+    scripted.script.brief_first = scripted.live.compounds.brief_first = True
     scripted.script.yields_in_us = 60e6
     first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(skips_completions=True))

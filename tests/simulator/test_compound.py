@@ -1,12 +1,17 @@
 """Compound tasks on the modelled machine: what stages gain over the sequential schedule and today's way."""
 
+from dataclasses import replace
+
 import pytest
 
+from gangway.scheduler.stages.former import Plan
 from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequential
 from gangway.server.cli import main
 from gangway.simulator.compound import Staged, compare, makespan_us, today_us
+from gangway.simulator.compound_load import compare_loaded
 from gangway.simulator.scenario import NO_OVERHEADS, SPARE_CORES, make_scenario
 from gangway.workload.mix import parse_mix
+from gangway.workload.qos import parse_qos
 
 FIVE = "mobilenetv2=1,resnet50=1,googlenet=1,tiny_yolov2=1,efficientnet_b0=1"
 
@@ -58,3 +63,29 @@ def test_what_is_no_compound_task_is_refused(text, capsys):
         main(["simulate", "--compound", text])
     assert exit_.value.code == 2
     assert "two or more different models" in capsys.readouterr().err
+
+
+def test_others_keep_their_targets_beside_compound_tasks():
+    """Compound tasks gain while the machine has room for them, and lose nothing where it has none."""
+    mix = parse_mix("mobilenetv2=1,googlenet=1,efficientnet_b0=1").with_qos(parse_qos("4x"))
+    machine = make_scenario(mix, 8)
+    best_effort = {number: replace(machine.models[number], qos_us=None) for number in (0, 1)}
+    machine = replace(machine, models={**machine.models, **best_effort})
+    streams = (machine.models[0], machine.models[1])
+    stages = schedule(streams, parallel(streams), 8)
+    plan = Plan((0, 1), stages, 8, schedule_us(streams, stages))
+    runs = compare_loaded(machine, plan, 250, seed=1)
+    for run in runs:
+        assert run.planned.in_time >= run.today.in_time - 0.01
+        assert run.planned.p99_us <= 1.1 * run.today.p99_us
+    assert runs[0].planned.by_schedule > 0.4 > runs[-1].planned.by_schedule
+    assert all(run.today.by_schedule == 0.0 for run in runs)
+
+
+def test_what_stands_beside_compound_tasks_is_shown(capsys):
+    arguments = ["simulate", "--cores", "4", "--compound", "mobilenetv2+googlenet", "--queries", "100"]
+    assert main([*arguments, "--beside", "efficientnet_b0"]) == 0
+    assert "mobilenetv2+googlenet beside efficientnet_b0, 4 cores" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["simulate", "--beside", "googlenet", "-o", "nowhere"])
+    assert "it needs --compound" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Ensembles in the front end: what the scheduler sees of them, and that nothing is left, however they end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.format import Engine
 from gangway.executor.messages import Submit
-from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
-from gangway.server.repository.ensembles import EnsembleBuilder
+from gangway.server.repository.ensembles import EnsembleBuilder, isolated_of, together
 from gangway.server.repository.loaded import IsolatedLatency, LoadedModel
 from gangway.server.repository.repository import ModelVersion
+from gangway.server.repository.schedules import UsedSchedule
 from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
-from tests.helpers.ensemble_configs import config_of
+from tests.helpers.ensemble_configs import Step, config_of
 
 WAIT_S = 20
 INPUTS = "INPUT0:INT32:16 INPUT1:INT32:16"
@@ -38,6 +39,9 @@ FORK = [
     ("simple", "INPUT0=INPUT0 INPUT1=INPUT1", "OUTPUT0=OUTPUT0"),
     ("simple", "INPUT0=INPUT1 INPUT1=INPUT0", "OUTPUT1=OUTPUT1"),
 ]
+CHAIN_OF_TWO = (("simple", "INPUT0=INPUT0 INPUT1=INPUT1", "OUTPUT0=a"), ("simple", "INPUT0=a INPUT1=a", BOTH))
+BRANCHES = tuple(FORK)
+LAST = ("simple", "INPUT0=OUTPUT0 INPUT1=OUTPUT1", "OUTPUT0=last")
 NESTED = [("diamond", "INPUT0=INPUT0 INPUT1=INPUT1", "OUTPUT0=a OUTPUT1=b"), ("simple", "INPUT0=a INPUT1=b", BOTH)]
 ISOLATED = IsolatedLatency(compute_us=1000.0, latency_us=1500.0)
 
@@ -53,6 +57,7 @@ class Bench:
 
     server: Any
     make_inputs: Callable[..., list[triton.InferInput]]
+    served: dict[str, dict[int, LoadedModel]]
 
     def begin(self, name: str, rows: int = 1, **options: Any) -> Any:
         """Ask, and hold whatever is handed over."""
@@ -98,7 +103,7 @@ def bench(server: Any, announced: Any, simple_inputs: Callable[..., list[triton.
     for name, steps, more in (("diamond", DIAMOND, REJECT), ("fork", FORK, ""), ("nested", NESTED, QOS)):
         served[name] = {1: builder.make(entry_of(name, config_of(INPUTS, OUTPUTS, steps, more=more)), served)}
         server.front_end.handle(served[name][1].ready)
-    return Bench(server, simple_inputs)
+    return Bench(server, simple_inputs, served)
 
 
 REJECT = 'parameters { key: "late" value { string_value: "reject" } }'
@@ -144,10 +149,12 @@ def test_one_deadline_priority_and_arrival_for_all_steps(bench: Bench) -> None:
     assert {(request.priority, request.rejects_late) for request in seen} == {(-1, True)}
 
 
-def test_a_multiple_means_the_longest_chain(bench: Bench) -> None:
+def test_a_multiple_means_the_longest_chain_and_what_is_beside_it(bench: Bench) -> None:
+    """Each step uses all cores, so the two that run side by side take as long as one after the other."""
     bench.begin("nested")
     submit, request = bench.held()
-    assert request.deadline_ns - request.arrival_ns == 2 * 4 * 1_500_000 - 3 * 1_000_000
+    alone_ns = 4 * 1_500_000 + 1_000_000
+    assert request.deadline_ns - request.arrival_ns == 2 * alone_ns - 3 * 1_000_000
     bench.server.scheduler.holding = False
     bench.answer(submit)
     np.testing.assert_array_equal(bench.result().as_numpy("OUTPUT1"), np.full((1, 16), 4, np.int32))
@@ -239,6 +246,46 @@ def test_ensembles_within_ensembles_and_what_is_counted(bench: Bench) -> None:
     assert stats.success.ns > stats.compute_infer.ns and stats.queue.ns == 0
     assert stats.compute_infer.ns == simple.inference_stats.compute_infer.ns
     assert stats.compute_input.ns == simple.inference_stats.compute_input.ns
+
+
+def test_steps_with_a_schedule_are_members_of_one_compound_task(bench: Bench) -> None:
+    fork, model = bench.served["fork"][1].ready, bench.served["simple"][1].ready
+    bench.server.front_end.handle(replace(fork, compounds=((3, (model.model_id, model.model_id)),)))
+    numbers = []
+    for rows, outputs in ((1, None), (2, None), (1, [triton.InferRequestedOutput("OUTPUT0")]), (1, None)):
+        bench.begin("fork", rows, outputs=outputs)
+        for submit, request in [bench.held() for _ in range(1 if outputs else 2)]:
+            numbers.append(request.compound)
+            assert (request.join_key & NEVER_JOINED != 0) == (request.compound != 0)
+            bench.answer(submit)
+        assert not isinstance(bench.result(), InferenceServerException)
+    first, last = numbers[0], numbers[-1]
+    assert numbers == [first, first, 0, 0, 0, last, last]
+    assert first >> 32 == last >> 32 == 3 and first != last
+
+
+@pytest.mark.parametrize(
+    ("steps", "busy", "used", "compute_us"),
+    [
+        (CHAIN_OF_TWO, (1.0, 1.0), (), 2000),
+        (BRANCHES, (1.0, 1.0), (), 2000),
+        (BRANCHES, (0.5, 0.5), (), 1000),
+        (BRANCHES, (0.75, 0.5), (), 1250),
+        (BRANCHES, (1.0, 1.0), (UsedSchedule(1, (7, 8), (0, 1), 1400.0),), 1400),
+        ((*BRANCHES, LAST), (0.5, 0.5, 0.25), (), 2000),
+        ((*BRANCHES, LAST), (1.0, 1.0, 1.0), (UsedSchedule(1, (7, 8), (0, 1), 1400.0),), 2400),
+    ],
+)
+def test_branches_take_the_cores_together(
+    steps: Sequence[Step], busy: Sequence[float], used: Sequence[UsedSchedule], compute_us: float
+) -> None:
+    config = config_of(INPUTS, OUTPUTS, steps)
+    parsed = entry_of("any", config).config.ensemble_scheduling.step
+    found = isolated_of(parsed, [ISOLATED] * len(steps), busy, used)
+    assert found is not None and found.compute_us == compute_us
+    links = 2 if steps == CHAIN_OF_TWO or len(steps) > 2 else 1
+    assert found.latency_us == compute_us + links * 500, "each link of the chain is asked for"
+    assert together(parsed) == ([[0, 1]] if steps != CHAIN_OF_TWO else [])
 
 
 def test_a_reference_to_oneself_is_found() -> None:
