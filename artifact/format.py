@@ -14,8 +14,10 @@ a second kernel, for several rows in one call.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Literal
 
 FORMAT_VERSION = 10
+Precision = Literal["fp32", "bf16"]
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -151,12 +153,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """The machine the kernels were built for. An artifact is used only where `features` are all present."""
+    """The machine the kernels were built for. An artifact is used only where all features and extensions are."""
 
     name: str  # "avx512", "avx2" or "baseline"
     cpu: str  # LLVM's name, "znver4"
     lanes: int  # float32 values in a vector register
     features: tuple[str, ...]  # /proc/cpuinfo names that must be there
+    extensions: tuple[str, ...] = ()  # the same of what only kernels of low precision need; sorted
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,9 @@ class Manifest:
     slow_nodes: tuple[str, ...] = ()  # first outputs of nodes that are in islands since their kernels were slower
     session_bytes: int = 0  # of memory beside mapped weights for a session of onnxruntime, of each island one
     compiler_version: str = ""
+    precision: Precision = "fp32"  # the lowest of products; activations are float32
+    keep_fp32: tuple[str, ...] = ()  # names of layers that were to stay float32, sorted
+    precision_note: str = ""  # how answers agree with those in fp32, or why it is in fp32: of a job, not of the file
     format_version: int = FORMAT_VERSION
 
     @property

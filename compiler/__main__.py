@@ -4,7 +4,7 @@ Lines on --progress-fd (or with --json on standard output), each one JSON object
   {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.py`
   {"warning": "..."}                              zero or more: damage that was found in the cache
   {"info": "..."}                                 zero or more: what the served model does not do as the file says
-  {"key": "...", "folder": "...", "cached": true}  the last line of a success
+  {"key": "...", "folder": "...", "cached": true, "precision_note": ""}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
 With --uncompiled REASON the model is left to onnxruntime for this reason, and not found by jobs without it.
 With --look-up there may be several PATHs, and nothing is compiled. Instead of a last line there is one for each that
@@ -14,7 +14,7 @@ the cache has:
 With --serve there is no PATH: jobs are read from standard input, one JSON object a line, and each ends with a last line
 as above. TVM stays loaded from one to the next. The process ends with its input, or when it has become too large, which
 the last line says: {..., "ends": true}
-  {"path": "PATH", "dimensions": {"NAME": SIZE}}
+  {"path": "PATH", "dimensions": {"NAME": SIZE}, "precision": {"name": "fp32", "min_cosine": 0.999}}
 
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
@@ -36,9 +36,12 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
 from gangway.artifact.format import TargetSpec
+from gangway.artifact.json_codec import decode
+from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.pipeline import compile_model, find_compiled
+from gangway.compiler.pipeline import Compiled, find_compiled
+from gangway.compiler.precision import compile_in_precision
 from gangway.compiler.progress import Progress
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
@@ -70,12 +73,13 @@ def main(argv: Sequence[str]) -> int:
         if options.serve:
             return _serve(cache, target, report)
         (name, path) = find_models(options.path[0])[-1]
-        compiled = compile_model(
+        compiled = compile_in_precision(
             path,
             name,
             cache,
             target,
             _progress(report),
+            WantedPrecision(options.precision, options.min_cosine),
             dict(options.dimension),
             options.optional,
             options.batch,
@@ -84,10 +88,9 @@ def main(argv: Sequence[str]) -> int:
         )
     except Exception as error:  # every failure is reported to the supervisor
         return _failure(error, report)
-    folder = str(compiled.folder.resolve())
-    report({"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached})
+    report(_made(compiled))
     if not options.json:
-        print(f"{name}: {'found' if compiled.cached else 'compiled'} {folder}")
+        print(f"{name}: {'found' if compiled.cached else 'compiled'} {compiled.folder.resolve()}")
         if compiled.manifest.fallback_reason:
             print(f"{name}: for onnxruntime, because it cannot be compiled: {compiled.manifest.fallback_reason}")
     return 0
@@ -109,17 +112,27 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
         last: dict[str, Any]
         try:
             (name, path) = find_models(Path(job["path"]))[-1]
-            compiled = compile_model(path, name, cache, target, _progress(report), job["dimensions"])
+            wanted = decode(WantedPrecision, json.dumps(job["precision"]), "precision")
+            compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, job["dimensions"])
         except Exception as error:
             last = _described(error)
         else:
-            folder = str(compiled.folder.resolve())
-            last = {"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached}
+            last = _made(compiled)
         ends = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_KIB
         report({**last, "ends": True} if ends else last)
         if ends:
             break
     return 0
+
+
+def _made(compiled: Compiled) -> dict[str, Any]:
+    """The last line of a success."""
+    return {
+        "key": compiled.manifest.key,
+        "folder": str(compiled.folder.resolve()),
+        "cached": compiled.cached,
+        "precision_note": compiled.manifest.precision_note,
+    }
 
 
 class _Records(logging.Handler):
@@ -207,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")
     parser.add_argument("--whole", action="store_true", help="leave it to onnxruntime")
     parser.add_argument("--uncompiled", metavar="REASON", help="leave it to onnxruntime for now, and say this why")
+    add_precision(parser)
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")

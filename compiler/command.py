@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import MofNCompleteColumn
@@ -12,9 +12,11 @@ from rich.table import Table
 from gangway.artifact.cache import Cache, add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
+from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
-from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.pipeline import Compiled
+from gangway.compiler.precision import compile_in_precision
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 
@@ -27,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         target = detect(options.target)
         for name, path in find_models(options.path):
             start = time.monotonic()
-            compiled = _compile(name, path, cache, target, dict(options.dimension), console)
+            compiled = _compile(name, path, cache, target, options, console)
             _show(compiled, time.monotonic() - start, console)
     except (ModelError, UnsupportedTargetError, OSError) as error:
         print(f"gangway compile: {error}", file=sys.stderr)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compile(
-    name: str, path: Path, cache: Cache, target: TargetSpec, dimensions: Mapping[str, int], console: Console
+    name: str, path: Path, cache: Cache, target: TargetSpec, options: argparse.Namespace, console: Console
 ) -> Compiled:
     with ProgressBars(console, MofNCompleteColumn(), columns=24) as bar:
         task = bar.add_task(name, total=None)
@@ -44,7 +46,9 @@ def _compile(
         def progress(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=done, total=total)
 
-        return compile_model(path, name, cache, target, progress, dimensions)
+        wanted, sizes = WantedPrecision(options.precision, options.min_cosine), dict(options.dimension)
+        keep = options.keep_fp32
+        return compile_in_precision(path, name, cache, target, progress, wanted, sizes, keep_fp32=keep)
 
 
 def _show(compiled: Compiled, seconds: float, console: Console) -> None:
@@ -54,6 +58,8 @@ def _show(compiled: Compiled, seconds: float, console: Console) -> None:
     else:
         _show_layers(manifest, console)
     phases = ", ".join(f"{phase} {time_us / 1e3:.0f} ms" for phase, time_us in manifest.phase_us.items())
+    if manifest.precision_note:
+        console.print(f"{manifest.model_name}: {manifest.precision_note}", highlight=False, soft_wrap=True)
     made = "left to onnxruntime" if manifest.fallback_reason else "compiled"
     console.print(
         f"phases: {phases}",
@@ -80,7 +86,8 @@ def _show_layers(manifest: Manifest, console: Console) -> None:
     console.print(_layer_table(manifest))
     console.print(
         f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers{islands}, "
-        f"{len(symbols)} kernels for {manifest.target.name}, arena {manifest.arena_bytes / 1e6:.1f} MB",
+        f"{len(symbols)} {manifest.precision} kernels for {manifest.target.name}, "
+        f"arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
         soft_wrap=True,
     )
@@ -112,5 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="PATH", help="a model directory (all its versions) or an .onnx file")
     add_cache_dir(parser)
     add_dimension(parser)
+    add_precision(parser)
+    parser.add_argument("--keep-fp32", action="append", default=[], metavar="LAYER",
+        help="a layer that multiplies float32 in any case; may be given several times")  # fmt: skip
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     return parser

@@ -19,6 +19,7 @@ from gangway.artifact.format import (
     BufferRef,
     Layer,
     Manifest,
+    Precision,
     Space,
     TargetSpec,
     TensorSpec,
@@ -27,6 +28,7 @@ from gangway.artifact.format import (
 from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.candidate import Candidate
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, read_graph
@@ -56,10 +58,11 @@ from gangway.compiler.place.costs import (
 from gangway.compiler.place.fusion import fuse
 from gangway.compiler.place.layout import place
 from gangway.compiler.place.memory import Step
+from gangway.compiler.place.precision import with_precision
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
-from gangway.compiler.speed_check import Candidate, is_doubtful, require_speed
+from gangway.compiler.speed_check import is_doubtful, require_speed
 
-_DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "string": "BYTES"}
+_DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "bfloat16": "BF16", "string": "BYTES"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,11 @@ class Job:
         target: TargetSpec,
         phases: Phases,
         dimensions: Mapping[str, int] = NO_DIMENSIONS,
+        precision: Precision = "fp32",
+        keep_fp32: Collection[str] = (),
     ) -> None:
+        self._precision: Precision = precision
+        self._keep_fp32 = tuple(sorted(keep_fp32))
         self._path = path
         self._model_name = model_name
         self._key = key
@@ -94,10 +101,12 @@ class Job:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
         with self._phases.timed("read"):
             graph = read_graph(self._path, self._dimensions)
-            if model_key(self._path, self._target, self._dimensions) != self._key:
+            if self._model_key(self._dimensions) != self._key:
                 raise UnreadableModelError(f"{self._path.name} changed while it was read")
         with self._phases.timed("graph"):
             lowered = lower_graph(graph, self._target.lanes)
+            if self._precision != "fp32":
+                lowered = self._with_precision(lowered)
             steps = lowered.steps
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
@@ -125,9 +134,16 @@ class Job:
                 manifest = self._manifest(graph, layers, choose_passes(steps), lowered, parameters)
                 return writer.commit(replace(manifest, session_bytes=session_bytes))
 
+    def _with_precision(self, lowered: Lowered) -> Lowered:
+        steps = with_precision(lowered.steps, self._precision, self._target, self._keep_fp32)
+        return replace(lowered, steps=steps, arena_bytes=plan_arena(steps, self._target.lanes))
+
     def _share_key(self) -> str:
         """What artifacts for different sizes of one model have in common; empty if there are no sizes."""
-        return model_key(self._path, self._target, SIZED) if self._dimensions else ""
+        return self._model_key(SIZED) if self._dimensions else ""
+
+    def _model_key(self, dimensions: Mapping[str, int]) -> str:
+        return model_key(self._path, self._target, dimensions, precision=self._precision, keep_fp32=self._keep_fp32)
 
     def _build(self, plans: Sequence[KernelPlan], root: Path, library: Path) -> dict[Plan, Kernel]:
         """Write the library with the kernels of the plans, and of their batches."""
@@ -161,6 +177,8 @@ class Job:
             tail=tail is not None,
             slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
+            precision=self._precision,
+            keep_fp32=self._keep_fp32 if self._precision != "fp32" else (),
         )
 
 
@@ -179,6 +197,12 @@ def lower_graph(graph: Graph, lanes: int, slow_nodes: Collection[str] | None = N
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")
     return Lowered(steps, plan_arena(steps, lanes), tuple(sorted(program.slow)))
+
+
+def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> list[Step]:
+    """Return the steps that an artifact was made of. Raises ModelError."""
+    steps = lower_graph(read_graph(path, dimensions), manifest.target.lanes, manifest.slow_nodes).steps
+    return with_precision(steps, manifest.precision, manifest.target, manifest.keep_fp32)
 
 
 def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> tuple[TensorSpec, ...]:

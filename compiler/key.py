@@ -6,7 +6,7 @@ those that this version of Gangway made: `known_compiler`.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from gangway.artifact.cache import cache_key
 from gangway.artifact.extras import COMPILER, missing_packages
 from gangway.artifact.files import file_beside, file_stamp, require_regular
-from gangway.artifact.format import MANIFEST_FILE, TargetSpec
+from gangway.artifact.format import MANIFEST_FILE, Precision, TargetSpec
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerMissingError, ModelError, UnreadableModelError, UnsupportedModelError
@@ -28,10 +28,18 @@ SIZED: Mapping[str, int] = MappingProxyType({"sized ": 1})  # of what all sizes 
 _OPTIONAL = "optional "
 
 
-def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS, compiler: str = "") -> str:
+def model_key(
+    path: Path,
+    target: TargetSpec,
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    compiler: str = "",
+    precision: Precision = "fp32",
+    keep_fp32: Collection[str] = (),
+) -> str:
     """Return the key of the ONNX file `path` for `target`, with these values of symbolic dimensions.
 
-    `compiler`: the version of the compiler, by default of the one that is installed.
+    `compiler`: the version of the compiler, by default of the one that is installed. `keep_fp32`: names of layers whose
+    products stay float32 whatever the precision.
 
     Raises OSError, and ModelError for a broken file, one that is larger than memory, and weights in what is no regular
     file of the model's folder.
@@ -43,7 +51,8 @@ def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO
     refuse_too_large([path])
     files = [path, *_external_files(path)]
     refuse_too_large(files)
-    return cache_key(files, compiler or compiler_version(), target, dimensions)
+    marks = {} if precision == "fp32" else {f"precision {precision} ": 1, **{f"fp32 {name} ": 1 for name in keep_fp32}}
+    return cache_key(files, compiler or compiler_version(), target, {**dimensions, **marks})
 
 
 def with_optional(names: Iterable[str]) -> dict[str, int]:

@@ -5,17 +5,18 @@ Only when something must be compiled, `job.py` is imported, and with it onnx, nu
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.format import Manifest, TargetSpec
+from gangway.artifact.format import Manifest, Precision, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, require_compiler, with_optional
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
+from gangway.compiler.target import for_precision
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,14 @@ class Compiled:
     cached: bool
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The precision of products, and names of layers that keep float32."""
+
+    precision: Precision = "fp32"
+    keep_fp32: tuple[str, ...] = ()
+
+
 def compile_model(
     path: Path,
     model_name: str,
@@ -40,6 +49,8 @@ def compile_model(
     with_batch: bool = False,
     whole: bool = False,
     uncompiled: str | None = None,
+    precision: Precision = "fp32",
+    keep_fp32: Collection[str] = (),
 ) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
@@ -47,12 +58,18 @@ def compile_model(
     `dimensions` gives values to symbolic dimensions, each set of which is tuned by itself. `optional` names inputs
     that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. `with_batch`: a
     model whose first dimension cannot be a batch is not wanted. `whole`: it is left to onnxruntime, because the first
-    dimensions of its inputs may differ. `uncompiled`: why it is, for now. Errors as of `compile_static`.
+    dimensions of its inputs may differ. `uncompiled`: why it is, for now. `keep_fp32` names layers that keep float32,
+    whatever the `precision` is. The manifest's precision is float32 where this machine or onnxruntime has no other.
+    Errors as of `compile_static`.
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
+    target = for_precision(target, precision)
+    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
-    key = model_key(path, target, mark or dimensions, known_compiler(cache.root))
+    if optional or whole or uncompiled:
+        target, choice = for_precision(target, "fp32"), _Choice()
+    key = _key(path, target, mark or dimensions, cache, choice)
     if with_batch and not cache.folder(key).exists():
         require_compiler()
         from gangway.compiler.frontend.importer import require_batch  # noqa: PLC0415
@@ -66,7 +83,7 @@ def compile_model(
     tuning = find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
-    static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
+    static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice)
     if tuning is None:
         return static
     try:
@@ -76,9 +93,17 @@ def compile_model(
         return static
 
 
-def find_compiled(path: Path, cache: Cache, target: TargetSpec) -> Compiled | None:
+def find_compiled(
+    path: Path,
+    cache: Cache,
+    target: TargetSpec,
+    precision: Precision = "fp32",
+    keep_fp32: Collection[str] = (),
+) -> Compiled | None:
     """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
-    key = model_key(path, target, compiler=known_compiler(cache.root))
+    target = for_precision(target, precision)
+    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
+    key = _key(path, target, NO_DIMENSIONS, cache, choice)
     if tuning := find_tuning(cache.root, key, target.name):
         key = tuning.tuned_key
     manifest = cache.lookup(key)
@@ -115,6 +140,8 @@ def compile_static(
     target: TargetSpec,
     progress: Progress,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    precision: Precision = "fp32",
+    keep_fp32: Collection[str] = (),
 ) -> Compiled:
     """Return the artifact with the static choice of each kernel, compiled unless the cache holds it.
 
@@ -125,8 +152,15 @@ def compile_static(
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    key = model_key(path, target, dimensions, known_compiler(cache.root))
-    return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
+    target = for_precision(target, precision)
+    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
+    key = _key(path, target, dimensions, cache, choice)
+    return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice)
+
+
+def _key(path: Path, target: TargetSpec, dimensions: Mapping[str, int], cache: Cache, choice: "_Choice") -> str:
+    compiler = known_compiler(cache.root)
+    return model_key(path, target, dimensions, compiler, choice.precision, choice.keep_fp32)
 
 
 def _compile_static(
@@ -138,6 +172,7 @@ def _compile_static(
     target: TargetSpec,
     progress: Progress,
     dimensions: Mapping[str, int],
+    choice: "_Choice",
 ) -> Compiled:
     folder = cache.folder(key)
     if manifest := cache.lookup(key):
@@ -154,13 +189,16 @@ def _compile_static(
 
                     require_sizes(path)
                 from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
-            manifest = Job(path, model_name, key, target, phases, dimensions).run(folder)
+            job = Job(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
+            manifest = job.run(folder)
             _tell_zip_maps(path, model_name)
             return Compiled(manifest, folder, False)
         except ModelError as error:
             if dimensions or isinstance(error, UnreadableModelError):
                 raise
             refusal = error
+        if choice.precision != "fp32":
+            return compile_static(path, model_name, cache, target, progress)
         progress(FALLBACK_PHASE, 0, 1)
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 

@@ -9,6 +9,7 @@ Progress = Callable[[str, int, int], None]
 
 PHASES = ("key", "import", "read", "graph", "kernels", "weights", "write")
 COMPARISON_PHASE = "comparison"  # comes before "write" if the model is quantised
+AGREEMENT_PHASE = "agreement"  # comes after all others of a model in bf16
 TUNED_PHASE = "versions"  # comes after all others if the model has been tuned
 FALLBACK_PHASE = "onnxruntime"  # comes after the phase in which it turns out that the model cannot be compiled
 

@@ -5,10 +5,13 @@ appear, so an artifact can be checked against /proc/cpuinfo. Tuning for one mode
 measured no faster.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import TargetSpec
+from gangway.artifact.format import Precision, TargetSpec
+from gangway.compiler.tiles import tiles_work
 
 _V3: Final = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
 _V4: Final = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -19,6 +22,26 @@ TARGETS: Final = {
     "baseline": TargetSpec(name="baseline", cpu="x86-64", lanes=4, features=("sse2",)),
 }
 """Every target, best first."""
+
+# By target: what kernels of low precision use where the machine has it, by LLVM's name and by that in /proc/cpuinfo.
+EXTENSIONS: Final = {
+    "avx512": {
+        "amx_bf16": "amx-bf16",
+        "amx_int8": "amx-int8",
+        "amx_tile": "amx-tile",
+        "avx512_bf16": "avx512bf16",
+        "avx512_vnni": "avx512vnni",
+    },
+    "avx2": {"avx_vnni": "avxvnni"},
+    "baseline": {},
+}
+
+
+_TILES: Final = "amx_"  # what extensions that need tiles begin with
+_BY_PRECISION: Final[Mapping[Precision, tuple[str, ...]]] = {
+    "fp32": (),
+    "bf16": ("amx_bf16", "amx_tile", "avx512_bf16"),
+}
 
 
 class UnsupportedTargetError(ValueError):
@@ -35,7 +58,33 @@ def machine_features() -> frozenset[str]:
 
 def supported(target: TargetSpec, features: frozenset[str]) -> bool:
     """Whether a machine with these CPU flags can run code built for `target`."""
-    return features.issuperset(target.features)
+    return features.issuperset((*target.features, *target.extensions))
+
+
+def extended(target: TargetSpec, features: frozenset[str] | None = None) -> TargetSpec:
+    """Return the target with what a machine with these CPU flags, by default this one, has for low precision.
+
+    Of this one, tiles count only if they work.
+    """
+    found = features if features is not None else machine_features()
+    names = [name for name in EXTENSIONS[target.name] if name in found]
+    if features is None and any(name.startswith(_TILES) for name in names) and not tiles_work():
+        names = [name for name in names if not name.startswith(_TILES)]
+    return replace(target, extensions=tuple(names))
+
+
+def for_precision(target: TargetSpec, precision: Precision, features: frozenset[str] | None = None) -> TargetSpec:
+    """Return the target with what kernels of a precision use of a machine; without extensions they are of float32."""
+    if precision == "fp32":
+        return replace(target, extensions=())
+    wanted = _BY_PRECISION[precision]
+    found = extended(target, features).extensions
+    return replace(target, extensions=tuple(name for name in found if name in wanted))
+
+
+def attributes(target: TargetSpec) -> list[str]:
+    """Return LLVM's names of the extensions."""
+    return [f"+{EXTENSIONS[target.name][name]}" for name in target.extensions]
 
 
 def detect(name: str | None = None) -> TargetSpec:

@@ -66,12 +66,11 @@ def _serve_orders(options: argparse.Namespace, report: Report) -> None:
 def _answer_orders(
     path: Path, dimensions: Mapping[str, int], compiled: Compiled, trials: int, scratch: Path, report: Report
 ) -> None:
-    from gangway.compiler.frontend.importer import read_graph  # noqa: PLC0415 - imports TVM: a second
-    from gangway.compiler.job import lower_graph  # noqa: PLC0415
+    from gangway.compiler.job import steps_of  # noqa: PLC0415 - imports TVM: a second
     from gangway.compiler.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415
 
     manifest: Manifest = compiled.manifest
-    steps = lower_graph(read_graph(path, dimensions), manifest.target.lanes, manifest.slow_nodes).steps
+    steps = steps_of(path, dimensions, manifest)
     space = explore(steps, manifest.target, trials)
     kernels = [
         {

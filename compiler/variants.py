@@ -16,8 +16,7 @@ from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Candidate, TunedKernel, Tuning, TuningError
 from gangway.artifact.writer import VariantWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.job import lower_graph
+from gangway.compiler.job import steps_of
 from gangway.compiler.kernels.codegen import Plan, build_part, make_version, symbol_name, with_batch_plans
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.objects import has_extents
@@ -135,7 +134,7 @@ def compile_tuned(
     """
     begin_ns = time.monotonic_ns()
     target = manifest.target
-    steps = lower_graph(read_graph(path, dimensions), target.lanes, manifest.slow_nodes).steps
+    steps = steps_of(path, dimensions, manifest)
     versions = find_plans(tuning, steps, target)
     with tempfile.TemporaryDirectory() as scratch:
         store = KernelStore(Path(scratch), target)

@@ -1,11 +1,15 @@
 """Arguments that several commands share: a model on disk and cores to measure it on, a positive number."""
 
 import argparse
+import asyncio
 from pathlib import Path
 
+from gangway.artifact.format import Manifest
+from gangway.artifact.precision import WantedPrecision
 from gangway.executor.launch import available_cores
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
+from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.repository import BrokenModel, read_model
 
 
@@ -42,9 +46,17 @@ def model_and_cores(parser: argparse.ArgumentParser, options: argparse.Namespace
         parser.error(str(error))
 
 
+def compiled_manifest(options: argparse.Namespace, name: str, path: Path) -> Manifest:
+    """Return the manifest of a model, compiled as the options say. Raises CompileError, OSError."""
+    precision = WantedPrecision(options.precision, options.min_cosine)
+    compiler = Compiler(options.cache_dir)
+    return asyncio.run(compiler.compile(name, path, dict(options.dimension), precision=precision))
+
+
 def model_words(options: argparse.Namespace) -> str:
     """Return what a command was told of the model, for another command."""
-    return " ".join([str(options.path), *(f"--dimension {name}={size}" for name, size in options.dimension)])
+    dimensions = (f"--dimension {name}={size}" for name, size in options.dimension)
+    return " ".join([str(options.path), *dimensions, *WantedPrecision(options.precision, options.min_cosine).flags()])
 
 
 def positive_number(text: str) -> float:

@@ -1,7 +1,6 @@
 """`gangway plan`: into which parts batches of a measured model are cut, and how long they are predicted to take."""
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -12,14 +11,14 @@ from rich.table import Table
 from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.executor.launch import available_cores
-from gangway.measure.arguments import find_model, model_words, positive_integer
+from gangway.measure.arguments import compiled_manifest, find_model, model_words, positive_integer
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
 from gangway.server.errors import CompileError
-from gangway.server.repository.compile_jobs import Compiler
 
 _INSTANCES = ("count", "cores", "rows")  # Packrat's <i, t, b>
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     console = Console()
     try:
-        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
+        manifest = compiled_manifest(options, name, path)
         profile = _profile(manifest, options.cache_dir, model_words(options))
     except (CompileError, ProfileError) as error:
         print(f"gangway plan: {error}", file=sys.stderr)
@@ -113,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
     add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
     add_dimension(parser)
+    add_precision(parser)
     add_cache_dir(parser)
     add("--json", type=Path, metavar="FILE", help="write the plan here, too; times in microseconds")
     return parser

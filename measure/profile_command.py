@@ -1,7 +1,6 @@
 """`gangway profile`: measure a compiled model on this machine, keep the result in the cache, and show it."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +11,12 @@ from rich.table import Table
 from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Layer, Manifest
+from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
-from gangway.measure.arguments import model_and_cores, positive_number
+from gangway.measure.arguments import compiled_manifest, model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.errors import CompileError
-from gangway.server.repository.compile_jobs import Compiler
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     name, path, cores = model_and_cores(parser, options)
     console = Console()
     try:
-        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
+        manifest = compiled_manifest(options, name, path)
         measured = _measure(name, manifest, options, cores)
         kept = keep_better(options.cache_dir, measured)
         if options.json:
@@ -68,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_cache_dir(parser)
     add_dimension(parser)
+    add_precision(parser)
     parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     parser.add_argument(
         "--seconds",

@@ -1,19 +1,18 @@
 """`gangway report`: pictures and CSV files of what `gangway profile` and `gangway tune` measured of a model."""
 
 import argparse
-import asyncio
 import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
+from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
-from gangway.measure.arguments import model_and_cores, model_words
+from gangway.measure.arguments import compiled_manifest, model_and_cores, model_words
 from gangway.measure.report_tables import SERIES, Evidence, Row
 from gangway.server.errors import CompileError
-from gangway.server.repository.compile_jobs import Compiler
 
 UNMEASURED = {
     "interference": "nothing was measured beside interference",
@@ -52,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _evidence(name: str, path: Path, options: argparse.Namespace, cores: int) -> Evidence:
     """Return what the cache knows of the model. Raises MissingError, ProfileError, CompileError."""
-    manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path, dict(options.dimension)))
+    manifest = compiled_manifest(options, name, path)
     target = manifest.target.name
     tuning = find_tuning_by_result(options.cache_dir, manifest.key, target)
     profile = profile_path(options.cache_dir, manifest.key, machine_id(cpu_name(), cores, target))
@@ -86,5 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write; made if it is absent")
     add("--cores", default="all", metavar="LIST", help="cores that the profile was measured on (all)")
     add_dimension(parser)
+    add_precision(parser)
     add_cache_dir(parser)
     return parser

@@ -21,6 +21,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC and HTTP"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
+    "quantize": Command("gangway.compiler.quantize_command", "make an int8 model of a float32 one"),
     "profile": Command("gangway.measure.profile_command", "measure a model's layers on this machine"),
     "plan": Command("gangway.measure.plan_command", "show how batches of a measured model are split over cores"),
     "tune": Command("gangway.measure.tune_command", "find versions of a model's layers worth having on this machine"),

@@ -104,18 +104,20 @@ def run_for(load: Load, seconds: float) -> LoadResult:
         return process.stop()
 
 
-def is_right(response: bytes, expected: Mapping[str, Array]) -> bool:
-    """Compare an answer with the expected outputs: integers exactly, floats within TOLERANCE."""
+def is_right(response: bytes, expected: Mapping[str, Array], tolerance: float = TOLERANCE) -> bool:
+    """Compare an answer with the expected outputs: integers exactly, floats within a tolerance."""
     outputs = outputs_of(pb.ModelInferResponse.FromString(response))
-    return outputs.keys() == expected.keys() and all(_close(outputs[name], expected[name]) for name in expected)
+    return outputs.keys() == expected.keys() and all(
+        _close(outputs[name], expected[name], tolerance) for name in expected
+    )
 
 
-def _close(got: Array, wanted: Array) -> bool:
+def _close(got: Array, wanted: Array, tolerance: float) -> bool:
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
     if wanted.dtype.kind != "f":
         return np.array_equal(got, wanted)
-    return relative_error(got, wanted) <= TOLERANCE
+    return relative_error(got, wanted) <= tolerance
 
 
 def relative_error(got: Array, wanted: Array) -> float:

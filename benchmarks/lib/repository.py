@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.lib.quiet import QuietMachine
+from gangway.artifact.format import Precision
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile, whole_machine_id
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
@@ -29,22 +30,25 @@ def onnx_file(repository: Path, model: str) -> Path:
     return repository / model / "1" / "model.onnx"
 
 
-def compile_model(repository: Path, model: str) -> Path:
+def compile_model(repository: Path, model: str, precision: Precision = "fp32") -> Path:
     """Compile a model, unless the user's cache has it; return the artifact's folder."""
-    command = [sys.executable, "-m", "gangway.compiler", "--json", str(onnx_file(repository, model))]
+    command = [sys.executable, "-m", "gangway.compiler", "--json", f"--precision={precision}"]
+    command.append(str(onnx_file(repository, model)))
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
 
 
-def ensure_profiles(repository: Path, models: Sequence[str], seconds: float | None = None) -> None:
+def ensure_profiles(
+    repository: Path, models: Sequence[str], seconds: float | None = None, precision: Precision = "fp32"
+) -> None:
     """Compile models and measure their layers (`gangway profile`, for so long), unless the user's cache has that.
 
     Each is measured once the machine is quiet, or does not become so.
     """
     quiet = QuietMachine()
     for name in models:
-        if find_profile(compile_model(repository, name)) is None:
-            command = [*GANGWAY, "profile", str(repository / name)]
+        if find_profile(compile_model(repository, name, precision)) is None:
+            command = [*GANGWAY, "profile", str(repository / name), f"--precision={precision}"]
             if seconds is not None:
                 command.append(f"--seconds={seconds}")
             quiet.wait()

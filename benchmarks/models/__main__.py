@@ -1,4 +1,7 @@
-"""Compute time of whole models in float32: our gangs, onnxruntime and OpenVINO, taking turns on the same cores.
+"""Compute time of whole models: our gangs, onnxruntime and OpenVINO, taking turns on the same cores.
+
+With --precision bf16 sides are ours in bfloat16 and in float32, and OpenVINO in float32 and as it comes: in bfloat16,
+where the processor has it.
 
 With --batch every query has so many rows; "rows/s" is what each side makes of them.
 
@@ -9,17 +12,22 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import get_args
+
+import numpy as np
 
 from benchmarks.lib.gang_runner import GangRunner, LoadedModel
 from benchmarks.lib.load import relative_error
 from benchmarks.lib.reference import Example, example_of
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import compile_model, ensure_zoo, onnx_file
-from benchmarks.models.peers import PEERS
+from benchmarks.models.peers import PEERS, OpenPeer
 from benchmarks.peers.onnxruntime_peer import Timed, pinned, timed_ms
+from gangway.artifact.format import Precision
 from gangway.clients.inputs import Array
 from gangway.zoo import MODELS
 
@@ -29,6 +37,10 @@ RATIO_AT_MOST = {**dict.fromkeys(NETWORKS, 1.08), "resnet50": 1.03, "mobilenetv2
 MEAN_RATIO_AT_MOST = 0.95  # over all networks
 BATCH_RATIO_AT_MOST = {"resnet50": 1.0, "bert_base": 1.0}
 OURS = "gangway"
+OURS_FP32 = "gangway fp32"
+BF16_RATIO_AT_MOST = 1.02  # of our float32
+BF16_GAIN_AT_MOST = {"resnet50": 0.58, "bert_base": 0.58}
+LEAST_COSINE = 0.998
 QUERIES = 5  # rows of each side in each round, at least one query, after one that does not count
 SETTLE_S = 0.02  # between sides: other engines' threads spin for a while after a query
 
@@ -40,8 +52,10 @@ class Contest:
     model: str
     cores: int
     rows: int
+    peers: Mapping[str, OpenPeer]
     sides: dict[str, Timed]
     error: float
+    cosine: float
     rounds_ms: dict[str, list[float]] = field(default_factory=dict)
     handed_over_ms: list[float] = field(default_factory=list)
 
@@ -61,12 +75,16 @@ class Contest:
     @property
     def better_peer(self) -> str:
         """The peer with the smaller median."""
-        return min(PEERS, key=self.median_ms)
+        return min(self.peers, key=self.median_ms)
 
     @property
     def ratio(self) -> float:
         """Our time over the better peer's: the median of each round's ratio, so that drifting load cancels out."""
-        pairs = zip(self.rounds_ms[OURS], self.rounds_ms[self.better_peer], strict=True)
+        return self.ratio_to(self.better_peer)
+
+    def ratio_to(self, name: str) -> float:
+        """Return the same of another side."""
+        pairs = zip(self.rounds_ms[OURS], self.rounds_ms[name], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
     def row(self) -> Row:
@@ -77,35 +95,48 @@ class Contest:
             "cores": self.cores,
             f"{OURS} ms": self.median_ms(OURS),
             "(with hand-over)": statistics.median(self.handed_over_ms),
-            **{f"{name} ms": self.median_ms(name) for name in PEERS},
-            **{f"{name} rows/s": 1e3 * self.rows / self.median_ms(name) for name in (OURS, *PEERS) if self.rows > 1},
+            **{f"{name} ms": self.median_ms(name) for name in self.sides if name != OURS},
+            **{f"{name} rows/s": 1e3 * self.rows / self.median_ms(name) for name in self.sides if self.rows > 1},
             "ratio to better": self.ratio,
+            **({"ratio to fp32": self.ratio_to(OURS_FP32), "cosine": self.cosine} if OURS_FP32 in self.sides else {}),
             "max error": self.error,
         }
 
 
-def prepare(runner: GangRunner, model: LoadedModel, path: Path, cores: Sequence[int], rows: int) -> list[Contest]:
-    """Make one contest for every gang size from all cores down to one core.
+def prepare(
+    runner: GangRunner, models: Mapping[str, LoadedModel], path: Path, cores: Sequence[int], rows: int
+) -> list[Contest]:
+    """Make one contest for every gang size from all cores down to one core; `models`: ours, by what they are called.
 
     Widest first: OpenVINO's thread library sizes itself once, by the cores it finds at its first use.
     """
-    example = example_of(model.manifest.model_name, path, rows=rows)
-    return [_contest(runner, model, path, example, cores[:count]) for count in range(len(cores), 0, -1)]
+    example = example_of(models[OURS].manifest.model_name, path, rows=rows)
+    return [_contest(runner, models, path, example, cores[:count]) for count in range(len(cores), 0, -1)]
 
 
-def _contest(runner: GangRunner, model: LoadedModel, path: Path, example: Example, cores: Sequence[int]) -> Contest:
+def _contest(
+    runner: GangRunner, models: Mapping[str, LoadedModel], path: Path, example: Example, cores: Sequence[int]
+) -> Contest:
+    model = models[OURS]
     outputs = runner.run(model, example.inputs, len(cores)).outputs
     contest = Contest(
-        model.manifest.model_name, len(cores), _rows(model, example), {}, _error(outputs, example.outputs)
+        model.manifest.model_name,
+        len(cores),
+        _rows(model, example),
+        PEERS[model.manifest.precision if len(models) == 1 else "bf16"],
+        {},
+        _error(outputs, example.outputs),
+        _cosine(outputs, example.outputs),
     )
 
-    def ours() -> float:
-        finished = runner.run(model, example.inputs, len(cores))
-        contest.handed_over_ms.append(finished.total_us / 1000)
+    def ours(name: str) -> float:
+        finished = runner.run(models[name], example.inputs, len(cores))
+        if name == OURS:
+            contest.handed_over_ms.append(finished.total_us / 1000)
         return finished.outcome.compute_us / 1000
 
-    contest.sides[OURS] = ours
-    for name, open_peer in PEERS.items():
+    contest.sides = {name: partial(ours, name) for name in models}
+    for name, open_peer in contest.peers.items():
         with pinned(cores):
             contest.sides[name] = timed_ms(open_peer(path, example.inputs, len(cores)), cores)
     return contest
@@ -120,30 +151,54 @@ def _error(outputs: dict[str, Array], expected: dict[str, Array]) -> float:
     return max(relative_error(outputs[name], expected[name]) for name in expected)
 
 
-def measure(repository: Path, model: str, rows: int, rounds: int, cores: Sequence[int]) -> list[Contest]:
+def _cosine(outputs: dict[str, Array], expected: dict[str, Array]) -> float:
+    """Return the least cosine of an output and what is expected."""
+    pairs = [[array.ravel().astype(np.float64) for array in (outputs[name], expected[name])] for name in expected]
+    return min(float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30)) for a, b in pairs)
+
+
+def measure(
+    repository: Path, model: str, rows: int, rounds: int, cores: Sequence[int], precision: Precision
+) -> list[Contest]:
     """Let the contests of one model take turns, so that all of them see the same load of the machine."""
-    folder = compile_model(repository, model)
-    with GangRunner(folder.parent, cores) as runner:
-        contests = prepare(runner, runner.open_model(folder, rows), onnx_file(repository, model), cores, rows)
+    folders = {OURS: compile_model(repository, model, precision)}
+    if precision != "fp32":
+        folders[OURS_FP32] = compile_model(repository, model)
+    with GangRunner(folders[OURS].parent, cores) as runner:
+        models = {name: runner.open_model(folder, rows) for name, folder in folders.items()}
+        contests = prepare(runner, models, onnx_file(repository, model), cores, rows)
         for number in range(rounds):
             for contest in contests:
                 contest.run_round(first=number)
     for contest in contests:
-        contest.sides.clear()  # they hold the model's weights
+        contest.sides = dict.fromkeys(contest.sides, lambda: 0.0)  # they hold the model's weights
     return contests
 
 
-def run(report: Report, repository: Path, models: Sequence[str], rows: int, rounds: int, max_cores: int) -> None:
+def run(
+    report: Report,
+    repository: Path,
+    models: Sequence[str],
+    rows: int,
+    rounds: int,
+    max_cores: int,
+    precision: Precision,
+) -> None:
     """Measure every model, one after the other."""
     cores = sorted(os.sched_getaffinity(0))[:max_cores]
-    contests = [contest for model in models for contest in measure(repository, model, rows, rounds, cores)]
+    contests = [contest for model in models for contest in measure(repository, model, rows, rounds, cores, precision)]
     report.table("compute time, medians", [contest.row() for contest in contests])
-    limits = RATIO_AT_MOST if rows == 1 else BATCH_RATIO_AT_MOST
+    limits = {} if precision != "fp32" else RATIO_AT_MOST if rows == 1 else BATCH_RATIO_AT_MOST
     for contest in contests:
+        where = f"{contest.model}, {contest.cores} cores"
         if contest.model in limits:
-            what = f"{contest.model}, {contest.cores} cores: ratio to {contest.better_peer}"
-            report.target(what, contest.ratio, limits[contest.model])
-        report.target(f"{contest.model}, {contest.cores} cores: max error", contest.error, 1e-4)
+            report.target(f"{where}: ratio to {contest.better_peer}", contest.ratio, limits[contest.model])
+        if precision == "fp32":
+            report.target(f"{where}: max error", contest.error, 1e-4)
+        else:
+            limit = BF16_GAIN_AT_MOST.get(contest.model, BF16_RATIO_AT_MOST)
+            report.target(f"{where}: ratio to fp32", contest.ratio_to(OURS_FP32), limit)
+            report.target(f"{where}: 1 - cosine", 1 - contest.cosine, 1 - LEAST_COSINE)
     if rows == 1 and set(NETWORKS) <= set(models):
         for count in range(len(cores), 0, -1):
             ratios = [contest.ratio for contest in contests if contest.cores == count and contest.model in NETWORKS]
@@ -161,10 +216,12 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1, metavar="ROWS", help="rows of a query")
     parser.add_argument("--rounds", type=int, default=15, help=f"rounds; each side runs {QUERIES} rows in each")
     parser.add_argument("--max-cores", type=int, default=2, help="largest gang")
+    parser.add_argument("--precision", choices=get_args(Precision), default="fp32", help="of products of ours")
     options = parser.parse_args()
-    report = start_report("Compute time of whole models, float32")
+    report = start_report(f"Compute time of whole models, {options.precision}")
     models = NETWORKS if options.models == [ALL] else options.models
-    run(report, ensure_zoo(options.repository, models), models, options.batch, options.rounds, options.max_cores)
+    repository = ensure_zoo(options.repository, models)
+    run(report, repository, models, options.batch, options.rounds, options.max_cores, options.precision)
     return report.finish(options.json)
 
 

@@ -19,6 +19,7 @@ from statistics import geometric_mean
 
 from benchmarks.lib.fetching import FetchError
 from benchmarks.lib.isolated import Reference
+from benchmarks.lib.load import TOLERANCE
 from benchmarks.lib.processes import core_times
 from benchmarks.lib.quiet import LONGEST_WAIT_S, QuietMachine
 from benchmarks.lib.reference import Example, example_of
@@ -26,8 +27,9 @@ from benchmarks.lib.report import add_repository_option, option_parser, start_re
 from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.serving.points import Key, Point, counts_of, decode_file, encode, encode_file, models_of
-from benchmarks.serving.servers import Served, known_servers, serving, warm_up
+from benchmarks.serving.servers import IN_PRECISION, LOW_TOLERANCE, Served, known_servers, serving, warm_up
 from benchmarks.serving.table import GOALS, MULTIPLES, add_tables, anything_holds, describe
+from gangway.artifact.precision import BF16
 from gangway.clients.open_loop import CLIENTS, RAW, drive
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, capacity_per_s, read_mix
@@ -133,7 +135,8 @@ class Bench:
         mix = self.mix(mix_name, isolated_us)
         targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
         with serving(server, self.plan.repository, targets_ms) as served:
-            warm_up(served.url, {name: self.examples[name] for name in names})
+            tolerance = LOW_TOLERANCE if IN_PRECISION in server else TOLERANCE
+            warm_up(served.url, {name: self.examples[name] for name in names}, tolerance)
             point = self._drive(served, server, mix, share, seed, isolated_us)
         quickest = min(names, key=lambda name: isolated_us[name])
         later_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
@@ -198,6 +201,8 @@ def open_bench(plan: Plan, points_file: Path | None, resume: bool) -> Iterator[B
     ensure_zoo(plan.repository, models)
     if any(not server.startswith("triton ") for server in plan.servers):
         ensure_profiles(plan.repository, models)
+    if any(server.endswith(f"{IN_PRECISION}{BF16}") for server in plan.servers):
+        ensure_profiles(plan.repository, models, precision=BF16)
     examples = {name: example_of(name, onnx_file(plan.repository, name)) for name in models}
     reference = Reference(plan.repository, examples)
     resumed = resume and points_file is not None and points_file.exists()
@@ -222,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     add_repository_option(parser)
     add = parser.add_argument
     add("--mixes", type=_names, default="light,medium,heavy,mix", help="names or files")
-    add("--schedulers", type=_names, default=OURS, help="Gangway's policies; empty: none")
+    add("--schedulers", type=_names, default=OURS, help="Gangway's policies, with @bf16 in bf16; empty: none")
     add("--triton", type=_names, default="1x2,2x1,1x1", help="instances x threads; empty: none")
     add("--shares", type=_numbers, default="", help=f"of capacity, for Gangway; empty: the goals, and {LOWEST_SHARE}")
     add("--triton-shares", type=_numbers, default=".06,.15,.25,.35,.45", help="the same for Triton")

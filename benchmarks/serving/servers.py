@@ -9,15 +9,18 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import is_right, raw_channel, raw_infer
+from benchmarks.lib.load import TOLERANCE, is_right, raw_channel, raw_infer
 from benchmarks.lib.processes import cpu_ns, descendants_of
 from benchmarks.lib.reference import Example
 from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
+from gangway.artifact.precision import FP32
 from gangway.protos import model_config_pb2 as mc
 
 QOS_PARAMETER = "qos_ms"
 WARM_UP_QUERIES = 3
+IN_PRECISION = "@"
+LOW_TOLERANCE = 0.1  # of answers in low precision
 TIMEOUT_S = 60
 
 
@@ -41,6 +44,8 @@ class Served:
 def serving(name: str, source: Path, targets_ms: Mapping[str, float | str | None]) -> Iterator[Served]:
     """Serve models of a repository by one of CONFIGURATIONS, or by Gangway under the policy of this name.
 
+    `POLICY@bf16`: with models in that precision.
+
     `targets_ms`: the latency target of each model, or text such as "3x"; None: best effort. Triton has no such thing.
     Raises RuntimeError when the server does not start, FetchError when there is no Triton.
     """
@@ -50,7 +55,8 @@ def serving(name: str, source: Path, targets_ms: Mapping[str, float | str | None
         return
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), source, targets_ms)
-        with live_server(Path(folder), [f"--scheduler={name}"]) as gangway:
+        policy, _, precision = name.partition(IN_PRECISION)
+        with live_server(Path(folder), [f"--scheduler={policy}", f"--precision={precision or FP32}"]) as gangway:
             yield Served(gangway.url, gangway.process.pid, gangway.metrics_url)
 
 
@@ -74,13 +80,13 @@ def write_repository(
         (folder / name / "1").symlink_to(onnx_file(source, name).parent.resolve())
 
 
-def warm_up(url: str, examples: Mapping[str, Example]) -> None:
+def warm_up(url: str, examples: Mapping[str, Example], tolerance: float = TOLERANCE) -> None:
     """Ask each model a few times. Raises RuntimeError for an answer that is not onnxruntime's."""
     with raw_channel(url) as channel:
         infer = raw_infer(channel)
         for name, example in examples.items():
             for _ in range(WARM_UP_QUERIES):
-                if not is_right(infer(example.request, timeout=TIMEOUT_S), example.outputs):
+                if not is_right(infer(example.request, timeout=TIMEOUT_S), example.outputs, tolerance):
                     raise RuntimeError(f"{url} answers {name} wrongly: nothing is measured")
 
 

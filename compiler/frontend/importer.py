@@ -25,6 +25,7 @@ from gangway.compiler.frontend.branches import has_branches, inline_branches
 from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
+from gangway.compiler.frontend.halves import widen_halves
 from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, dtype_name, infer_shapes, opset_of, value_proto
@@ -200,7 +201,9 @@ def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
     _check_scope(model, path)
     drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
-    return inline_functions(model), constants
+    model = inline_functions(model)
+    widen_halves(model, constants)
+    return model, constants
 
 
 def _opened_again(path: Path) -> tuple[Any, dict[str, Array]]:

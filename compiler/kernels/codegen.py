@@ -24,6 +24,8 @@ from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.memory import Step
+from gangway.compiler.target import attributes
+from gangway.compiler.tiles import request_tiles
 
 Plan = KernelPlan | BatchPlan
 
@@ -152,13 +154,14 @@ def lower(functions: Mapping[str, Any], target: TargetSpec, simplified: bool = T
 
 
 def _tvm_target(target: TargetSpec) -> Any:
-    return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "num-cores": 1})
+    return tvm.target.Target({"kind": "llvm", "mcpu": target.cpu, "mattr": attributes(target), "num-cores": 1})
 
 
 class Library:
     """The kernels of a shared library, called in this process: for the check of Relax, tests and benchmarks."""
 
     def __init__(self, path: Path):
+        request_tiles()
         self._library = ctypes.CDLL(str(path))
 
     def call(self, symbol: str, arguments: Sequence[Array], begin: int, end: int) -> None:

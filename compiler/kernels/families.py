@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangway.compiler.kernels import plain_specs, specs
-from gangway.compiler.kernels.specs import BatchPlan, KernelPlan, KernelSpec
+from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, ConvSpec, KernelPlan, KernelSpec
 
 _IMAGE = ("height", "width")
 _STRIDES = ("a_batch_strides", "b_batch_strides", "a_strides", "b_strides")
@@ -48,9 +48,11 @@ def family_of(plan: KernelPlan | BatchPlan, context: str, varying: bool) -> Fami
     """Return the family of a plan. `context` is what else decides the code: the target and the compiler.
 
     Unless `varying`, and for kinds whose numbers are all constants, a family has a single member without parameters.
+    So it is with products of low precision, whose tiles have numbers that are constants.
     """
     parameters: list[int] = []
-    if varying and isinstance(plan, KernelPlan) and type(plan.spec) in _VARYING:
+    low = isinstance(plan.spec, ConvSpec | AttentionSpec) and plan.spec.precision != "fp32"
+    if varying and isinstance(plan, KernelPlan) and type(plan.spec) in _VARYING and not low:
         plan = _changed(plan, lambda number: parameters.append(number) or "?")  # type: ignore[func-returns-value]
     text = f"{context} {plan!r}"
     return Family(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], tuple(parameters))

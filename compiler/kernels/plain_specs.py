@@ -9,10 +9,8 @@ import numpy as np
 
 from gangway.compiler.kernels.specs import Check, DepthWindow, KernelSpec, PoolSpec
 
-ELEMENT_TYPES = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
-)
-FLOATS = frozenset({"float16", "float32", "float64"})
+FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
+ELEMENT_TYPES = FLOATS | {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 MOST_OPERANDS = 6
 _POLYNOMIAL = 16
 _STEP = 512  # of a tree: about 5 ns, while a core computes 100,000 operations in a microsecond

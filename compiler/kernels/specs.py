@@ -7,6 +7,7 @@ Nothing here imports TVM. This file has what all specs share, and the specs of k
 Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
   blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo always zero, surplus channels finite whenever the others are
             (they meet zeros among the weights)
+  bf16      blocked by 32 channels of bfloat16, of which there is a whole number of blocks
   planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
   plain     row-major, as ONNX says
 
@@ -25,8 +26,11 @@ from typing import Any, ClassVar, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from gangway.artifact.format import Precision
+
 Array = npt.NDArray[Any]
 MOST_LANES = 16  # of any target
+READ_BEHIND_BYTES = 1024  # what kernels may read behind an activation that is stored in bfloat16, without using it
 RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
 PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
 Check = Literal["index", "zero", "least", "length"]
@@ -137,6 +141,7 @@ class ConvSpec(KernelSpec):
     `diagonal_blocks` equal blocks.
     `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
     Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
+    `precision`: of weights and products; sums are float32. With bfloat16 products, activations may be stored so, too.
     """
 
     flushes_subnormals = True
@@ -157,6 +162,10 @@ class ConvSpec(KernelSpec):
     input_halo: int = 0
     residual_halo: int = 0
     output_halo: int = 0
+    precision: Precision = "fp32"
+    input_bf16: bool = False
+    residual_bf16: bool = False
+    output_bf16: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -305,6 +314,8 @@ class PoolSpec(KernelSpec):
     ceil_pads: tuple[int, int] = (0, 0)
     input_halo: int = 0
     output_halo: int = 0
+    input_bf16: bool = False
+    output_bf16: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -336,6 +347,7 @@ class GlobalPoolSpec(KernelSpec):
     width: int
     input_halo: int = 0
     mode: Literal["max", "average"] = "average"
+    input_bf16: bool = False
 
     @property
     def flops(self) -> int:
@@ -637,6 +649,8 @@ class LayerNormSpec(KernelSpec):
     positions: int
     epsilon: float
     centred: bool = True
+    input_bf16: bool = False
+    output_bf16: bool = False
 
     @property
     def flops(self) -> int:
@@ -673,6 +687,8 @@ class AttentionSpec(KernelSpec):
     keys: int
     scale: float
     biases: tuple[ScoreBias, ...] = ()
+    precision: Precision = "fp32"  # of products; with bf16, q, k and v are stored so
+    output_bf16: bool = False
 
     @property
     def flops(self) -> int:

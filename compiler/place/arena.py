@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.kernels.specs import READ_BEHIND_BYTES
+from gangway.compiler.place.memory import BF16, Buffer, Step
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
         for buffer in step.buffers:
             if buffer.space == Space.ARENA:
                 touched.setdefault(buffer.root, []).append(index)
-    return [
-        _Interval(buffer, _aligned(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize), min(at), max(at))
-        for buffer, at in touched.items()
-    ]
+    return [_Interval(buffer, _size_bytes(buffer, lanes), min(at), max(at)) for buffer, at in touched.items()]
+
+
+def _size_bytes(buffer: Buffer, lanes: int) -> int:
+    """Of a buffer, and of what kernels read behind it."""
+    behind = READ_BEHIND_BYTES if buffer.kind.dtype == BF16 and buffer.layout == "blocked" else 0
+    return _aligned(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize + behind)
 
 
 def _place_free(intervals: Iterable[_Interval]) -> int:

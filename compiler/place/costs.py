@@ -5,10 +5,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec, TailSpec
+from gangway.compiler.kernels.specs import AttentionSpec, ConvDepthwiseSpec, ConvSpec
 from gangway.compiler.place.memory import Step
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
 _FLOPS_PER_US = 100_000
+_LOW_FLOPS_PER_US = 400_000  # by products of low precision: vectors do half as many, tiles some times as many
 _ACTIVATION_BYTES_PER_US = 40_000  # from the second or third level cache
 _WEIGHT_BYTES_PER_US = 20_000  # from memory
 _SHARE_US = 8.0  # what a rank should at least have to do in a layer; a change of phase and a cold cache cost some of it
@@ -39,7 +41,7 @@ def row_ns(step: Step) -> int:
     """Estimate what one more row of a batch takes on one core; the weights are there already."""
     if isinstance(step.spec, IslandSpec) and step.spec.row_us:
         return step.spec.row_us * 1000
-    row_us = max(step.spec.flops / _FLOPS_PER_US, activation_bytes(step) / _ACTIVATION_BYTES_PER_US)
+    row_us = max(step.spec.flops / _flops_per_us(step), activation_bytes(step) / _ACTIVATION_BYTES_PER_US)
     return int(row_us * 1000)
 
 
@@ -51,11 +53,17 @@ def max_ranks(step: Step, tasks: int) -> int:
     if isinstance(step.spec, IslandSpec):
         return max(1, int(step.spec.row_us / _THREAD_US))
     alone_us = max(
-        step.spec.flops / _FLOPS_PER_US,
+        step.spec.flops / _flops_per_us(step),
         activation_bytes(step) / _ACTIVATION_BYTES_PER_US,
         weight_bytes(step) / _WEIGHT_BYTES_PER_US,
     )
     return max(1, min(tasks, int(alone_us / _SHARE_US)))
+
+
+def _flops_per_us(step: Step) -> int:
+    spec = step.spec.conv if isinstance(step.spec, ConvDepthwiseSpec) else step.spec
+    low = isinstance(spec, ConvSpec | AttentionSpec) and spec.precision != "fp32"
+    return _LOW_FLOPS_PER_US if low else _FLOPS_PER_US
 
 
 class Passes(NamedTuple):

@@ -22,6 +22,7 @@ from gangway.compiler.kernels.specs import (
 )
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
 
+BF16 = "uint16"  # the type of an activation of a float32 tensor that is stored in bfloat16
 FormatName = Literal["plain", "blocked", "planar"]
 
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const char *map_weights(struct program *program, const char *path) {
@@ -29,6 +30,12 @@ static const char *map_weights(struct program *program, const char *path) {
     return error;
 }
 
+/* Kernels of low precision may use the tiles of AMX, for which a process has to ask. Older systems and processors refuse. */
+static void request_tiles(void) {
+    enum { ARCH_REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    syscall(SYS_arch_prctl, ARCH_REQUEST_PERMISSION, TILE_DATA);
+}
+
 const char *program_open(struct program *program, const char *kernels, const char *weights) {
     const char *error = map_weights(program, weights);
     if (error) return error;
@@ -39,6 +46,7 @@ const char *program_open(struct program *program, const char *kernels, const cha
         madvise(program->weights, program->weights_bytes, MADV_POPULATE_READ);
 #endif
     }
+    request_tiles();
     program->library = dlopen(kernels, RTLD_NOW | RTLD_LOCAL);
     return program->library ? NULL : dlerror();
 }

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from itertools import accumulate, chain
 from typing import Any, Literal
 
+from gangway.artifact.precision import BF16
 from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
 from gangway.server.access import socket_address
 from gangway.server.front_end.metrics_reading import (
@@ -29,6 +30,7 @@ from gangway.server.front_end.metrics_reading import (
     Source,
     labels,
 )
+from gangway.server.models.config import CHOSEN_PRECISION_PARAMETER
 from gangway.server.models.served import Models
 from gangway.server.models.settings import FIRST_RESPONSE
 from gangway.server.options.endpoints import MetricsOptions
@@ -294,6 +296,16 @@ _MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
         "gauge",
         "Weights that all workers map, one copy for all; onnxruntime may have copies beside it",
         lambda model: model.model.weights_bytes,
+    ),
+    (
+        "gangway_bf16",
+        "gauge",
+        "1 if the model's kernels multiply bf16 numbers, else 0",
+        lambda model: (
+            int(model.model.config.parameters[CHOSEN_PRECISION_PARAMETER].string_value == BF16)
+            if CHOSEN_PRECISION_PARAMETER in model.model.config.parameters
+            else 0
+        ),
     ),
 )
 

@@ -42,6 +42,9 @@ BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and b
 
 BATCHING_OFF = "off"
 
+PRECISION_PARAMETER = "precision"  # of products in kernels
+MIN_COSINE_PARAMETER = "precision_min_cosine"  # between the answers in low precision and in fp32
+
 _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
 _ANY_ENGINE = "any other name than ours is served with a warning if the version folder holds an .onnx file"
@@ -231,8 +234,17 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "late": _honoured("`serve` or `reject`; see targets.md"),
     "max_queue_size": _honoured("see targets.md"),
     "batching": _honoured("`off`: requests are neither joined nor split; `auto` is the default; see batching.md"),
+    PRECISION_PARAMETER: _honoured(
+        "`fp32`, `bf16`, or `auto`: bf16 where the processor has it; the default is that of `--precision`;"
+        " see precision.md"
+    ),
+    MIN_COSINE_PARAMETER: _honoured(
+        "answers in bf16 agree with those in fp32 by at least so much, else layers stay in fp32; 0.999"
+    ),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
+    "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),
+    "gangway_precision_note": _honoured("set by the server: how answers in bf16 agree with those in fp32, or why not"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
     "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
     "gangway_target_since": _honoured("set by the server: when a target that is a multiple began to count"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.files import file_beside, require_regular
+from gangway.artifact.precision import FP32, PRECISIONS, WantedPrecision
 from gangway.protos.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -22,7 +23,12 @@ from gangway.protos.model_config_pb2 import (
 )
 from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
+from gangway.server.models.config_table import (
+    BATCHING_OFF,
+    BATCHING_PARAMETER,
+    MIN_COSINE_PARAMETER,
+    PRECISION_PARAMETER,
+)
 from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 
 AUTO: Final = "auto"
@@ -76,6 +82,25 @@ def mode_of(config: ModelConfig) -> str:
     if mode not in MODES:
         raise ConfigError(f'parameter {BATCHING_PARAMETER}: expected "auto" or "off", got "{mode}"')
     return mode
+
+
+def precision_of(config: ModelConfig, default: str = FP32) -> WantedPrecision:
+    """Return the precision that a configuration asks for; `default`: its name, if it names none. Raises ConfigError."""
+    parameters = config.parameters
+    name = parameters[PRECISION_PARAMETER].string_value if PRECISION_PARAMETER in parameters else default
+    if name not in PRECISIONS:
+        expected = ", ".join(f'"{one}"' for one in PRECISIONS)
+        raise ConfigError(f'parameter {PRECISION_PARAMETER}: expected one of {expected}, got "{shortened(name)}"')
+    if MIN_COSINE_PARAMETER not in parameters:
+        return WantedPrecision(name)
+    text = parameters[MIN_COSINE_PARAMETER].string_value
+    try:
+        least = float(text)
+    except ValueError:
+        least = math.nan
+    if not 0 <= least <= 1:
+        raise ConfigError(f'parameter {MIN_COSINE_PARAMETER}: expected a number from 0 to 1, got "{shortened(text)}"')
+    return WantedPrecision(name, least)
 
 
 def tell_batching(config: ModelConfig, enabled: bool) -> None:

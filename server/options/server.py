@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gangway.artifact.format import Engine
+from gangway.artifact.precision import FP32, PRECISIONS
 from gangway.executor.launch import available_cores, nodes_of
 from gangway.server.messages import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
@@ -94,6 +95,7 @@ BATCHING_MODES = ("auto", "off")
 @dataclass(frozen=True)
 class ModelOptions:
     """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split.
+    `precision`: of models whose configuration names none.
 
     `default_max_batch_size`: of models without a configuration whose first dimension may be a batch. `warnings`: a
     sentence for each setting that has no effect.
@@ -102,6 +104,7 @@ class ModelOptions:
     cache_bytes: int = 0
     rates: RateLimits = field(default_factory=RateLimits)
     batching: bool = True
+    precision: str = FP32
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     warnings: tuple[str, ...] = ()
 
@@ -120,6 +123,8 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
         f" ({DEFAULT_MAX_BATCH_SIZE}); other settings have no effect")  # fmt: skip
     add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
         help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
+    add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
+        help="of products in kernels, in models whose configuration names none (%(default)s)")  # fmt: skip
 
 
 def read_models(arguments: argparse.Namespace) -> ModelOptions:
@@ -133,6 +138,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         arguments.cache_config,
         rates,
         arguments.batching != BATCHING_MODES[1],
+        arguments.precision,
         _default_max_batch_size(arguments.backend_config),
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )

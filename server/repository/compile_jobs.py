@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -26,6 +27,7 @@ from typing import Any
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.extras import ONNXRUNTIME, missing_packages
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, trim
 from gangway.executor.process import leave_idle_priority, use_idle_priority
@@ -139,8 +141,11 @@ class Compiler:
         stamp: Stamp = (),
         with_batch: bool = False,
         whole: bool = False,
+        precision: WantedPrecision = IN_FP32,
     ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
+
+        `precision`: what is asked for; the manifest's note says what came of it.
 
         One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
         that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
@@ -150,16 +155,17 @@ class Compiler:
         async with self._turn:
             begin = time.monotonic()
             flags = [*["--batch"] * with_batch, *["--whole"] * whole]
-            folder = None if dimensions or optional or whole else self._found.pop((path, stamp), None)
+            is_plain = not (dimensions or optional or whole or precision != IN_FP32)
+            folder = None if not is_plain else self._found.pop((path, stamp), None)
             report: dict[str, Any] = {"folder": folder, "cached": True}
             if folder is None:
                 with ProgressDisplay(name) as display:
-                    report = await self._job_for(path, dimensions, optional, flags, display.update)
+                    report = await self._job_for(path, dimensions, optional, flags, precision, display.update)
                     killed = "error" in report and "kind" not in report and not self._stopping
                     if killed and not (dimensions or optional or whole):
                         _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
                         flags = [*flags, f"--uncompiled={report['error']}"]
-                        report = await self._job_for(path, {}, (), flags, display.update)
+                        report = await self._job_for(path, {}, (), flags, IN_FP32, display.update)
         if "error" in report:
             raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
         try:
@@ -168,7 +174,11 @@ class Compiler:
             raise CompileError(str(error)) from error
         if (manifest.engine is Engine.ONNXRUNTIME or manifest.islands) and (missing := missing_packages(ONNXRUNTIME)):
             raise CompileError(f"some of it was not compiled, so it needs {missing}", is_final=True)
-        self._remember(manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole))
+        if note := report.get("precision_note", ""):
+            manifest = replace(manifest, precision_note=note)
+        self._remember(
+            manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision)
+        )
         self.target = manifest.target.name
         await self._limit(manifest.key, bool(report["cached"]))
         if not manifest.fallback_reason:
@@ -234,11 +244,12 @@ class Compiler:
         dimensions: Mapping[str, int],
         optional: Sequence[str],
         flags: Sequence[str],
+        precision: WantedPrecision,
         progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
         arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
-        arguments += [*(f"--optional={name}" for name in optional), *flags]
+        arguments += [*(f"--optional={name}" for name in optional), *flags, *precision.flags()]
         last: dict[str, Any] = {}
 
         def take(report: dict[str, Any]) -> None:
@@ -249,7 +260,8 @@ class Compiler:
 
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
         if dimensions and not optional and not flags:
-            ending = await self._run_kept({"path": str(path), "dimensions": dict(dimensions)}, take, timeout_seconds)
+            job = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
+            ending = await self._run_kept(job, take, timeout_seconds)
         else:
             ending = await self._run(arguments, take, timeout_seconds)
         return last or {"error": f"the compile job {ending}"}

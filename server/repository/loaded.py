@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
@@ -94,6 +95,7 @@ class ModelVariants:
     symbols: tuple[str, ...]
     spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
     qos: Qos = field(default_factory=Qos)
+    precision: WantedPrecision = IN_FP32
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)

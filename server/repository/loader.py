@@ -17,6 +17,7 @@ from typing import Final
 
 from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.artifact.precision import WantedPrecision
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
 from gangway.executor.memory_budget import memory_budget
@@ -30,6 +31,7 @@ from gangway.server.messages import ModelReady, ShapeWanted, open_symbols, to_js
 from gangway.server.models.config import (
     BACKEND,
     BUCKETS_PARAMETER,
+    CHOSEN_PRECISION_PARAMETER,
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
@@ -37,6 +39,7 @@ from gangway.server.models.config import (
     LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
     PLATFORM,
+    PRECISION_NOTE_PARAMETER,
     TARGET_SINCE_PARAMETER,
     Qos,
     bucket_sizes,
@@ -57,6 +60,7 @@ from gangway.server.models.settings import (
     ModelBatching,
     ModelLimits,
     label_files,
+    precision_of,
     response_bounds_ns,
     show_dynamic_batching,
     tell_batching,
@@ -156,8 +160,9 @@ class ModelLoader:
         log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(entry.config)
         with_batch = entry.config.max_batch_size > 0
+        precision = precision_of(entry.config, self._options.models.precision)
         manifest = await self._compiler.compile(
-            entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch
+            entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch, precision=precision
         )
         may_differ = manifest.engine is Engine.ONNXRUNTIME and not is_one_batch(manifest.inputs)
         is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
@@ -177,9 +182,9 @@ class ModelLoader:
         if bucket_sizes(config) and len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
         if symbols and len(fixed) == len(symbols):
-            manifest = await self._compiled_for(entry, manifest, fixed, batched)
+            manifest = await self._compiled_for(entry, manifest, fixed, batched, precision)
             declared = []
-        tell_engine(config, manifest.engine, manifest.fallback_reason)
+        tell_engine(config, manifest)
         self._require_memory(manifest)
         rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
         batching = ModelBatching.of(config)
@@ -280,14 +285,19 @@ class ModelLoader:
         self._compiler.stop()
 
     async def _compiled_for(
-        self, entry: ModelVersion, manifest: Manifest, sizes: Mapping[str, int], batched: bool
+        self,
+        entry: ModelVersion,
+        manifest: Manifest,
+        sizes: Mapping[str, int],
+        batched: bool,
+        precision: WantedPrecision,
     ) -> Manifest:
         """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in manifest.inputs):
             return manifest
         title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
         try:
-            compiled = await self._compiler.compile(title, entry.path, sizes)
+            compiled = await self._compiler.compile(title, entry.path, sizes, precision=precision)
         except CompileError as error:
             return replace(manifest, fallback_reason=str(error))
         return compiled if compiled.batched == batched else manifest
@@ -340,9 +350,11 @@ class ModelLoader:
         )
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        shaped = await self._variants.prepare(ready, entry.path, declared, spec, entry.qos)
+        shaped = await self._variants.prepare(
+            ready, entry.path, declared, spec, entry.qos, precision_of(entry.config, self._options.models.precision)
+        )
         if shaped is None and bucket_sizes(config) and ready.symbols:
-            why = "nothing is compiled with optional inputs, strings or bfloat16"
+            why = "nothing is compiled with optional inputs or strings"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
         if tried.isolated is not None:
             self._profiles.add(spec.model_id, manifest)
@@ -450,6 +462,8 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
     elif islands := manifest.islands:
         operators = ", ".join(dict.fromkeys(layer.operator for layer in islands))
         served_by = f"compiled, onnxruntime computes {len(islands)} of {len(manifest.layers)} layers: {operators}"
+    if manifest.precision_note:
+        served_by += f" in {manifest.precision} ({manifest.precision_note})"
     name, version = model.entry.name, model.entry.version
     _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
 
@@ -526,11 +540,15 @@ def optional_inputs(config: ModelConfig) -> tuple[str, ...]:
     return tuple(sorted(tensor.name for tensor in config.input if tensor.optional))
 
 
-def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> None:
-    """Say in the config's parameters what executes the model, and why, if that is onnxruntime."""
-    config.parameters[ENGINE_PARAMETER].string_value = engine.value
-    if fallback_reason:
-        config.parameters[FALLBACK_PARAMETER].string_value = fallback_reason
+def tell_engine(config: ModelConfig, manifest: Manifest) -> None:
+    """Say in the config's parameters what executes the model, why, if that is onnxruntime, and in which precision."""
+    config.parameters[ENGINE_PARAMETER].string_value = manifest.engine.value
+    if manifest.fallback_reason:
+        config.parameters[FALLBACK_PARAMETER].string_value = manifest.fallback_reason
+    if manifest.engine is Engine.NATIVE:
+        config.parameters[CHOSEN_PRECISION_PARAMETER].string_value = manifest.precision
+    if note := manifest.precision_note:
+        config.parameters[PRECISION_NOTE_PARAMETER].string_value = note
 
 
 def tell_target(config: ModelConfig, qos: Qos, isolated: IsolatedLatency | None) -> None:

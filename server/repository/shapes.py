@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import WantedPrecision
 from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
@@ -25,7 +26,7 @@ from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 
 MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
-NEVER_COMPILED = ("BYTES", "BF16")
+NEVER_COMPILED = ("BYTES",)
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +83,13 @@ class ShapeCache:
         self._news = asyncio.Event()
 
     async def prepare(
-        self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel, qos: Qos
+        self,
+        ready: ModelReady,
+        path: Path,
+        declared: Sequence[Sizes],
+        spec: LoadModel,
+        qos: Qos,
+        precision: WantedPrecision,
     ) -> ModelVariants | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
 
@@ -93,7 +100,7 @@ class ShapeCache:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
-        model = ModelVariants(ready, path, symbols, spec, qos, declared=set(declared))
+        model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared))
         try:
             for sizes in declared:
                 await self._make(model, sizes)
@@ -170,7 +177,7 @@ class ShapeCache:
         title = model.title(sizes)
         try:
             dimensions = dict(zip(model.symbols, sizes, strict=True))
-            manifest = await self._compiler.compile(title, model.path, dimensions)
+            manifest = await self._compiler.compile(title, model.path, dimensions, precision=model.precision)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"
@@ -210,7 +217,8 @@ class ShapeCache:
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._clients.announce_variant(variant)
-        _log.info("%s: ready, compiled for these sizes", title)
+        precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
+        _log.info("%s: ready, compiled for these sizes%s", title, precision)
 
     def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
         model_id = model.loaded.pop(sizes).model_id

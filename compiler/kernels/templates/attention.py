@@ -148,12 +148,16 @@ class QueryBlock:
         """Number of blocks of keys."""
         return sum(run.count for run in self._runs)
 
+    def _place(self, row: Expr, vector: int) -> Expr:
+        """Where a vector in local memory begins."""
+        return row * self._width + vector * self._lanes
+
     def _local(self, row: Expr, vector: int) -> Expr:
         """Index of a vector in local memory."""
-        return lanes_at(row * self._width + vector * self._lanes, self._lanes)
+        return lanes_at(self._place(row, vector), self._lanes)
 
     def _put(self, buffer: Buffer, row: Expr, vector: int, value: Expr) -> None:
-        store(buffer, row * self._width + vector * self._lanes, value, self._lanes)
+        store(buffer, self._place(row, vector), value, self._lanes)
 
     def _query(self, vector: int, lane: int) -> Expr:
         """Number of the query in a lane."""
@@ -295,5 +299,5 @@ class QueryBlock:
         """One key, number by number."""
         for i in range(self._lanes):
             value = numbers[self._offset(bias, self._query(j, i), first + key)] * constant(self._factor(bias), 1)
-            place = key * self._width + j * self._lanes + i
+            place = self._place(key, j) + i
             store(self._scores, place, value + self._scores[place] if added else value, 1)

@@ -3,11 +3,12 @@
 A kernel is a plain C function `void symbol(pointers..., int32 begin, int32 end)`. Its pointers must not overlap
 (`noalias`). Vector accesses are emitted with the alignment of one element, so pointers need no more than that.
 
-A *number* of dtype float16 is held as float32 in registers, bool as uint8, 0 or 1. No conversion traps, whatever the
-numbers are.
+A *number* of dtype float16 or bfloat16 is held as float32 in registers, bool as uint8, 0 or 1. No conversion traps,
+whatever the numbers are.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,10 +23,10 @@ from gangway.compiler.kernels.extents import LONGEST, current, expression, is_co
 Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
 Buffer = Any
 tirx: Any = tvm.tirx  # whose annotations demand expressions where Python's numbers do as well
-FLOATS = ("float16", "float32", "float64")
+FLOATS = ("bfloat16", "float16", "float32", "float64")
 LEAST_CAPACITY = 1 << 10
-_MEMORY = {"bool": "uint8", "float16": "uint16"}
-_REGISTERS = {"bool": "uint8", "float16": "float32"}
+_MEMORY = {"bool": "uint8", "bfloat16": "uint16", "float16": "uint16"}
+_REGISTERS = {"bool": "uint8", "bfloat16": "float32", "float16": "float32"}
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,13 @@ EXTENTS = Argument("extents", 0, "int32")  # the numbers that a kernel reads at 
 REFUSED = Argument("refused", 2, "int64")  # the last argument of kernels that check numbers
 
 
-def kernel(symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tuple[Buffer, ...]], None]) -> Any:
-    """The `tirx.PrimFunc` that calls `task(number, buffers)` for every task number in [begin, end)."""
+def kernel(
+    symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tuple[Buffer, ...]], None], functions: str = ""
+) -> Any:
+    """The `tirx.PrimFunc` that calls `task(number, buffers)` for every task number in [begin, end).
+
+    `functions`: LLVM's text of those that `task` calls as extern ones, for instructions that TIR has no name for.
+    """
     with IRBuilder() as builder, ir.prim_func():
         ir.func_name(symbol)
         ir.func_attr({"global_symbol": symbol, "tirx.noalias": True})
@@ -56,8 +62,11 @@ def kernel(symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tup
             numbers = ir.decl_buffer((len(trace.extents),), "int32", data=pointers[EXTENTS.name])
             trace.begin([ir.bind(numbers[place]) for place in range(len(trace.extents))], ir.bind)
         buffers = tuple(ir.decl_buffer((_length(a.elements),), a.dtype, data=pointers[a.name]) for a in arguments)
-        with ir.serial(end - begin) as index:
-            task(begin + index, buffers)
+        with ExitStack() as imports:
+            if functions:
+                imports.enter_context(ir.attr(tirx.IntImm("int32", 0), "pragma_import_llvm", functions))
+            with ir.serial(end - begin) as index:
+                task(begin + index, buffers)
     return builder.get()
 
 
@@ -339,12 +348,12 @@ def number(value: float, dtype: str, lanes: int) -> Expr:
 
 def load(stored: Expr, dtype: str, lanes: int) -> Expr:
     """What was read from memory, as it is held in registers."""
-    return from_half(stored, lanes) if dtype == "float16" else keep(stored)
+    return _FROM_BITS[dtype](stored, lanes) if dtype in _FROM_BITS else keep(stored)
 
 
 def stored(value: Expr, dtype: str, lanes: int) -> Expr:
     """What is to be written to memory."""
-    return to_half(value, lanes) if dtype == "float16" else value
+    return _TO_BITS[dtype](value, lanes) if dtype in _TO_BITS else value
 
 
 def truth(condition: Expr, lanes: int, negate: bool = False) -> Expr:
@@ -383,8 +392,8 @@ def convert(value: Expr, source: str, target: str, lanes: int) -> Expr:
         return truth(tirx.EQ(value, number(0, source, lanes)), lanes, negate=True)  # NaN does not equal zero
     if source in FLOATS and target not in FLOATS:
         return _float_to_integer(value, register_dtype(source), target, lanes)
-    if target == "float16":
-        return from_half(to_half(tirx.Cast(kind, value), lanes), lanes)
+    if target in _TO_BITS:
+        return _FROM_BITS[target](_TO_BITS[target](tirx.Cast(kind, value), lanes), lanes)
     return value if register_dtype(source) == register_dtype(target) else tirx.Cast(kind, value)
 
 
@@ -458,6 +467,27 @@ def to_half(value: Expr, lanes: int) -> Expr:
     finite = tirx.Select(body < int32((127 - 14) << 23), tiny, normal)
     result = tirx.Select(large, keep(special), keep(finite)) | sign
     return tirx.Cast(vector_dtype("uint16", lanes), keep(result))
+
+
+def from_bfloat16(bits: Expr, lanes: int) -> Expr:
+    """The upper half of float32, given as uint16, as float32: exact."""
+    wide = keep(tirx.Cast(vector_dtype("int32", lanes), bits))
+    return keep(tirx.reinterpret(vector_dtype("float32", lanes), wide << constant(16, lanes, "int32")))
+
+
+def to_bfloat16(value: Expr, lanes: int) -> Expr:
+    """float32 as the bits of the nearest number of bfloat16, ties to even; NaN stays NaN."""
+    int32 = partial(constant, lanes=lanes, dtype="int32")
+    value = keep(value)
+    bits = keep(tirx.reinterpret(vector_dtype("int32", lanes), value))
+    odd = (bits >> int32(16)) & int32(1)
+    rounded = Register(lanes, bits + int32(0x7FFF) + odd, "int32").value
+    result = tirx.Select(is_nan(value, "float32", lanes), bits | int32(1 << 22), rounded)
+    return tirx.Cast(vector_dtype("uint16", lanes), keep((keep(result) >> int32(16)) & int32(0xFFFF)))
+
+
+_FROM_BITS = {"float16": from_half, "bfloat16": from_bfloat16}
+_TO_BITS = {"float16": to_half, "bfloat16": to_bfloat16}
 
 
 def truncate(x: Expr, dtype: str, lanes: int) -> Expr:

@@ -192,6 +192,12 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield from geometry_candidates(Geometry(spec, target))
 
 
+def direct_us(spec: ConvSpec, target: TargetSpec) -> float:
+    """Estimated time of the static choice."""
+    geometry = Geometry(spec, target)
+    return min(price for price, _ in _priced(geometry, geometry.tile_pixels, geometry.cut(geometry.tile_pixels)))
+
+
 def geometry_candidates(geometry: Geometry) -> Iterator[KernelPlan]:
     """The plans of a convolution."""
     widest = geometry.tile_pixels

@@ -23,6 +23,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import convolution
+from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -66,6 +67,7 @@ from gangway.compiler.kernels.templates.tiling import (
     tile_price,
 )
 
+PRICE_OF_TILES = 0.1  # of an operation by tiles of bfloat16, of one by vectors of float32
 _GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task computes some lines of its neighbour, so more are more work
 
 
@@ -230,12 +232,17 @@ class Work:
         lines = self.spec.depthwise.kernel[0]
         return lines * self.geometry.group_blocks * self.columns * self.target.lanes
 
+    @property
+    def first_price(self) -> float:
+        """What an operation of the first convolution costs, of one of the second."""
+        return PRICE_OF_TILES if self.spec.conv.precision == "bf16" else 1.0
+
     def cost_us(self, tasks: Tasks) -> float:
         """Mean time of the layer over the gang sizes, in microseconds of one core. Each task begins with lines that
         another one computes, too.
         """
         second, lines = self.spec.depthwise, tasks.bands_per_task
-        per_line = self.geometry.flops / tasks.groups / self.spec.conv.output_size[0]
+        per_line = self.first_price * self.geometry.flops / tasks.groups / self.spec.conv.output_size[0]
         first = per_line * (lines * second.stride[0] + second.kernel[0] - second.stride[0])
         flops = tasks.groups_per_task * (first + second.flops * lines / (tasks.groups * self.output.height))
         each = flops / PEAK_FLOPS_PER_US[self.target.name] + CLAIM_US
@@ -269,17 +276,32 @@ def pair_pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> P
 def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
+    first = Work(plan.spec, target).geometry
+    weights = Argument("weights", first.output.blocks * target.lanes * first.reduction)
+    return pair_kernel(plan, target, symbol, Lines, weights)
+
+
+def pair_kernel(
+    plan: KernelPlan,
+    target: TargetSpec,
+    symbol: str,
+    lines: "type[Lines]",
+    weights: Argument,
+    functions: str = "",
+) -> Any:
+    """The kernel whose tasks `lines` writes, with these `weights` of the first convolution."""
+    assert isinstance(plan.spec, ConvDepthwiseSpec)
     work = Work(plan.spec, target)
     first, lanes = work.geometry, target.lanes
     tasks = Tasks(first.groups, work.output.height, knob(plan, "groups"), knob(plan, "lines"), pixels_first=False)
     kernel_size = plan.spec.depthwise.kernel[0] * plan.spec.depthwise.kernel[1]
     arguments = [
-        Argument("x", first.input.elements),
-        Argument("weights", first.output.blocks * lanes * first.reduction),
+        bf16.stored_argument("x", first.input.elements, plan.spec.conv.input_bf16),
+        weights,
         Argument("bias", first.output.blocks * lanes),
         Argument("depthwise_weights", first.output.blocks * lanes * kernel_size),
         Argument("depthwise_bias", first.output.blocks * lanes),
-        Argument("y", work.output.elements),
+        bf16.stored_argument("y", work.output.elements, plan.spec.depthwise.output_bf16),
     ]
     full, rest = divmod(first.output.blocks, first.group_blocks)
 
@@ -289,28 +311,30 @@ def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         def group(index: Expr, first_line: Expr) -> None:
             either(
                 index < full if rest else True,
-                lambda: _Lines(work, buffers, scratch, index, first.group_blocks).write(first_line, tasks),
-                lambda: _Lines(work, buffers, scratch, full, rest).write(first_line, tasks),
+                lambda: lines(work, buffers, scratch, index, first.group_blocks).write(first_line, tasks),
+                lambda: lines(work, buffers, scratch, full, rest).write(first_line, tasks),
             )
 
         tasks.each_group(number, group)
 
-    return kernel(symbol, arguments, task)
+    return kernel(symbol, arguments, task, functions)
 
 
-class _Lines:
+class Lines:
     """Writes the code for some lines of one group of channel blocks.
 
     Scratch memory, with lines and columns of the window's padding: [line % kernel lines][channel block][column][lane].
     """
 
     def __init__(self, work: Work, buffers: tuple[Buffer, ...], scratch: Buffer, group: Expr, blocks: int) -> None:
-        x, weights, bias, self._taps, self._shifts, self._y = buffers
+        x, weights, bias, self._taps, self._shifts, y = buffers
+        self._y = bf16.Blocked(y, work.output.plane, work.spec.depthwise.output_bf16)
         self._work, self._scratch, self._group, self._blocks = work, scratch, group, blocks
         self._lanes = work.target.lanes
         self._first_block = group * work.geometry.group_blocks
+        self._first = x, weights, bias, y
         cut = cut_rows(*work.spec.conv.output_size, work.geometry.tile_pixels)
-        self._tiles = RegisterTiles(work.geometry, cut, (x, weights, bias, self._y))
+        self._tiles = RegisterTiles(work.geometry, cut, self._first)
 
     def write(self, first: Expr, tasks: Tasks) -> None:
         """The lines of y of a task, from line `first` on."""
@@ -356,18 +380,23 @@ class _Lines:
         inside = tirx.all(*conditions) if conditions else True
         places = [bind(self._place(lines, j) + second.pads[1] * self._lanes) for j in range(self._blocks)]
 
+        def clear() -> None:
+            for place in places:
+                repeat(second.width, lambda column, place=place: self._clear(place + column * self._lanes))  # type: ignore[misc]
+
+        either(inside, lambda: self._convolve_first(lines - top, places), clear)
+
+    def _convolve_first(self, row: Expr, places: list[Expr]) -> None:
+        """Write a line of the first convolution to where each of its blocks has its place."""
+
         def tile(column: Expr, width: int) -> None:
-            sums = self._tiles.sums(self._group, self._blocks, lines - top, column, 1, width)
+            sums = self._tiles.sums(self._group, self._blocks, row, column, 1, width)
             for j, place in enumerate(places):
                 for i in range(width):
                     value = activate(sums[i][j].value, self._work.spec.conv.activation, self._lanes)
                     store(self._scratch, place + (column + i) * self._lanes, value, self._lanes)
 
-        def clear() -> None:
-            for place in places:
-                repeat(second.width, lambda column, place=place: self._clear(place + column * self._lanes))  # type: ignore[misc]
-
-        either(inside, lambda: each_tile(segments(second.width, self._work.geometry.tile_pixels), tile), clear)
+        each_tile(segments(self._work.spec.depthwise.width, self._work.geometry.tile_pixels), tile)
 
     def _convolve(self, line: Expr) -> None:
         """Write one line of y."""
@@ -383,8 +412,8 @@ class _Lines:
 
             def tile(column: Expr, width: int, block: Expr = block, load: Any = load) -> None:
                 totals = sums(spec, lanes, self._taps, self._shifts, block, width, partial(load, column))
-                out = block * y.plane + y.origin + line * y.row + column * lanes
+                out = y.origin + line * y.row + column * lanes
                 for i, total in enumerate(totals):
-                    store(self._y, out + i * lanes, activate(total.value, spec.activation, lanes), lanes)
+                    self._y.store(block, out + i * lanes, activate(total.value, spec.activation, lanes), lanes)
 
             each_tile(segments(y.width, widest(spec, work.target)), tile)

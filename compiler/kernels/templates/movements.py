@@ -158,6 +158,8 @@ def remap_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 def _constant(spec: RemapSpec) -> Expr:
     if spec.dtype == "float16":
         return tirx.const(int(np.float16(spec.fill).view(np.uint16)), "uint16")
+    if spec.dtype == "bfloat16":
+        return tirx.const(int(np.float32(spec.fill).view(np.uint32)) >> 16, "uint16")
     return tirx.const(spec.fill, memory_dtype(spec.dtype))
 
 

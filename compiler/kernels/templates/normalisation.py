@@ -18,6 +18,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import SoftmaxSpec
 from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -223,21 +224,28 @@ def layer_norm_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         tasks.each(number, lambda group, _: cut.each(group, 1, positions))
 
     vector = image.blocks * image.lanes
-    arguments = [Argument("x", image.elements), Argument("scale", vector), Argument("shift", vector)]
-    return kernel(symbol, [*arguments, Argument("y", image.elements)], task)
+    arguments = [
+        bf16.stored_argument("x", image.elements, spec.input_bf16),
+        Argument("scale", vector),
+        Argument("shift", vector),
+        bf16.stored_argument("y", image.elements, spec.output_bf16),
+    ]
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 or spec.output_bf16 else "")
 
 
 def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], first: Expr, count: int) -> None:
     """`count` positions from number `first`."""
-    x, scale, shift, y = buffers
+    scale, shift = buffers[1:3]
+    x = bf16.Blocked(buffers[0], image.plane, spec.input_bf16)
+    y = bf16.Blocked(buffers[3], image.plane, spec.output_bf16)
     lanes, whole = image.lanes, spec.channels // image.lanes
     local = scratch(image.blocks * count * lanes)
 
     def place(block: Expr, i: int) -> Expr:
         return (block * count + i) * lanes
 
-    def far(block: Expr, i: int) -> Expr:
-        return block * image.plane + (first + i) * lanes
+    def far(i: int) -> Expr:
+        return (first + i) * lanes
 
     def kept(block: Expr, i: int) -> Expr:
         return local[lanes_at(place(block, i), lanes)]
@@ -259,7 +267,7 @@ def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], f
         return [bind(lane_sum(total, lanes) * constant(1.0 / spec.channels, 1)) for total in sums]
 
     def loaded(block: Expr, i: int) -> Expr:
-        return x[lanes_at(far(block, i), lanes)]
+        return x.load(block, far(i), lanes)
 
     def centred(block: Expr, i: int) -> Expr:
         return kept(block, i) - splat(means[i], lanes)
@@ -276,6 +284,6 @@ def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], f
     def normalise(block: Expr) -> None:
         vector = lanes_at(block * lanes, lanes)
         for i in range(count):
-            store(y, far(block, i), kept(block, i) * factors[i] * scale[vector] + shift[vector], lanes)
+            y.store(block, far(i), kept(block, i) * factors[i] * scale[vector] + shift[vector], lanes)
 
     repeat(image.blocks, normalise)

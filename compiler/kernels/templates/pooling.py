@@ -14,6 +14,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import Extent, is_constant
 from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
+from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -23,7 +24,6 @@ from gangway.compiler.kernels.templates.builder import (
     at_most,
     constant,
     kernel,
-    lanes_at,
     quotient,
     reciprocal,
     remainder,
@@ -171,7 +171,8 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         return tirx.Max(a, b) if spec.mode == "max" else a + b
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x, y = buffers
+        x = bf16.Blocked(buffers[0], x_image.plane, spec.input_bf16)
+        y = bf16.Blocked(buffers[1], y_image.plane, spec.output_bf16)
 
         def tile(block: Expr, line_number: Expr, column: Expr, width: int) -> None:
             flat = depth == DepthWindow(1, 1)
@@ -184,13 +185,11 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
             first, end = down.first(row), down.end(row)
 
             def line(kh: Expr, skipped: Expr = 0) -> None:
-                base = (
-                    block * x_image.plane + x_image.origin + (row * down.stride - down.pad + first + kh) * x_image.row
-                )
+                base = x_image.origin + (row * down.stride - down.pad + first + kh) * x_image.row
                 base = base + skipped
                 base = base + (column * across.stride - across.pad) * lanes
                 for offset, register in columns.items():
-                    register.set(combine(register.value, x[lanes_at(base + offset * lanes, lanes)]))
+                    register.set(combine(register.value, x.load(block, base + offset * lanes, lanes)))
 
             front, back = (0, 1) if flat else (slices.first(place), slices.end(place))
 
@@ -213,12 +212,16 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
                         count = down.padded(row) * (across.padded(column) if known else across.size)
                         count = count * (1 if flat else slices.padded(place))
                     value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
-                out = block * y_image.plane + y_image.origin + line_number * y_image.row + (column + i) * lanes
-                store(y, out, value, lanes)
+                out = y_image.origin + line_number * y_image.row + (column + i) * lanes
+                y.store(block, out, value, lanes)
 
         tasks.each(number, lambda block, row: each_tile(tiles, partial(tile, block, row)))
 
-    return kernel(symbol, [Argument("x", x_image.elements), Argument("y", y_image.elements)], task)
+    arguments = [
+        bf16.stored_argument("x", x_image.elements, spec.input_bf16),
+        bf16.stored_argument("y", y_image.elements, spec.output_bf16),
+    ]
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 or spec.output_bf16 else "")
 
 
 def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -246,7 +249,7 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         return a + b if spec.mode == "average" else tirx.Max(a, b)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x, y = buffers
+        x, y = bf16.Blocked(buffers[0], image.plane, spec.input_bf16), buffers[1]
 
         def plane(block: Expr, _: Expr) -> None:
             start = 0.0 if spec.mode == "average" else float("-inf")
@@ -254,10 +257,10 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             def pixels(base: Expr, count: int) -> None:
                 for i in range(count):
-                    sums[i].set(combine(sums[i].value, x[lanes_at(base + i * lanes, lanes)]))
+                    sums[i].set(combine(sums[i].value, x.load(block, base + i * lanes, lanes)))
 
             def line(row: Expr) -> None:
-                base = block * image.plane + image.origin + row * image.row
+                base = image.origin + row * image.row
                 whole, rest = divmod(image.width, sums_count)
                 repeat(whole, lambda i: pixels(base + i * (sums_count * lanes), sums_count))
                 after = base + whole * sums_count * lanes
@@ -274,4 +277,5 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
         tasks.each_group(number, plane)
 
-    return kernel(symbol, [Argument("x", image.elements), Argument("y", image.blocks * lanes)], task)
+    arguments = [bf16.stored_argument("x", image.elements, spec.input_bf16), Argument("y", image.blocks * lanes)]
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 else "")

@@ -13,7 +13,9 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import plain_specs, specs
 from gangway.compiler.kernels.specs import (
+    AttentionSpec,
     BatchPlan,
+    ConvDepthwiseSpec,
     ConvSpec,
     KernelPlan,
     KernelSpec,
@@ -41,6 +43,10 @@ from gangway.compiler.kernels.templates import (
     volumes,
     winograd,
 )
+from gangway.compiler.kernels.templates.bf16 import attention as bf16_attention
+from gangway.compiler.kernels.templates.bf16 import convolution as bf16_convolution
+from gangway.compiler.kernels.templates.bf16 import dense as bf16_dense
+from gangway.compiler.kernels.templates.bf16 import depthwise as bf16_depthwise
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
@@ -78,9 +84,13 @@ def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 
 _DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
+_BF16_BATCH = _BatchTemplate(bf16_dense.batch_plan, bf16_dense.batch_emit)
+_BF16_DEPTHWISE = _Template(bf16_depthwise.candidates, bf16_depthwise.emit, bf16_depthwise.pack)
+_BF16_ATTENTION = _Template(bf16_attention.candidates, bf16_attention.emit)
 _RECURRENT_BATCH = _BatchTemplate(recurrent.batch_plan, recurrent.batch_emit)
 _WINOGRAD_BATCH = _BatchTemplate(winograd.batch_plan, winograd.batch_emit)
 _DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
+_BF16 = _Template(bf16_convolution.candidates, bf16_convolution.emit, bf16_convolution.pack)
 _WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
 _LAYOUT = _Template(layout.candidates, layout.emit)
 _TEMPLATES: dict[type[KernelSpec], _Template] = {
@@ -120,6 +130,12 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
 
 
 def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
+    if isinstance(spec, ConvSpec) and spec.precision == "bf16":
+        return _BF16
+    if isinstance(spec, ConvDepthwiseSpec) and spec.conv.precision == "bf16":
+        return _BF16_DEPTHWISE
+    if isinstance(spec, AttentionSpec) and spec.precision == "bf16":
+        return _BF16_ATTENTION
     if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
         return _DEPTHWISE
     if isinstance(spec, ConvSpec) and winograd.best_work(spec, target):
@@ -155,6 +171,8 @@ def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | No
         return _RECURRENT_BATCH
     if not isinstance(spec, ConvSpec):
         return None
+    if spec.precision == "bf16":
+        return _BF16_BATCH
     return _WINOGRAD_BATCH if _template(spec, target) is _WINOGRAD else _DENSE_BATCH
 
 

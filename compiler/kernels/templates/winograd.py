@@ -47,7 +47,13 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     when,
 )
-from gangway.compiler.kernels.templates.convolution import PREFETCHED_ELEMENTS, UNROLLED_CHANNELS, Geometry, check
+from gangway.compiler.kernels.templates.convolution import (
+    PREFETCHED_ELEMENTS,
+    UNROLLED_CHANNELS,
+    Geometry,
+    check,
+    direct_us,
+)
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     CLAIM_US,
@@ -245,6 +251,13 @@ def best_work(spec: ConvSpec, target: TargetSpec) -> Work | None:
         return None
     cost, best = min(((work.cost_us(work.cuts()[0]), work) for work in works), key=lambda pair: pair[0])
     return best if cost < WORTH * layer_us(geometry.flops, geometry.traffic, target) else None
+
+
+def least_us(spec: ConvSpec, target: TargetSpec) -> float:
+    """Estimated time of a convolution in float32, by this algorithm or directly."""
+    if work := best_work(spec, target):
+        return work.cost_us(work.cuts()[0])
+    return direct_us(spec, target)
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:

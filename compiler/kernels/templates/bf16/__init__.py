@@ -1,0 +1,1 @@
+"""Templates of kernels with products in bfloat16, by vectors and by tiles of AMX."""

@@ -1,0 +1,327 @@
+"""How a convolution in bfloat16 is cut: its bands, their patches and tiles, and what each cut costs.
+
+See `convolution.py` for the words. No search, no measurement: a static cost model chooses.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import ConvSpec
+from gangway.compiler.kernels.templates.bf16 import words as bf16
+from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS, TILE_ELEMENTS, TILE_ROWS, WORDS
+from gangway.compiler.kernels.templates.convolution import Geometry
+from gangway.compiler.kernels.templates.tiling import (
+    CLAIM_US,
+    FLOAT_BYTES,
+    GANGS,
+    Cut,
+    Image,
+    Tasks,
+    cut_line,
+    cut_rows,
+)
+from gangway.compiler.kernels.templates.winograd import least_us as float32_us
+
+LANES = 16
+PATCH_BYTES = 512 << 10  # of a task, on the stack and in the second level cache
+SUMS_BYTES = 64 << 10
+PANEL_STEPS = 12  # rows of tiles of weights that stay in the first level cache for all pixels of a band: 24 KiB
+MOST_PLANAR_CHANNELS = 8
+WORTH = 0.9  # of the estimated time in float32, or less
+# What a core does in a microsecond, measured: products by tiles and by vectors, vectors of 16 words made of 32 numbers.
+TILE_FLOPS_PER_US, VECTOR_FLOPS_PER_US = 2_900_000, 210_000
+_VECTORS_PER_US = 700
+_MEMORY_BYTES_PER_US, _CACHED_BYTES_PER_US = 20_000, 60_000
+_CACHED_BYTES = 1 << 20
+
+
+class Taps(NamedTuple):
+    """Taps of a kernel along one axis that read one phase: `number` of them from `first` on, `step` apart.
+
+    The first one reads `offset` positions from an output's own on, each further one `offset_step` more.
+    """
+
+    phase: int
+    first: int
+    step: int
+    number: int
+    offset: int
+    offset_step: int
+
+
+def _taps(kernel: int, stride: int, dilation: int) -> tuple[Taps, ...]:
+    """The taps along one axis, phase by phase."""
+    found: dict[int, list[int]] = {}
+    for tap in range(kernel):
+        found.setdefault(tap * dilation % stride, []).append(tap)
+    phases = []
+    for phase, taps in found.items():
+        offsets = [(tap * dilation - phase) // stride for tap in taps]
+        several = len(taps) > 1
+        step, offset_step = (taps[1] - taps[0], offsets[1] - offsets[0]) if several else (1, 0)
+        phases.append(Taps(phase, taps[0], step, len(taps), offsets[0], offset_step))
+    return tuple(phases)
+
+
+def reach(taps: Taps) -> int:
+    """How many positions behind an output's own the last tap reads."""
+    return taps.offset + (taps.number - 1) * taps.offset_step
+
+
+@dataclass(frozen=True)
+class Work:
+    """A convolution, cut into bands of `rows` rows; an image without gaps is one row, of which a band has `columns`."""
+
+    geometry: Geometry
+    rows: int
+    columns: int
+
+    @property
+    def spec(self) -> ConvSpec:
+        """What is computed."""
+        return self.geometry.spec
+
+    @property
+    def tiled(self) -> bool:
+        """Whether tiles multiply; one pixel would use one row of them."""
+        return bf16.has_tiles(self.geometry.target) and self.geometry.pixels > 1
+
+    @cached_property
+    def is_line(self) -> bool:
+        """Whether the image is one row."""
+        return _is_line(self.spec)
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether tiles and vectors read x itself."""
+        return self.spec.input_bf16 and self.spec.stride == (1, 1)
+
+    @cached_property
+    def input(self) -> Image:
+        """x; of words, if it is stored in bfloat16."""
+        s = self.spec
+        return _words_of(s.in_channels, s.height, s.width, s.input_halo) if s.input_bf16 else self.geometry.input
+
+    @cached_property
+    def residual(self) -> Image:
+        """What is added."""
+        s = self.spec
+        halo = s.residual_halo
+        return _words_of(s.out_channels, *s.output_size, halo) if s.residual_bf16 else self.geometry.residual
+
+    @cached_property
+    def output(self) -> Image:
+        """y."""
+        s = self.spec
+        return _words_of(s.out_channels, *s.output_size, s.output_halo) if s.output_bf16 else self.geometry.output
+
+    @cached_property
+    def bands(self) -> int:
+        """How many there are; the last one may overlap the one before it."""
+        if self.is_line:
+            return -(-self.geometry.pixels // self.columns)
+        return -(-self.geometry.output.height // self.rows)
+
+    @cached_property
+    def taps(self) -> tuple[tuple[Taps, ...], tuple[Taps, ...]]:
+        """Down and across, of a blocked input."""
+        s = self.spec
+        return _taps(s.kernel[0], s.stride[0], s.dilation[0]), _taps(s.kernel[1], s.stride[1], s.dilation[1])
+
+    @cached_property
+    def pixel_words(self) -> int:
+        """Words of a pixel of a plane."""
+        return _planar_words(self.spec.in_channels) if self.spec.input_planar else WORDS
+
+    @cached_property
+    def planes(self) -> int:
+        """Planes of the patch."""
+        return 1 if self.spec.input_planar else -(-self.spec.in_channels // PLANE_CHANNELS)
+
+    @cached_property
+    def patch_rows(self) -> int:
+        """Rows of a phase."""
+        if self.spec.input_planar:
+            return (self.rows - 1) * self.spec.stride[0] + self.spec.kernel[0]
+        return self.rows + max(reach(taps) for taps in self.taps[0])
+
+    @cached_property
+    def patch_columns(self) -> int:
+        """Columns of a phase."""
+        if self.spec.input_planar:
+            return (self.columns - 1) * self.spec.stride[1] + self.spec.kernel[1]
+        return self.columns + max(reach(taps) for taps in self.taps[1])
+
+    @cached_property
+    def phases(self) -> int:
+        """Phases of a plane."""
+        return 1 if self.spec.input_planar else len(self.taps[0]) * len(self.taps[1])
+
+    @cached_property
+    def plane_words(self) -> int:
+        """Words of a plane of the patch."""
+        if self.direct:
+            return self.input.plane
+        return self.phases * self.patch_rows * self.patch_columns * self.pixel_words
+
+    @cached_property
+    def row_words(self) -> int:
+        """Words from one row of the patch to the next."""
+        return self.input.row if self.direct else self.patch_columns * self.pixel_words
+
+    @cached_property
+    def patch_words(self) -> int:
+        """Words of the patch, and of what the last tile reads behind it."""
+        if self.direct:
+            return 0
+        behind = TILE_ROWS * self.pixel_words * (self.spec.stride[1] if self.spec.input_planar else 1) + WORDS
+        return self.planes * self.plane_words + behind
+
+    @cached_property
+    def sum_columns(self) -> int:
+        """Positions of a row of sums."""
+        if self.spec.input_planar:
+            return -(-self.columns // TILE_ROWS) * TILE_ROWS
+        return self.row_words // WORDS
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles of 16 positions of a band."""
+        return -(-((self.rows - 1) * self.sum_columns + self.columns) // TILE_ROWS)
+
+    @cached_property
+    def row_steps(self) -> int:
+        """Rows of 16 words that a row of a planar kernel has."""
+        return -(-self.spec.kernel[1] * self.pixel_words // WORDS)
+
+    @cached_property
+    def reduction_words(self) -> int:
+        """Words of weights for one output."""
+        rows, columns = self.spec.kernel
+        return rows * self.row_steps * WORDS if self.spec.input_planar else self.planes * rows * columns * WORDS
+
+    @cached_property
+    def panel_planes(self) -> int:
+        """Planes whose weights for a group of channel blocks stay in the first level cache together."""
+        return max(1, PANEL_STEPS // math.prod(self.spec.kernel))
+
+    @property
+    def weight_words(self) -> int:
+        """Words of all weights."""
+        return self.geometry.output.blocks * LANES * self.reduction_words
+
+    @cached_property
+    def cut(self) -> Cut:
+        """A band in register tiles."""
+        most = self.geometry.tile_pixels
+        return cut_line(self.columns, most) if self.is_line else cut_rows(self.rows, self.columns, most)
+
+    @cached_property
+    def band_us(self) -> float:
+        """Time of the products of one band, of one channel block."""
+        if self.tiled:
+            return 2 * TILE_ELEMENTS * 2 * self.tiles * self.reduction_words / TILE_FLOPS_PER_US
+        return 2 * LANES * 2 * self.rows * self.columns * self.reduction_words / VECTOR_FLOPS_PER_US
+
+    def cost_us(self, tasks: Tasks) -> float:
+        """Mean time of the layer over the gang sizes, in microseconds of one core."""
+        g = self.geometry
+        chunk_weights = 4 * self.weight_words * tasks.groups_per_task / tasks.groups
+        weights = 4 * self.weight_words / _MEMORY_BYTES_PER_US
+        again = (tasks.parts - 1) * 4 * self.weight_words
+        weights += again / (_CACHED_BYTES_PER_US if chunk_weights <= _CACHED_BYTES else _MEMORY_BYTES_PER_US)
+        inputs, outputs = (FLOAT_BYTES * image.elements for image in (self.input, self.output))
+        moved = outputs * (1 + self.spec.residual) / _MEMORY_BYTES_PER_US
+        if self.direct:
+            read = inputs / _CACHED_BYTES_PER_US
+        else:
+            rounded = self.bands * self.planes * self.plane_words / self.pixel_words / _VECTORS_PER_US
+            rate = _CACHED_BYTES_PER_US if inputs <= _CACHED_BYTES else _MEMORY_BYTES_PER_US
+            read = max(rounded, inputs / rate) * tasks.chunks
+        total = self.bands * self.band_us * g.output.blocks + weights + moved + read
+        share, cost = total * tasks.largest_share, 0.0
+        for ranks in GANGS:
+            rounds = -(-tasks.count // ranks)
+            cost += max(total / ranks, rounds * share) * ranks + rounds * ranks * CLAIM_US
+        return cost / len(GANGS)
+
+
+def _is_line(spec: ConvSpec) -> bool:
+    """Whether pixels of all tensors lie one after the other without gaps and in the same order."""
+    halos = spec.input_halo + spec.output_halo + (spec.residual_halo if spec.residual else 0)
+    one = spec.kernel == (1, 1) and spec.stride == (1, 1)
+    return one and not halos and not any(spec.pads) and not spec.input_planar
+
+
+def _words_of(channels: int, height: int, width: int, halo: int) -> Image:
+    """A tensor that is stored in bfloat16, in words."""
+    return Image(channels // 2, height, width, halo, WORDS)
+
+
+def can_store(channels: int) -> bool:
+    """Whether a tensor of so many channels can be stored in bfloat16."""
+    return channels % PLANE_CHANNELS == 0
+
+
+def _planar_words(channels: int) -> int:
+    """Words of a pixel: a power of two."""
+    return 1 << max(0, -(-channels // 2) - 1).bit_length()
+
+
+def computes(spec: ConvSpec, target: TargetSpec) -> bool:
+    """Whether this template has a kernel for a convolution."""
+    if spec.groups != 1 or spec.diagonal_blocks != 1 or not bf16.has_words(target):
+        return False
+    if not spec.input_planar:
+        return bool(works(spec, target))
+    columns = (spec.output_size[1] - 1) * spec.stride[1] + spec.kernel[1]
+    small = spec.in_channels <= MOST_PLANAR_CHANNELS and spec.dilation == (1, 1)
+    return small and columns >= LANES and bool(works(spec, target))
+
+
+def is_faster(spec: ConvSpec, target: TargetSpec) -> bool:
+    """Whether a convolution has a kernel in bfloat16 that is estimated to be faster than that in float32.
+
+    A single pixel is bound by reading weights, which have half the bytes.
+    """
+    if not computes(spec, target):
+        return False
+    return _least_us(spec, target) < WORTH * float32_us(spec, target) or Geometry(spec, target).pixels == 1
+
+
+@lru_cache
+def _least_us(spec: ConvSpec, target: TargetSpec) -> float:
+    """Estimated time of the best plan."""
+    return min(
+        work.cost_us(tasks) for work in works(spec, target) for tasks in all_tasks(work.geometry.groups, work.bands)
+    )
+
+
+def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
+    """Every sensible height of bands, or length, the largest first."""
+    geometry = Geometry(spec, target)
+    height, width = geometry.output.height, geometry.output.width
+    found = []
+    if _is_line(spec):
+        unit = 2 * TILE_ROWS if bf16.has_tiles(target) else geometry.tile_pixels
+        lengths = {min(unit * count, geometry.pixels) for count in (1, 2, 3, 4, 6, 8, 12)}
+        found = [Work(geometry, 1, length) for length in lengths]
+    else:
+        rows = {-(-height // bands) for bands in range(1, height + 1)}
+        found = [Work(geometry, count, width) for count in rows]
+    fitting = [
+        work
+        for work in found
+        if 4 * work.patch_words <= PATCH_BYTES
+        and (not work.tiled or work.tiles * TILE_ELEMENTS * FLOAT_BYTES * geometry.group_blocks <= SUMS_BYTES)
+    ]
+    return sorted(fitting, key=lambda work: -work.rows * work.columns)
+
+
+def all_tasks(groups: int, bands: int) -> list[Tasks]:
+    """Every number of groups of a task, which has one band."""
+    sizes = sorted({-(-groups // parts) for parts in range(1, groups + 1)})
+    return [Tasks(groups, bands, size, 1, pixels_first=False) for size in sizes]

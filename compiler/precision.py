@@ -1,0 +1,125 @@
+"""Compile a model in the precision that is asked for, and compare its answers with those in fp32.
+
+What is chosen is kept beside the artifacts, `precisions/KEY.json`: a later start finds both artifacts by it.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import Engine, TargetSpec
+from gangway.artifact.json_codec import decode, encode
+from gangway.artifact.precision import BF16, FP32, ChosenPrecision, WantedPrecision
+from gangway.artifact.writer import write_whole
+from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.key import known_compiler, model_key
+from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.progress import AGREEMENT_PHASE, Progress
+from gangway.compiler.target import for_precision
+
+MOST_ROUNDS = 4  # of compiling with more layers in fp32
+NO_INSTRUCTIONS = "the processor has no instructions for bf16"
+_log = logging.getLogger(__name__)
+
+
+def compile_in_precision(
+    path: Path,
+    model_name: str,
+    cache: Cache,
+    target: TargetSpec,
+    progress: Progress,
+    wanted: WantedPrecision,
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    optional: Sequence[str] = (),
+    with_batch: bool = False,
+    whole: bool = False,
+    uncompiled: str | None = None,
+    keep_fp32: Collection[str] = (),
+) -> Compiled:
+    """Return the artifact in bf16 if its answers agree with those in fp32, else that in fp32.
+
+    Its manifest's `precision_note` says how they agree, or why it is in fp32. Layers by which they differ most stay in
+    fp32, as those called `keep_fp32` do in any case. Other arguments and errors as of `compile_model`.
+    """
+    exact = compile_model(
+        path, model_name, cache, target, progress, dimensions, optional, with_batch, whole, uncompiled
+    )
+    if wanted.name == FP32 or exact.manifest.engine is not Engine.NATIVE:
+        return exact
+    if not for_precision(target, BF16).extensions:
+        return noted(exact, NO_INSTRUCTIONS)
+    job = _Job(path, model_name, cache, target, progress, dimensions)
+    record = job.record(wanted.min_cosine, keep_fp32)
+    chosen = _read(record)
+    is_known = chosen is not None
+    if chosen is None:
+        chosen = job.choose(exact, wanted.min_cosine, tuple(sorted(keep_fp32)))
+        record.parent.mkdir(exist_ok=True)
+        write_whole(record, encode(chosen))
+    compiled = exact if chosen.name == FP32 else job.compiled(chosen.kept)
+    return replace(noted(compiled, str(chosen)), cached=compiled.cached and is_known)
+
+
+def noted(compiled: Compiled, note: str) -> Compiled:
+    """Return it with a note on its precision."""
+    return replace(compiled, manifest=replace(compiled.manifest, precision_note=note))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model to be compiled in bf16."""
+
+    path: Path
+    model_name: str
+    cache: Cache
+    target: TargetSpec
+    progress: Progress
+    dimensions: Mapping[str, int]
+
+    def record(self, min_cosine: float, keep_fp32: Collection[str]) -> Path:
+        """Return the file of what is chosen."""
+        compiler = known_compiler(self.cache.root)
+        target = for_precision(self.target, BF16)
+        key = model_key(self.path, target, self.dimensions, compiler, BF16, keep_fp32)
+        return self.cache.root / "precisions" / f"{key}-{min_cosine!r}.json"
+
+    def compiled(self, kept: Collection[str]) -> Compiled:
+        """Return the artifact whose layers `kept` are in fp32."""
+        return compile_model(
+            self.path,
+            self.model_name,
+            self.cache,
+            self.target,
+            self.progress,
+            self.dimensions,
+            precision=BF16,
+            keep_fp32=kept,
+        )
+
+    def choose(self, exact: Compiled, min_cosine: float, kept: tuple[str, ...]) -> ChosenPrecision:
+        """Compile with ever more layers in fp32, until answers agree or there are no others."""
+        from gangway.compiler.agreement import compare  # noqa: PLC0415 - numpy and TVM take a second
+
+        rounds = 0
+        while True:
+            compiled = self.compiled(kept)
+            self.progress(AGREEMENT_PHASE, 0, 1)
+            found = compare(self.path, self.dimensions, exact, compiled, min_cosine)
+            if not found.to_keep:
+                return ChosenPrecision(BF16, found.agreement, kept)
+            rounds += 1
+            if found.keeps_all or rounds == MOST_ROUNDS:
+                return ChosenPrecision(FP32, found.agreement)
+            kept = tuple(sorted({*kept, *found.to_keep}))
+
+
+def _read(record: Path) -> ChosenPrecision | None:
+    try:
+        return decode(ChosenPrecision, record.read_bytes(), "precision")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("damaged record of a precision ignored: %s: %s", record, error)
+        return None
