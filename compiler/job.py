@@ -104,7 +104,7 @@ class Job:
             if self._model_key(self._dimensions) != self._key:
                 raise UnreadableModelError(f"{self._path.name} changed while it was read")
         with self._phases.timed("graph"):
-            lowered = lower_graph(graph, self._target.lanes)
+            lowered = lower_graph(graph, self._target.lanes, target=self._target)
             if self._precision != "fp32":
                 lowered = self._with_precision(lowered)
             steps = lowered.steps
@@ -182,8 +182,12 @@ class Job:
         )
 
 
-def lower_graph(graph: Graph, lanes: int, slow_nodes: Collection[str] | None = None) -> Lowered:
+def lower_graph(
+    graph: Graph, lanes: int, slow_nodes: Collection[str] | None = None, target: TargetSpec | None = None
+) -> Lowered:
     """Return the steps of a model; `slow_nodes` as an earlier call found them, None: by measurement.
+
+    `target`: its instructions for 8-bit numbers are used.
 
     Raises ModelError.
     """
@@ -191,7 +195,7 @@ def lower_graph(graph: Graph, lanes: int, slow_nodes: Collection[str] | None = N
         if not 1 <= len(names) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
     program = lower_model(graph, slow_nodes)
-    steps = place(program, fuse(program), lanes)
+    steps = place(program, fuse(program), lanes, target)
     if not steps:
         raise UnsupportedModelError("there is nothing to compute")
     if len(steps) > MAX_LAYERS:
@@ -201,7 +205,8 @@ def lower_graph(graph: Graph, lanes: int, slow_nodes: Collection[str] | None = N
 
 def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> list[Step]:
     """Return the steps that an artifact was made of. Raises ModelError."""
-    steps = lower_graph(read_graph(path, dimensions), manifest.target.lanes, manifest.slow_nodes).steps
+    target = manifest.target
+    steps = lower_graph(read_graph(path, dimensions), target.lanes, manifest.slow_nodes, target).steps
     return with_precision(steps, manifest.precision, manifest.target, manifest.keep_fp32)
 
 

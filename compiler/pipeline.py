@@ -16,7 +16,7 @@ from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, require_compiler, with_optional
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
-from gangway.compiler.target import for_precision
+from gangway.compiler.target import for_file, for_precision
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def compile_model(
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    target = for_precision(target, precision)
-    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
+    choice = _choice(target, precision, keep_fp32)
+    target = for_file(path, target, choice.precision)
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
     if optional or whole or uncompiled:
         target, choice = for_precision(target, "fp32"), _Choice()
@@ -101,13 +101,20 @@ def find_compiled(
     keep_fp32: Collection[str] = (),
 ) -> Compiled | None:
     """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
-    target = for_precision(target, precision)
-    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
+    choice = _choice(target, precision, keep_fp32)
+    target = for_file(path, target, choice.precision)
     key = _key(path, target, NO_DIMENSIONS, cache, choice)
     if tuning := find_tuning(cache.root, key, target.name):
         key = tuning.tuned_key
     manifest = cache.lookup(key)
     return Compiled(manifest, cache.folder(key), True) if manifest else None
+
+
+def _choice(target: TargetSpec, precision: Precision, keep_fp32: Collection[str]) -> _Choice:
+    """Return the precision, float32 where this machine has no other."""
+    if not for_precision(target, precision).extensions:
+        return _Choice()
+    return _Choice(precision, tuple(keep_fp32))
 
 
 def _compile_tuned(
@@ -152,8 +159,8 @@ def compile_static(
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    target = for_precision(target, precision)
-    choice = _Choice(precision, tuple(keep_fp32)) if target.extensions else _Choice()
+    choice = _choice(target, precision, keep_fp32)
+    target = for_file(path, target, choice.precision)
     key = _key(path, target, dimensions, cache, choice)
     return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice)
 

@@ -31,6 +31,7 @@ EXTENSIONS: Final = {
         "amx_tile": "amx-tile",
         "avx512_bf16": "avx512bf16",
         "avx512_vnni": "avx512vnni",
+        "avx512vbmi": "avx512vbmi",
     },
     "avx2": {"avx_vnni": "avxvnni"},
     "baseline": {},
@@ -42,6 +43,11 @@ _BY_PRECISION: Final[Mapping[Precision, tuple[str, ...]]] = {
     "fp32": (),
     "bf16": ("amx_bf16", "amx_tile", "avx512_bf16"),
 }
+
+
+_OF_INTEGERS: Final = ("amx_int8", "amx_tile", "avx512_vnni", "avx512vbmi")
+_HEAD_BYTES: Final = 32 << 20  # of a file: its nodes come before its weights
+_QUANTISES: Final = b"QuantizeLinear"  # or DequantizeLinear
 
 
 class UnsupportedTargetError(ValueError):
@@ -80,6 +86,22 @@ def for_precision(target: TargetSpec, precision: Precision, features: frozenset[
     wanted = _BY_PRECISION[precision]
     found = extended(target, features).extensions
     return replace(target, extensions=tuple(name for name in found if name in wanted))
+
+
+def for_file(path: Path, target: TargetSpec, precision: Precision) -> TargetSpec:
+    """Return `for_precision`, with what kernels of 8-bit numbers use of this machine if the model is quantised."""
+    chosen = for_precision(target, precision)
+    try:
+        with path.open("rb") as file:
+            quantised = _QUANTISES in file.read(_HEAD_BYTES)
+    except OSError:  # which is told when the file is read as a model
+        quantised = False
+    if not quantised:
+        return chosen
+    found = [name for name in extended(target).extensions if name in _OF_INTEGERS]
+    if "avx512_vnni" not in found:
+        return chosen
+    return replace(chosen, extensions=tuple(sorted({*chosen.extensions, *found})))
 
 
 def attributes(target: TargetSpec) -> list[str]:

@@ -32,8 +32,12 @@ def onnx_file(repository: Path, model: str) -> Path:
 
 def compile_model(repository: Path, model: str, precision: Precision = "fp32") -> Path:
     """Compile a model, unless the user's cache has it; return the artifact's folder."""
-    command = [sys.executable, "-m", "gangway.compiler", "--json", f"--precision={precision}"]
-    command.append(str(onnx_file(repository, model)))
+    return compile_file(onnx_file(repository, model), precision)
+
+
+def compile_file(path: Path, precision: Precision = "fp32") -> Path:
+    """The same of an ONNX file."""
+    command = [sys.executable, "-m", "gangway.compiler", "--json", f"--precision={precision}", str(path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
 

@@ -37,12 +37,28 @@ def simplify(graph: Graph) -> Graph:
     """
     try:
         with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
-            graph = remove_unused(graph)
+            graph = remove_unused(apply_rule(graph, TABLES))
             folded = apply_rule(graph, CONSTANTS)
             check_rows(graph, folded.constants)
             return rewrite(remove_unused(folded), GEMMS, AFFINE)
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
+
+
+def _look_up_first(editor: Editor, node: Node) -> None:
+    """Dequantise what is looked up in a table of integers instead of the table."""
+    table = editor.producer(node.inputs[0], "DequantizeLinear")
+    output = node.outputs[0]
+    if table is None or table.inputs[0] not in editor.constants or node.inputs[1] in editor.constants:
+        return
+    if any(editor.scalar(name) is None for name in filter(None, table.inputs[1:])) or output not in editor.types:
+        return
+    found, dtype = f"{output}:integers", editor.constants[table.inputs[0]].dtype.name
+    editor.types[found] = TensorType(editor.types[output].shape, dtype)
+    if output in editor.wide_shapes:
+        editor.wide_shapes[found] = editor.wide_shapes[output]
+    gather = replace(node, inputs=(table.inputs[0], node.inputs[1]), outputs=(found,))
+    editor.replace(output, [gather, replace(table, inputs=(found, *table.inputs[1:]), outputs=(output,))])
 
 
 def _fold_constant(editor: Editor, node: Node) -> None:
@@ -213,6 +229,7 @@ def _step(
     return Node(f"{node.name}:{suffix}", operator, inputs, (output,), attributes or {})
 
 
+TABLES = Rule(("Gather",), _look_up_first)
 CONSTANTS = Rule((), _fold_constant)
 GEMMS = Rule(("Gemm",), _split_gemm)
 AFFINE = Rule((), _fold_affine)

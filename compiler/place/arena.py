@@ -13,6 +13,7 @@ import numpy as np
 
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
 from gangway.compiler.kernels.specs import READ_BEHIND_BYTES
+from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.place.memory import BF16, Buffer, Step
 
 
@@ -53,6 +54,8 @@ def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
 def _size_bytes(buffer: Buffer, lanes: int) -> int:
     """Of a buffer, and of what kernels read behind it."""
     behind = READ_BEHIND_BYTES if buffer.kind.dtype == BF16 and buffer.layout == "blocked" else 0
+    if buffer.layout in ("bytes", "pixels"):
+        behind = int8.READ_BEHIND_BYTES
     return _aligned(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize + behind)
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gangway.artifact.format import Space
+from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
+from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
 from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherPlacesSpec,
@@ -66,6 +67,7 @@ from gangway.compiler.lower.layers import (
     sequence,
 )
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
+from gangway.compiler.place.int8 import with_filled_halos, with_int8
 from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
 from gangway.compiler.place.recurrent import place_recurrent
 
@@ -74,15 +76,20 @@ Placing = Callable[[Memory, Layer], None]
 _placings: dict[type[LayerSpec], Placing] = {RecurrentSpec: place_recurrent}
 
 
-def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
-    """Return the steps that run the layers on memory, with final specs. Raises UnsupportedModelError."""
+def place(program: Program, layers: list[Layer], lanes: int, target: TargetSpec | None = None) -> list[Step]:
+    """Return the steps that run the layers on memory, with final specs. Raises UnsupportedModelError.
+
+    `target`: its instructions for 8-bit numbers are used where the model has them.
+    """
     memory = Memory(program, lanes)
     for layer in layers:
         _place_layer(memory, layer)
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
-    _settle_halos(memory.steps)
-    return [_with_halos(step) for step in fuse_depthwise(fuse_chains(memory.steps), lanes)]
+    steps = fuse_chains(memory.steps)
+    steps = with_int8(steps, target) if target else steps
+    _settle_halos(steps)
+    return [_with_halos(step) for step in fuse_depthwise(with_filled_halos(steps), lanes)]
 
 
 def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
@@ -571,7 +578,7 @@ def _can_move_out(memory: Memory, home: Buffer) -> bool:
 def _settle_halos(steps: list[Step]) -> None:
     """Give each buffer the largest halo that a reader needs, of itself or of another part of the same tensor."""
     for step in steps:
-        if isinstance(step.spec, ConvSpec | ConvTransposeSpec):
+        if isinstance(step.spec, ConvSpec | ConvTransposeSpec | Int8ConvSpec | Int8DepthwiseSpec):
             whole = step.inputs[0].root
             whole.halo = max(whole.halo, *step.spec.pads)
     for step in steps:

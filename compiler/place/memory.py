@@ -9,6 +9,7 @@ import numpy as np
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
+from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
 from gangway.compiler.kernels.specs import (
     Array,
@@ -23,7 +24,7 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
 
 BF16 = "uint16"  # the type of an activation of a float32 tensor that is stored in bfloat16
-FormatName = Literal["plain", "blocked", "planar"]
+FormatName = Literal["plain", "blocked", "planar", "bytes", "pixels"]
 
 
 @dataclass(eq=False)
@@ -40,6 +41,7 @@ class Buffer:
     constant: Array | None = None
     parent: Self | None = None  # this is a part of another buffer: of its channels or, if plain, of its numbers
     skipped: int = 0  # channels or numbers of the parent before this part
+    zero: int = 0  # of bytes and pixels: what stands for 0, which halos hold
 
     @property
     def root(self) -> "Buffer":
@@ -66,7 +68,7 @@ class Buffer:
 
     def surplus(self, lanes: int) -> bool:
         """Whether channels exist only to fill a vector register; readers rely on zeros there."""
-        return self.layout != "planar" and self.channels % lanes != 0
+        return self.layout in ("plain", "blocked") and self.channels % lanes != 0
 
     @property
     def pixels(self) -> int:
@@ -77,7 +79,8 @@ class Buffer:
 
     def elements(self, lanes: int) -> int:
         """Numbers of one row, with halo and surplus channels."""
-        channels = self.channels if self.layout == "planar" else -(-self.channels // lanes) * lanes
+        beside = {"planar": 1, "bytes": BYTES_CHANNELS, "pixels": PIXELS_CHANNELS}.get(self.layout, lanes)
+        channels = -(-self.channels // beside) * beside
         return channels * self.pixels
 
     def settle_part(self) -> None:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.lib.gang_runner import GangRunner, LoadedModel
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
+from gangway.compiler.target import detect, for_precision
 from gangway.executor.launch import available_cores
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
@@ -66,6 +66,25 @@ def test_answers_match_onnxruntime(network: Path, loaded: tuple[GangRunner, Load
         answers = runner.run(model, {"x": x}, ranks).outputs
         for name, expected in zip(("y", "z"), session.run(["y", "z"], {"x": x}), strict=True):
             np.testing.assert_allclose(answers[name], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.skipif(not for_precision(detect(), "bf16").extensions, reason="this machine has no bfloat16")
+def test_rows_in_bfloat16_are_near_float32(network: Path, tmp_path: Path) -> None:
+    """Workers are processes of their own, each of which must ask for tiles."""
+    compiled = compile_model(network, "dense", Cache(tmp_path), detect(), lambda *_: None, precision="bf16")
+    dense = [layer for layer in compiled.manifest.layers if layer.operator.startswith("Gemm")]
+    assert ["bf16" in layer.versions[0].description for layer in dense] == [True] * 3
+    assert all(layer.versions[0].batch for layer in dense)
+    session, random = onnxruntime.InferenceSession(str(network)), np.random.default_rng(6)
+    with GangRunner(compiled.folder.parent, available_cores()[:2]) as runner:
+        model = runner.open_model(compiled.folder, max(ROWS))
+        for rows in ROWS:
+            x = random.standard_normal((rows, 3, 10, 8), np.float32)
+            answers = runner.run(model, {"x": x}, 1).outputs
+            for name, expected in zip(("y", "z"), session.run(["y", "z"], {"x": x}), strict=True):
+                for got, row in zip(answers[name].astype(np.float64), expected, strict=True):
+                    cosine = got @ row / (np.linalg.norm(got) * np.linalg.norm(row))
+                    assert cosine >= 0.998
 
 
 def test_all_its_dense_layers_take_several_rows(loaded: tuple[GangRunner, LoadedModel]) -> None:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import plain_specs, specs
+from gangway.compiler.kernels import int8_specs, plain_specs, specs
 from gangway.compiler.kernels.specs import (
     AttentionSpec,
     BatchPlan,
@@ -47,6 +47,9 @@ from gangway.compiler.kernels.templates.bf16 import attention as bf16_attention
 from gangway.compiler.kernels.templates.bf16 import convolution as bf16_convolution
 from gangway.compiler.kernels.templates.bf16 import dense as bf16_dense
 from gangway.compiler.kernels.templates.bf16 import depthwise as bf16_depthwise
+from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
+from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
+from gangway.compiler.kernels.templates.int8 import images as int8_images
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
@@ -126,6 +129,18 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
     plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
+    int8_specs.Int8ConvSpec: _Template(int8_convolution.candidates, int8_convolution.emit, int8_convolution.pack),
+    int8_specs.Int8DepthwiseSpec: _Template(int8_depthwise.candidates, int8_depthwise.emit, int8_depthwise.pack),
+    int8_specs.Int8PoolSpec: _Template(int8_images.pool_candidates, int8_images.pool_emit),
+    int8_specs.Int8GlobalPoolSpec: _Template(
+        int8_images.global_candidates, int8_images.global_emit, int8_images.factors_pack
+    ),
+    int8_specs.Int8ElementwiseSpec: _Template(
+        int8_images.elementwise_candidates, int8_images.elementwise_emit, int8_images.factors_pack
+    ),
+    int8_specs.Int8PackSpec: _Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack),
+    int8_specs.Int8TableSpec: _Template(int8_images.table_candidates, int8_images.table_emit, int8_images.table_pack),
+    int8_specs.Int8HaloSpec: _Template(int8_images.halo_candidates, int8_images.halo_emit, int8_images.halo_pack),
 }
 
 

@@ -80,9 +80,10 @@ CONVOLUTIONS: Mapping[str, ConvSpec] = {
     "first 3x3, one channel": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1),
     "first 11x11, five channels": ConvSpec(5, 31, 40, 32, (11, 11), (4, 4), input_planar=True),
 }
+WINDOW = "window as large as the image"
 DENSE = {
     "several blocks, smaller last group, residual": ConvSpec(602, 1, 1, 150, residual=True, activation=RELU),
-    "window as large as the image": ConvSpec(32, 3, 2, 17, kernel=(3, 2)),
+    WINDOW: ConvSpec(64, 3, 2, 17, kernel=(3, 2)),
 }
 ATTENTIONS: Mapping[str, AttentionSpec] = {
     "128 positions, mask": AttentionSpec(2, 64, 128, 128, 0.125, (ScoreBias(False, False),)),
@@ -297,9 +298,11 @@ def rows_in_memory(values: Array, width: int) -> Array:
     return aligned(memory, offset_bytes=4)
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_every_number_of_rows(name: str, low: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
-    spec = replace(DENSE[name], precision="bf16")
+@pytest.mark.parametrize(("name", "stored"), [*((name, False) for name in DENSE), (WINDOW, True)])
+def test_every_number_of_rows(
+    name: str, stored: bool, low: TargetSpec, library_path: Path, rng: np.random.Generator
+) -> None:
+    spec = replace(DENSE[name], precision="bf16", input_bf16=stored)
     plan = registry.batch_plan(spec, low)
     assert plan is not None
     codegen.build_library({"batch": registry.emit(plan, low, "batch")}, low, library_path)
@@ -311,7 +314,8 @@ def test_every_number_of_rows(name: str, low: TargetSpec, library_path: Path, rn
     for rows in range(1, plan.rows + 1):
         x = rng.standard_normal((rows, spec.in_channels, spec.height, spec.width), np.float32)
         residual = rng.standard_normal((rows, spec.out_channels), np.float32)
-        inputs = np.stack([blocked(row, 0, stored=False).ravel() for row in x])
+        inputs = np.stack([blocked(row, 0, stored).ravel() for row in x])
+        inputs = inputs[:, :-BEHIND].copy().view(np.float32) if stored else inputs
         tensors = [rows_in_memory(inputs, inputs.shape[1]), *packed]
         tensors += [rows_in_memory(residual, outputs)] if spec.residual else []
         tensors += [rows_in_memory(np.full((rows, outputs), 5, np.float32), outputs)]

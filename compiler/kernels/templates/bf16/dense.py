@@ -44,8 +44,6 @@ BLOCK_STEPS = 8  # rows of 16 words of a block of the reduction: 32 KiB of weigh
 
 def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
     """The kernel for several rows; None unless the inputs of an output lie one after the other, as the weights do."""
-    if spec.input_bf16 or spec.output_bf16 or spec.residual_bf16:
-        return None
     plain = convolution.batch_plan(spec, target)
     if plain is None:
         return None
@@ -61,7 +59,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     work = works(plan.spec, target)[0]
     g, rows = work.geometry, plan.rows
     arguments = [
-        Argument("x", g.input.elements * rows),
+        bf16.stored_argument("x", g.input.elements * rows, plan.spec.input_bf16),
         Argument("weights", work.weight_words, "int32"),
         Argument("bias", g.output.blocks * LANES),
         *([Argument("residual", g.residual.elements * rows)] if plan.spec.residual else []),
@@ -130,16 +128,19 @@ class _Rows:
         return self._first_sum + (block * self._most_rows + row) * LANES
 
     def _round(self, first: Expr, count: int) -> None:
-        image, taps = self._g.input, math.prod(self._work.spec.kernel)
-        odd = image.blocks % 2
+        image, taps, stored = self._work.input, math.prod(self._work.spec.kernel), self._work.spec.input_bf16
+        odd = not stored and image.blocks % 2
 
         def step(index: Expr) -> None:
             number = first + index
             plane = bind(quotient(number, taps))
-            place = bind(plane * (2 * image.plane) + (number - plane * taps) * LANES)
+            place = bind(plane * ((1 if stored else 2) * image.plane) + (number - plane * taps) * LANES)
 
             def row(number: Expr, both: bool) -> None:
                 source = number * self._x_stride + place
+                if stored:
+                    store(self._inputs, self.input_at(index, number), self._x[lanes_at(source, WORDS)], WORDS)
+                    return
                 low = self._x[lanes_at(source, LANES)]
                 high = self._x[lanes_at(source + image.plane, LANES)] if both else constant(0.0, LANES)
                 store(self._inputs, self.input_at(index, number), bf16.pack_words(low, high), WORDS)

@@ -1,0 +1,1 @@
+"""Kernels over tensors of 8-bit numbers."""

@@ -1,0 +1,139 @@
+"""Depthwise convolution of bytes. Products and sums are float32 numbers, which hold such integers exactly.
+
+A task computes rows of planes of 64 channels. Register tiles are some pixels of a row and 16 channels. Weights are
+packed [plane][kh][kw][64].
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, Int8DepthwiseSpec
+from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    bind,
+    kernel,
+    lanes_at,
+    repeat,
+    splat,
+    store,
+    tirx,
+)
+from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.tiling import (
+    Image,
+    Tasks,
+    each_tile,
+    knob,
+    make_plan,
+    plane_tasks,
+    segments,
+)
+
+LANES = 16
+BLOCKS = BYTES_CHANNELS // LANES
+TILE_PIXELS = 14
+MOST_SUM = 1 << 24
+
+
+def computes(spec: Int8DepthwiseSpec, target: TargetSpec) -> bool:
+    """Whether this template has a kernel for a convolution."""
+    return int8.has_words(target) and spec.dilation == (1, 1)
+
+
+def _images(spec: Int8DepthwiseSpec) -> tuple[Image, Image]:
+    return (
+        Image(spec.channels, spec.height, spec.width, spec.input_halo, BYTES_CHANNELS),
+        Image(spec.channels, *spec.output_size, spec.output_halo, BYTES_CHANNELS),
+    )
+
+
+def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    x, y = _images(spec)
+    moved = x.elements + y.elements
+    tasks = plane_tasks(y.blocks, y.height, 2 * spec.flops, moved, target)
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    text = f"depthwise int8 {tasks.groups_per_task}x{tasks.bands_per_task}"
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
+
+
+def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """Weights, biases and multipliers of whole planes, and y's zero point."""
+    surplus = -spec.channels % BYTES_CHANNELS
+    weights = np.pad(raw["weights"].reshape(spec.channels, -1), ((0, surplus), (0, 0)))
+    packed = weights.reshape(-1, BYTES_CHANNELS, math.prod(spec.kernel)).transpose(0, 2, 1)
+    bias, multiplier = (np.pad(raw[name], (0, surplus)) for name in ("bias", "multiplier"))
+    return np.ascontiguousarray(packed), bias, multiplier, raw["zero"]
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, weights, bias, multiplier, zero, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8DepthwiseSpec)
+    x_image, y_image = _images(spec)
+    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    (rows, columns), (down, across) = spec.kernel, spec.stride
+    tiles = segments(y_image.width, TILE_PIXELS)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, weights, bias, multiplier, zeros, y = buffers
+        zero = bind(splat(tirx.Cast("int32", zeros[0]), LANES))
+
+        def tile(plane: Expr, row: Expr, block: Expr, column: Expr, width: int) -> None:
+            channel = block * LANES
+            where = lanes_at(plane * BYTES_CHANNELS + channel, LANES)
+            added, factor = bind(tirx.Cast("float32x16", bias[where])), bind(multiplier[where])
+            sums = [Register(LANES, added) for _ in range(width)]
+            base = bind(
+                plane * x_image.plane + x_image.origin + channel + (row * down - spec.pads[0]) * x_image.row
+                + (column * across - spec.pads[1]) * BYTES_CHANNELS
+            )  # fmt: skip
+
+            def window_row(i: Expr) -> None:
+                at = bind((plane * rows + i) * (columns * BYTES_CHANNELS) + channel)
+                taps = [bind(_numbers(weights[lanes_at(at + j * BYTES_CHANNELS, LANES)])) for j in range(columns)]
+                for place in range((width - 1) * across + columns):
+                    users = [
+                        (pixel, place - pixel * across)
+                        for pixel in range(width)
+                        if 0 <= place - pixel * across < columns
+                    ]
+                    if not users:
+                        continue
+                    value = bind(_numbers(x[lanes_at(base + i * x_image.row + place * BYTES_CHANNELS, LANES)]))
+                    for pixel, tap in users:
+                        sums[pixel].add(value * taps[tap])
+
+            repeat(rows, window_row)
+            out = plane * y_image.plane + y_image.origin + row * y_image.row + column * BYTES_CHANNELS + channel
+            for pixel, total in enumerate(sums):
+                store(y, out + pixel * BYTES_CHANNELS, int8.bytes_of(total.value * factor, zero), LANES)
+
+        def line(plane: Expr, row: Expr) -> None:
+            repeat(BLOCKS, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    channels = y_image.blocks * BYTES_CHANNELS
+    arguments = [
+        Argument("x", x_image.elements, "uint8"),
+        Argument("weights", channels * rows * columns, "int8"),
+        Argument("bias", channels, "int32"),
+        Argument("multiplier", channels),
+        Argument("zero", 1),
+        Argument("y", y_image.elements, "uint8"),
+    ]
+    return kernel(symbol, arguments, task, int8.functions(target))
+
+
+def _numbers(numbers: Expr) -> Expr:
+    return tirx.Cast("float32x16", tirx.Cast("int32x16", numbers))

@@ -1,0 +1,452 @@
+"""Tensors of bytes between convolutions: elementwise operators, pooling, packing, halos. See `int8_specs.py`.
+
+Vectors are 16 channels of a pixel, which are converted to float32 (or int32, for means) and back.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.int8_specs import (
+    BYTES_CHANNELS,
+    PIXELS_CHANNELS,
+    Int8ElementwiseSpec,
+    Int8GlobalPoolSpec,
+    Int8HaloSpec,
+    Int8PackSpec,
+    Int8PoolSpec,
+    Int8TableSpec,
+)
+from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_least,
+    at_most,
+    bind,
+    constant,
+    either,
+    kernel,
+    lanes_at,
+    repeat,
+    round_even,
+    splat,
+    store,
+    tirx,
+)
+from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
+
+LANES = 16
+BLOCKS = BYTES_CHANNELS // LANES
+UNROLLED = 2
+MOST_STEPS = 1e9
+
+
+def _bytes_image(channels: int, height: int, width: int, halo: int) -> Image:
+    return Image(channels, height, width, halo, BYTES_CHANNELS)
+
+
+def _planned(spec: Any, name: str, image: Image, moved_bytes: int, target: TargetSpec) -> KernelPlan:
+    """The only plan: of rows of planes of this image."""
+    tasks = plane_tasks(image.blocks, image.height, moved_bytes, moved_bytes, target)
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    text = f"{name} {tasks.groups_per_task}x{tasks.bands_per_task}"
+    return make_plan(spec, knobs, tasks.count, text, int(moved_bytes * tasks.largest_share), UNROLLED)
+
+
+def _tasks(plan: KernelPlan, image: Image) -> Tasks:
+    return Tasks(image.blocks, image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+
+
+def factors_pack(spec: Any, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """What the kernel reads of scales and zero points."""
+    return (raw["factors"],)
+
+
+def _numbers(x: Buffer, at: Expr) -> Expr:
+    """16 bytes as float32."""
+    return tirx.Cast("float32x16", tirx.Cast("int32x16", x[lanes_at(at, LANES)]))
+
+
+def elementwise_candidates(spec: Int8ElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = _bytes_image(spec.channels, spec.height, spec.width, 0)
+    sizes = [1 if stored else 4 for stored in (*spec.input_bytes, spec.output_bytes)]
+    yield _planned(spec, f"int8 {spec.operator} {spec.activation.name}", image, image.elements * sum(sizes), target)
+
+
+def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: a, factors, [b,] y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8ElementwiseSpec)
+    images = [
+        _operand_image(spec, stored, vector, halo)
+        for stored, vector, halo in zip(spec.input_bytes, spec.vectors, spec.input_halos, strict=True)
+    ]
+    result = _operand_image(spec, spec.output_bytes, False, spec.output_halo)
+    whole = _bytes_image(spec.channels, spec.height, spec.width, 0)
+    tasks, count = _tasks(plan, whole), len(images)
+    floats = not all(spec.input_bytes) or not spec.output_bytes
+    rest = -(-(spec.channels % BYTES_CHANNELS) // LANES) % BLOCKS if floats else 0
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        a, factors, *others, y = buffers
+        inputs = [a, *others]
+        scales = [[bind(splat(factors[2 * i + k], LANES)) for k in range(2)] for i in range(count)]
+        inverse = bind(splat(factors[2 * count], LANES))
+        zeros = bind(int8.twice(tirx.Cast("int32", factors[2 * count + 1])))
+
+        def place(image: Image, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
+            at = image.origin + row * image.row + column * image.lanes
+            if image.lanes == BYTES_CHANNELS:
+                return plane * image.plane + at + block * LANES
+            return (plane * BLOCKS + block) * image.plane + at
+
+        def operand(index: int, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
+            if spec.vectors[index]:
+                return inputs[index][lanes_at((plane * BLOCKS + block) * LANES, LANES)]
+            at = place(images[index], plane, block, row, column)
+            if not spec.input_bytes[index]:
+                return inputs[index][lanes_at(at, LANES)]
+            scale, shift = scales[index]
+            scaled = _numbers(inputs[index], at) * scale
+            return scaled if spec.in_steps and index else scaled + shift
+
+        def line(plane: Expr, row: Expr) -> None:
+            def pixel(column: Expr, blocks: int) -> None:
+                results = []
+                for block in range(blocks):
+                    values = [operand(index, plane, block, row, column) for index in range(count)]
+                    value = activate(_applied(spec.operator, values), spec.activation, LANES)
+                    results.append(bind(value if spec.in_steps else _limited(value * inverse)))
+                if spec.output_bytes:  # what is behind the last channels is surplus
+                    four = [*results, *[results[-1]] * (BLOCKS - blocks)]
+                    store(y, place(result, plane, 0, row, column), int8.packed(four, zeros), BYTES_CHANNELS)
+                    return
+                for block, value in enumerate(results):
+                    store(y, place(result, plane, block, row, column), value, LANES)
+
+            either(
+                plane < spec.channels // BYTES_CHANNELS if rest else True,
+                lambda: repeat(spec.width, lambda column: pixel(column, BLOCKS)),
+                lambda: repeat(spec.width, lambda column: pixel(column, rest)),
+            )
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    def argument(name: str, image: Image, stored: bool) -> Argument:
+        return Argument(name, image.elements, "uint8" if stored else "float32")
+
+    named = [argument(name, image, stored) for name, image, stored in zip("ab", images, spec.input_bytes, strict=False)]
+    arguments = [named[0], Argument("factors", 2 * count + 2), *named[1:], argument("y", result, spec.output_bytes)]
+    return kernel(symbol, arguments, task, int8.functions(target))
+
+
+def _limited(steps: Expr) -> Expr:
+    """Numbers that conversion to integers takes for large ones if they are; NaN stays."""
+    most = constant(MOST_STEPS, LANES)
+    return tirx.Select(steps > most, most, steps)
+
+
+def _operand_image(spec: Int8ElementwiseSpec, stored: bool, vector: bool, halo: int) -> Image:
+    lanes = BYTES_CHANNELS if stored else LANES
+    return (
+        Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
+    )
+
+
+def _applied(operator: str, values: list[Expr]) -> Expr:
+    match operator:
+        case "add":
+            return values[0] + values[1]
+        case "sub":
+            return values[0] - values[1]
+        case "mul":
+            return values[0] * values[1]
+        case "div":
+            return values[0] / values[1]
+    return values[0]
+
+
+def pool_candidates(spec: Int8PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = _bytes_image(spec.pool.channels, *spec.pool.output_size, 0)
+    moved = image.elements * (spec.pool.kernel[0] * spec.pool.kernel[1] + 1)
+    yield _planned(spec, "int8 max pool", image, moved, target)
+
+
+def pool_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8PoolSpec)
+    pool = spec.pool
+    x_image = _bytes_image(pool.channels, pool.height, pool.width, spec.input_halo)
+    y_image = _bytes_image(pool.channels, *pool.output_size, spec.output_halo)
+    tasks = _tasks(plan, y_image)
+
+    def clipped(place: Expr, axis: int, length: int) -> tuple[Expr, Expr]:
+        begin = place * pool.stride[axis] - pool.pads[axis]
+        first = bind(at_least(begin, 0))
+        return first, bind(at_most(begin + pool.kernel[axis], length) - first)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+
+        def line(plane: Expr, row: Expr) -> None:
+            top, rows = clipped(row, 0, pool.height)
+
+            def pixel(column: Expr) -> None:
+                left, columns = clipped(column, 1, pool.width)
+                largest = Register(BYTES_CHANNELS, constant(0, BYTES_CHANNELS, "uint8"), "uint8")
+                base = bind(plane * x_image.plane + x_image.origin + top * x_image.row + left * BYTES_CHANNELS)
+
+                def one(i: Expr, j: Expr) -> None:
+                    at = base + i * x_image.row + j * BYTES_CHANNELS
+                    largest.set(tirx.Max(largest.value, x[lanes_at(at, BYTES_CHANNELS)]))
+
+                repeat(rows, lambda i: repeat(columns, partial(one, i)))
+                at = plane * y_image.plane + y_image.origin + row * y_image.row + column * BYTES_CHANNELS
+                store(y, at, largest.value, BYTES_CHANNELS)
+
+            repeat(y_image.width, pixel)
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    arguments = [Argument("x", x_image.elements, "uint8"), Argument("y", y_image.elements, "uint8")]
+    return kernel(symbol, arguments, task)
+
+
+def global_candidates(spec: Int8GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = _bytes_image(spec.channels, 1, 1, 0)
+    yield _planned(spec, "int8 global average", image, image.elements * spec.height * spec.width, target)
+
+
+def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, factors, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8GlobalPoolSpec)
+    image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
+    blocks = -(-spec.channels // LANES)
+    tasks = _tasks(plan, _bytes_image(spec.channels, 1, 1, 0))
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, factors, y = buffers
+        scale, shift = (bind(splat(factors[index], LANES)) for index in range(2))
+
+        def plane(number: Expr, count: int) -> None:
+            sums = [Register(LANES, constant(0, LANES, "int32"), "int32") for _ in range(count)]
+
+            def pixel(row: Expr, column: Expr) -> None:
+                at = number * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
+                for block, total in enumerate(sums):
+                    total.add(tirx.Cast("int32x16", x[lanes_at(at + block * LANES, LANES)]))
+
+            repeat(spec.height, lambda row: repeat(spec.width, partial(pixel, row)))
+            for block, total in enumerate(sums):
+                value = tirx.Cast("float32x16", total.value) * scale + shift
+                store(y, (number * BLOCKS + block) * LANES, value, LANES)
+
+        whole, rest = divmod(blocks, BLOCKS)
+
+        def one(number: Expr) -> None:
+            if not rest:
+                plane(number, BLOCKS)
+            elif not whole:
+                plane(number, rest)
+            else:
+                either(number < whole, lambda: plane(number, BLOCKS), lambda: plane(number, rest))
+
+        tasks.each(number, lambda number, _: one(bind(number)))
+
+    arguments = [Argument("x", image.elements, "uint8"), Argument("factors", 2), Argument("y", blocks * LANES)]
+    return kernel(symbol, arguments, task)
+
+
+def _pack_image(spec: Int8PackSpec) -> Image:
+    """y, in words."""
+    words = 1 if spec.pixels else LANES
+    channels = words * (1 if spec.pixels else -(-spec.channels // BYTES_CHANNELS))
+    return Image(channels, spec.height, spec.width, spec.output_halo, words)
+
+
+def _padded_rows(image: Image) -> Image:
+    return Image(image.channels, image.height + 2 * image.halo, image.width, 0, image.lanes)
+
+
+def pack_candidates(spec: Int8PackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = _padded_rows(_pack_image(spec))
+    yield _planned(spec, "int8 pack", image, 4 * spec.channels * spec.height * spec.width + 4 * image.elements, target)
+
+
+def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, factors, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8PackSpec)
+    image, vector = _pack_image(spec), spec.height == spec.width == 1 and not spec.output_halo and not spec.pixels
+    tasks, padded = _tasks(plan, _padded_rows(image)), image.width + 2 * image.halo
+    lanes = LANES if spec.width >= LANES else 1
+
+    def quantised_words(value: Expr, factors: Buffer, count: int) -> Expr:
+        """Numbers as integers from 0 to 255; NaN becomes the least."""
+        scale, least, largest, zero = (splat(factors[i], count) if count > 1 else factors[i] for i in range(4))
+        limited = tirx.Min(tirx.Max(value / scale, least), largest)
+        kind = "int32" if count == 1 else f"int32x{count}"
+        return tirx.Cast(kind, round_even(limited, "float32", count) + zero)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, factors, y = buffers
+        zero = bind(tirx.Cast("int32", factors[3]) * tirx.const(0x01010101, "int32"))
+
+        def words(plane: Expr, row: Expr, column: Expr, word: int) -> None:
+            total = None
+            for index in range(PIXELS_CHANNELS):
+                channel = (plane * LANES if not spec.pixels else 0) * PIXELS_CHANNELS + word * PIXELS_CHANNELS + index
+                known = spec.pixels or spec.channels % BYTES_CHANNELS == 0
+                if spec.pixels and word * PIXELS_CHANNELS + index >= spec.channels:
+                    continue
+                inside = channel if known else at_most(channel, spec.channels - 1)  # surplus is any number
+                at = (inside * spec.height + row) * spec.width + column
+                part = quantised_words(x[lanes_at(at, lanes)], factors, lanes)
+                part = part << constant(8 * index, lanes, "int32")
+                total = part if total is None else total | part
+            place = plane * image.plane + image.origin + row * image.row + column * image.lanes + word
+            store(y, place, total, lanes, image.lanes)
+
+        def interior(plane: Expr, row: Expr) -> None:
+            def some(index: Expr) -> None:
+                column = bind(at_most(index * lanes, spec.width - lanes))
+                for word in range(image.lanes):
+                    words(plane, row, column, word)
+
+            repeat(-(-spec.width // lanes), some)
+
+        def halo(plane: Expr, row: Expr, first: int, count: int) -> None:
+            at = plane * image.plane + row * image.row + first * image.lanes
+            repeat(count * image.lanes, lambda i: store(y, at + i, zero, 1))
+
+        def line(plane: Expr, row: Expr) -> None:
+            if not image.halo:
+                interior(plane, row)
+                return
+
+            def inside() -> None:
+                interior(plane, row - image.halo)
+                halo(plane, row, 0, image.halo)
+                halo(plane, row, image.halo + image.width, image.halo)
+
+            condition = tirx.And(row >= image.halo, row < image.halo + image.height)
+            either(condition, inside, lambda: halo(plane, row, 0, padded))
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    def vector_task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, factors, y = buffers
+
+        def plane(index: Expr, _: Expr) -> None:
+            count = at_most(BYTES_CHANNELS, spec.channels - index * BYTES_CHANNELS)
+
+            def some(at: Expr, count: int) -> None:
+                kind = "uint8" if count == 1 else f"uint8x{count}"
+                value = tirx.Cast(kind, quantised_words(x[lanes_at(at, count)], factors, count))
+                store(y, at, value, count)
+
+            first = index * BYTES_CHANNELS
+            repeat(count // LANES, lambda i: some(first + i * LANES, LANES))
+            if spec.channels % LANES:
+                repeat(count % LANES, lambda i: some(first + count // LANES * LANES + i, 1))
+
+        tasks.each(number, lambda index, row: plane(bind(index), row))
+
+    result = Argument("y", image.elements * (4 if vector else 1), "uint8" if vector else "int32")
+    arguments = [Argument("x", spec.channels * spec.height * spec.width), Argument("factors", 4), result]
+    return kernel(symbol, arguments, vector_task if vector else task)
+
+
+def table_candidates(spec: Int8TableSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = _bytes_image(spec.channels, spec.height, spec.width, 0)
+    yield _planned(spec, "int8 table", image, 2 * image.elements, target)
+
+
+def table_pack(spec: Int8TableSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """The table."""
+    return (raw["table"],)
+
+
+def table_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, table, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8TableSpec)
+    x_image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
+    y_image = _bytes_image(spec.channels, spec.height, spec.width, spec.output_halo)
+    tasks = _tasks(plan, y_image)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, table, y = buffers
+        parts = [bind(table[lanes_at(part * BYTES_CHANNELS, BYTES_CHANNELS)]) for part in range(4)]
+
+        def line(plane: Expr, row: Expr) -> None:
+            source = bind(plane * x_image.plane + x_image.origin + row * x_image.row)
+            place = bind(plane * y_image.plane + y_image.origin + row * y_image.row)
+
+            def pixel(column: Expr) -> None:
+                numbers = x[lanes_at(source + column * BYTES_CHANNELS, BYTES_CHANNELS)]
+                store(y, place + column * BYTES_CHANNELS, int8.looked_up(numbers, parts), BYTES_CHANNELS)
+
+            def one(index: Expr) -> None:
+                store(y, place + index, table[tirx.Cast("int32", x[source + index])], 1)
+
+            either(
+                int8.has_permutation(target),
+                lambda: repeat(spec.width, pixel),
+                lambda: repeat(spec.width * BYTES_CHANNELS, one),
+            )
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    arguments = [
+        Argument("x", x_image.elements, "uint8"),
+        Argument("table", 256, "uint8"),
+        Argument("y", y_image.elements, "uint8"),
+    ]
+    return kernel(symbol, arguments, task, int8.functions(target))
+
+
+def halo_candidates(spec: Int8HaloSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    planes = -(-spec.channels // BYTES_CHANNELS)
+    yield make_plan(spec, {}, planes, "int8 halo", BYTES_CHANNELS, 1)
+
+
+def halo_pack(spec: Int8HaloSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """The zero point."""
+    return (raw["zero"],)
+
+
+def halo_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: y, zero."""
+    spec = plan.spec
+    assert isinstance(spec, Int8HaloSpec)
+    image = _bytes_image(spec.channels, spec.height, spec.width, spec.output_halo)
+    padded, halo = image.width + 2 * image.halo, image.halo
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        y, zeros = buffers
+        zero = bind(splat(zeros[0], BYTES_CHANNELS))
+
+        def pixels(first: Expr, count: int) -> None:
+            at = bind(number * image.plane + first * BYTES_CHANNELS)
+            repeat(count, lambda i: store(y, at + i * BYTES_CHANNELS, zero, BYTES_CHANNELS))
+
+        pixels(0, halo * padded + halo)
+        repeat(image.height - 1, lambda row: pixels((halo + row) * padded + halo + image.width, 2 * halo))
+        pixels((halo + image.height - 1) * padded + halo + image.width, halo + halo * padded)
+
+    return kernel(symbol, [Argument("y", image.elements, "uint8"), Argument("zero", 1, "uint8")], task)

@@ -1,0 +1,124 @@
+"""8-bit numbers behind float32 ones: weights that are integers times a scale, scales and zero points of activations."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gangway.compiler.frontend.patterns import erf
+from gangway.compiler.kernels.specs import Activation, Array
+
+MOST = 127  # of a weight
+TOLERANCE = 1e-6  # a product of float32 numbers is that near to the exact one, relatively
+MOST_BIAS = float(1 << 30)
+STEPS = 256
+_OFFSETS = {"quantise_uint8": 0, "quantise_int8": 128}
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What q from 0 to 255 stands for: (q - zero) scale."""
+
+    scale: float
+    zero: int
+
+    @property
+    def values(self) -> Array:
+        """Of every q, as float32."""
+        return np.asarray((np.arange(STEPS) - self.zero).astype(np.float32) * np.float32(self.scale))
+
+    @property
+    def limits(self) -> list[float]:
+        """Least and largest q less the zero point, and that."""
+        return [-float(self.zero), float(STEPS - 1 - self.zero), float(self.zero)]
+
+    def quantise(self, values: Array) -> Array:
+        """The nearest q of float32 numbers."""
+        steps = np.rint(values.astype(np.float32) / np.float32(self.scale)) + self.zero
+        return np.asarray(np.clip(np.nan_to_num(steps, nan=0.0), 0, STEPS - 1).astype(np.uint8))
+
+
+def quantisation(name: str, parameters: tuple[Any, ...]) -> Quantisation | None:
+    """Return that of an activation function with this name, if it is one."""
+    offset = _OFFSETS.get(name)
+    return None if offset is None else Quantisation(float(parameters[0]), int(parameters[1]) + offset)
+
+
+def integer_weights(weights: Array) -> tuple[Array, Array] | None:
+    """Return int8 weights and the scale of each output, their first axis; None if they are no such products."""
+    rows = weights.reshape(len(weights), -1)
+    largest = np.abs(rows).max(1).astype(np.float64)
+    scales, integers = np.ones(len(rows)), np.zeros(rows.shape, np.int8)
+    left = np.flatnonzero(largest)
+    if not np.isfinite(largest).all():
+        return None
+    for most in range(MOST, 0, -1):
+        if not len(left):
+            break
+        scale = largest[left] / most
+        numbers = (rows[left] / scale[:, None].astype(np.float32)).astype(np.float32)
+        nearest = np.rint(numbers)
+        fits = np.all(np.abs(numbers - nearest) <= 4 * TOLERANCE * np.maximum(1, np.abs(nearest)), 1)
+        integers[left[fits]], scales[left[fits]] = nearest[fits], scale[fits]
+        left = left[~fits]
+        if most == MOST - 1 and len(left) == len(rows):  # float32 weights, almost certainly
+            return None
+    return None if len(left) else (integers.reshape(weights.shape), scales)
+
+
+def integer_bias(bias: Array, steps: Array) -> Array | None:
+    """Return the bias in steps of the sums' scale, rounded; None if it is too large."""
+    numbers = np.rint(bias.astype(np.float64) / steps)
+    return numbers.astype(np.int64) if np.all(np.abs(numbers) < MOST_BIAS) else None
+
+
+def activated(activation: Activation, x: Array) -> Array | None:
+    """Return a function of float32 numbers as float32; None of one that is not known here."""
+    if known := quantisation(activation.name, (activation.alpha, activation.beta)):
+        return known.values[known.quantise(x)]
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        value = _activated(activation, wide)
+    return None if value is None else value.astype(np.float32)
+
+
+def _activated(activation: Activation, x: Array) -> Array | None:
+    alpha, beta = activation.alpha, activation.beta
+    sigmoid = 1 / (1 + np.exp(-x))
+    match activation.name:
+        case "none":
+            return x
+        case "clip":
+            return np.minimum(np.maximum(x, alpha), beta)
+        case "leaky_relu":
+            return np.where(x >= 0, x, alpha * x)
+        case "sigmoid":
+            return np.asarray(sigmoid)
+        case "swish":
+            return np.asarray(x * sigmoid)
+        case "hard_sigmoid":
+            return np.clip(alpha * x + beta, 0, 1)
+        case "hard_swish":
+            return np.asarray(x * np.clip(alpha * x + beta, 0, 1))
+        case "tanh":
+            return np.tanh(x)
+        case "erf":
+            return erf(x)
+        case "gelu":
+            return np.asarray(x * (1 + erf(x / np.sqrt(2))) / 2)
+    return None
+
+
+def applied(operator: str, values: list[Array]) -> Array:
+    """Return what an elementwise operator makes of float32 numbers."""
+    with np.errstate(all="ignore"):
+        match operator:
+            case "add":
+                return values[0] + values[1]
+            case "sub":
+                return values[0] - values[1]
+            case "mul":
+                return values[0] * values[1]
+            case "div":
+                return values[0] / values[1]
+    return values[0]

@@ -1,0 +1,215 @@
+"""Small networks that onnxruntime has quantised, on kernels of 8-bit numbers, against onnxruntime without fusions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+from gangway.compiler.pipeline import Compiled
+from gangway.compiler.target import detect, extended
+
+Array = Any
+ROWS = 6
+SAME = dict[str, Any](pads=[1, 1, 1, 1])
+
+pytestmark = pytest.mark.skipif(
+    "avx512_vnni" not in extended(detect()).extensions, reason="this machine has no products of 8-bit numbers"
+)
+
+
+class Network:
+    """Nodes that are added one after the other, each reading the one before unless it says otherwise."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape, self.last, self._random = [1, *shape], "x", np.random.default_rng(11)
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+
+    def add(self, operator: str, *others: str, x: str | None = None, **attributes: Any) -> str:
+        """A node; its output's name."""
+        name = f"{operator.lower()}{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operator, [x or self.last, *others], [name], name, **attributes))
+        self.last = name
+        return name
+
+    def conv(self, shape: Sequence[int], x: str | None = None, **attributes: Any) -> str:
+        """A convolution with random weights."""
+        scale = np.sqrt(2 / np.prod(shape[1:]))
+        weights = self._constant((self._random.standard_normal(shape) * scale).astype(np.float32))
+        bias = self._constant((self._random.standard_normal(shape[0]) / 4).astype(np.float32))
+        return self.add("Conv", weights, bias, x=x, kernel_shape=shape[2:], **attributes)
+
+    def dense(self, inputs: int, outputs: int) -> str:
+        """A dense layer."""
+        weights = (self._random.standard_normal((inputs, outputs)) / np.sqrt(inputs)).astype(np.float32)
+        return self.add("Gemm", self._constant(weights), self._constant(np.zeros(outputs, np.float32)))
+
+    def _constant(self, value: Array) -> str:
+        name = f"constant{len(self._constants)}"
+        self._constants.append(numpy_helper.from_array(value, name))
+        return name
+
+    def quantise(self, folder: Path, activations: QuantType) -> Path:
+        """Write the model, quantised."""
+        graph = helper.make_graph(
+            self._nodes,
+            "test",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)],
+            [helper.make_tensor_value_info(self.last, TensorProto.FLOAT, None)],
+            self._constants,
+        )
+        source, result = folder / "float.onnx", folder / "model.onnx"
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(onnx.shape_inference.infer_shapes(model), source)
+        quantize_static(
+            source,
+            result,
+            _Rows(self.shape),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=activations,
+            weight_type=QuantType.QInt8,
+        )
+        return result
+
+
+class _Rows(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._rows: Iterator[Array] = iter(_inputs(shape))
+
+    def get_next(self) -> dict[str, Array] | None:
+        row = next(self._rows, None)
+        return None if row is None else {"x": row}
+
+
+def _inputs(shape: Sequence[int]) -> list[Array]:
+    random = np.random.default_rng(5)
+    return [random.standard_normal(shape).astype(np.float32) for _ in range(ROWS)]
+
+
+def residual() -> Network:
+    """As ResNet is made: a first convolution, pooling, two blocks of which one changes its shape, a dense layer."""
+    network = Network((3, 40, 40))
+    network.conv((64, 3, 7, 7), pads=[3, 3, 3, 3], strides=[2, 2])
+    network.add("Relu")
+    start = network.add("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    network.conv((64, 64, 1, 1))
+    network.add("Relu")
+    network.conv((64, 64, 3, 3), strides=[2, 2], **SAME)
+    network.add("Relu")
+    long = network.conv((160, 64, 1, 1))
+    short = network.conv((160, 64, 1, 1), x=start, strides=[2, 2])
+    network.add("Add", short, x=long)
+    second = network.add("Relu")
+    network.conv((160, 160, 3, 3), **SAME)
+    network.add("Add", second)
+    network.add("Relu")
+    network.add("GlobalAveragePool")
+    network.add("Flatten")
+    network.dense(160, 100)
+    return network
+
+
+def mobile() -> Network:
+    """As EfficientNet is made: depthwise convolutions whose input's zero point is not 0, Swish, a gate of channels."""
+    network = Network((3, 33, 35))
+
+    def swish() -> str:
+        x = network.last
+        network.add("Sigmoid")
+        return network.add("Mul", x)
+
+    network.conv((24, 3, 3, 3), strides=[2, 2], **SAME)
+    swish()
+    network.conv((24, 1, 3, 3), group=24, **SAME)
+    x = swish()
+    network.add("GlobalAveragePool")
+    network.conv((8, 24, 1, 1))
+    swish()
+    network.conv((24, 8, 1, 1))
+    network.add("Sigmoid")
+    network.add("Mul", x)
+    first = network.conv((72, 24, 1, 1))
+    network.conv((72, 1, 5, 5), group=72, pads=[2, 2, 2, 2])
+    network.add("HardSwish")
+    network.add("Add", first)
+    network.conv((40, 72, 1, 1))
+    return network
+
+
+def grouped() -> Network:
+    """Groups, dilation, parts beside each other, and an input of many channels."""
+    network = Network((40, 13, 11))
+    first = network.conv((64, 20, 3, 3), group=2, **SAME)
+    network.add("Relu")
+    second = network.conv((64, 64, 3, 3), dilations=[2, 2], pads=[2, 2, 2, 2])
+    network.add("Concat", first, axis=1)
+    network.add("Clip")
+    network.conv((24, 128, 1, 1))
+    assert second
+    return network
+
+
+@pytest.mark.parametrize("activations", [QuantType.QUInt8, QuantType.QInt8], ids=["uint8", "int8"])
+@pytest.mark.parametrize("build", [residual, mobile, grouped], ids=lambda build: build.__name__)
+def test_network_in_8_bits(
+    build: Callable[[], Network],
+    activations: QuantType,
+    compile_file: Callable[..., Compiled],
+    load_artifact: Any,
+    tmp_path: Path,
+) -> None:
+    network = build()
+    path = network.quantise(tmp_path, activations)
+    runner = load_artifact(compile_file(path).folder)
+    kernels = [layer.versions[0].description for layer in runner.manifest.layers]
+    assert sum("int8" in text for text in kernels) > len(kernels) // 2
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options)
+    step = _output_step(path)
+    for x in _inputs(network.shape):
+        (expected,) = session.run(None, {"x": x})
+        found = runner({"x": x})[network.last].reshape(expected.shape)
+        steps = np.rint((found - expected) / step)
+        # A number half way between two may become either, and what follows multiplies that.
+        assert np.abs(steps).max() <= 3
+        assert np.mean(np.abs(steps) > 1) < 0.01
+        assert np.mean(steps != 0) < 0.25
+
+
+def _output_step(path: Path) -> float:
+    """The scale of the output."""
+    model = onnx.load(path)
+    (last,) = (node for node in model.graph.node if model.graph.output[0].name in node.output)
+    (scale,) = (each for each in model.graph.initializer if each.name == last.input[1])
+    return float(numpy_helper.to_array(scale))
+
+
+def test_table_of_integers_stays_one(compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path) -> None:
+    """Dequantised are the rows that are looked up, not the table."""
+    table = np.random.default_rng(2).integers(0, 256, (500, 64)).astype(np.uint8)
+    scale, zero = np.array(0.02, np.float32), np.array(120, np.uint8)
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["table", "scale", "zero"], ["rows"]),
+            helper.make_node("Gather", ["rows", "x"], ["y"]),
+        ],
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["N", 7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in (("table", table), ("scale", scale), ("zero", zero))],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    folder = compile_file(path).folder
+    places = np.array([[0, 499, 3, 3, 70, 255, 256]], np.int64)
+    found = load_artifact(folder)({"x": places})["y"]
+    np.testing.assert_array_equal(found, (table[places].astype(np.float32) - 120) * scale)
+    assert (folder / "weights.bin").stat().st_size < 2 * table.nbytes
