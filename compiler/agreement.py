@@ -15,6 +15,7 @@ from gangway.artifact.precision import Agreement
 from gangway.compiler.candidate import Call, Candidate, Memory
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.kernels.templates.bf16 import words
 from gangway.compiler.lower.reference import example
 from gangway.compiler.pipeline import Compiled
 
@@ -107,8 +108,7 @@ class _Answers:
 
 def rounded(numbers: Array) -> Array:
     """Return the bytes of float32 numbers, each the nearest one of bf16, ties to even."""
-    bits = numbers.view(np.uint32)
-    result: Array = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).view(np.uint8)
+    result: Array = (words.rounded(numbers).astype(np.uint32) << 16).view(np.uint8)
     return result
 
 

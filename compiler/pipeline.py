@@ -147,8 +147,6 @@ def compile_static(
     target: TargetSpec,
     progress: Progress,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
-    precision: Precision = "fp32",
-    keep_fp32: Collection[str] = (),
 ) -> Compiled:
     """Return the artifact with the static choice of each kernel, compiled unless the cache holds it.
 
@@ -159,10 +157,9 @@ def compile_static(
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    choice = _choice(target, precision, keep_fp32)
-    target = for_file(path, target, choice.precision)
-    key = _key(path, target, dimensions, cache, choice)
-    return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice)
+    target = for_file(path, target, "fp32")
+    key = _key(path, target, dimensions, cache, _Choice())
+    return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, _Choice())
 
 
 def _key(path: Path, target: TargetSpec, dimensions: Mapping[str, int], cache: Cache, choice: "_Choice") -> str:

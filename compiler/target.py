@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Precision, TargetSpec
+from gangway.compiler.frontend.onnx_file import split
 from gangway.compiler.tiles import tiles_work
 
 _V3: Final = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
@@ -46,7 +47,6 @@ _BY_PRECISION: Final[Mapping[Precision, tuple[str, ...]]] = {
 
 
 _OF_INTEGERS: Final = ("amx_int8", "amx_tile", "avx512_vnni", "avx512vbmi")
-_HEAD_BYTES: Final = 32 << 20  # of a file: its nodes come before its weights
 _QUANTISES: Final = b"QuantizeLinear"  # or DequantizeLinear
 
 
@@ -92,8 +92,7 @@ def for_file(path: Path, target: TargetSpec, precision: Precision) -> TargetSpec
     """Return `for_precision`, with what kernels of 8-bit numbers use of this machine if the model is quantised."""
     chosen = for_precision(target, precision)
     try:
-        with path.open("rb") as file:
-            quantised = _QUANTISES in file.read(_HEAD_BYTES)
+        quantised = _QUANTISES in split(path)[0]
     except OSError:  # which is told when the file is read as a model
         quantised = False
     if not quantised:

@@ -37,6 +37,7 @@ from gangway.compiler.kernels.specs import (
     RawWeights,
     SequencePackSpec,
 )
+from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import instructions as int8
@@ -45,7 +46,6 @@ from gangway.compiler.place.integers import (
     STEPS,
     Quantisation,
     activated,
-    applied,
     integer_bias,
     integer_weights,
     quantisation,
@@ -386,7 +386,10 @@ class _Rewriting:
                 values.append(self._found[buffer].values)
             else:
                 return False
-        value = activated(spec.activation, applied(spec.operator, values)) if len(roots) == 1 else None
+        value = None
+        if len(roots) == 1:
+            with np.errstate(all="ignore"):
+                value = activated(spec.activation, combined(spec.operator, values))
         if value is None:
             return False
         self._tables[step.output] = _Table(roots.pop(), value)

@@ -107,18 +107,3 @@ def _activated(activation: Activation, x: Array) -> Array | None:
         case "gelu":
             return np.asarray(x * (1 + erf(x / np.sqrt(2))) / 2)
     return None
-
-
-def applied(operator: str, values: list[Array]) -> Array:
-    """Return what an elementwise operator makes of float32 numbers."""
-    with np.errstate(all="ignore"):
-        match operator:
-            case "add":
-                return values[0] + values[1]
-            case "sub":
-                return values[0] - values[1]
-            case "mul":
-                return values[0] * values[1]
-            case "div":
-                return values[0] / values[1]
-    return values[0]

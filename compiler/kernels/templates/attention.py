@@ -16,6 +16,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import expression, is_constant
 from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan, ScoreBias
+from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -73,6 +74,13 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: q, k, v, [biases,] y."""
+    return block_kernel(plan, target, symbol, QueryBlock)
+
+
+def block_kernel(
+    plan: KernelPlan, target: TargetSpec, symbol: str, written_by: "type[QueryBlock]", functions: str = ""
+) -> Any:
+    """The kernel whose blocks of queries `written_by` writes."""
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     width = QUERY_VECTORS * target.lanes
@@ -83,15 +91,17 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         head, block = quotient(number, blocks), remainder(number, blocks)
 
         def write(first: Expr, count: int) -> None:
-            QueryBlock(spec, target, knob(plan, "keys"), buffers, head, first, count).write()
+            written_by(spec, target, knob(plan, "keys"), buffers, head, first, count).write()
 
         each_of(queries, block, write)
 
     channels = spec.heads * spec.head_size
     positions = {"q": spec.queries, "k": spec.keys, "v": spec.keys}
-    arguments = [Argument(name, channels * count) for name, count in positions.items()]
+    stored = spec.precision == "bf16"
+    arguments = [bf16.stored_argument(name, channels * count, stored) for name, count in positions.items()]
     arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
-    return kernel(symbol, [*arguments, Argument("y", channels * spec.queries)], task)
+    y = bf16.stored_argument("y", channels * spec.queries, spec.output_bf16)
+    return kernel(symbol, [*arguments, y], task, functions)
 
 
 def bias_elements(spec: AttentionSpec, bias: ScoreBias) -> int:

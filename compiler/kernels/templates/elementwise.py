@@ -15,7 +15,7 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
-from gangway.compiler.kernels.specs import BlockedElementwiseSpec, KernelPlan
+from gangway.compiler.kernels.specs import BlockedElementwiseSpec, ElementwiseOperator, KernelPlan
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,
     Argument,
@@ -217,19 +217,19 @@ def _text(spec: BlockedElementwiseSpec) -> str:
     return "+".join(names) or "copy"
 
 
-def _compute(spec: BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
-    match spec.operator:
+def combined(operator: ElementwiseOperator, values: Sequence[Any]) -> Any:
+    """What the operator makes of its operands: numbers, arrays or expressions."""
+    match operator:
         case "add":
-            value = values[0] + values[1]
+            return values[0] + values[1]
         case "sub":
-            value = values[0] - values[1]
+            return values[0] - values[1]
         case "mul":
-            value = values[0] * values[1]
+            return values[0] * values[1]
         case "div":
-            value = values[0] / values[1]
+            return values[0] / values[1]
         case "copy":
-            value = values[0]
-    return activate(value, spec.activation, lanes)
+            return values[0]
 
 
 def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -273,7 +273,9 @@ def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             def pixel(column: Expr) -> None:
                 values = [operand(index, column) for index in range(len(inputs))]
-                store(y, place(y_image, column), _compute(spec, values, lanes), lanes)
+                store(
+                    y, place(y_image, column), activate(combined(spec.operator, values), spec.activation, lanes), lanes
+                )
 
             def pixels(index: Expr) -> None:
                 for u in range(UNROLLED):

@@ -352,6 +352,11 @@ def all_tasks(groups: int, bands: int) -> Iterator[Tasks]:
                 yield Tasks(groups, bands, groups_per_task, bands_per_task, pixels_first)
 
 
+def one_band_tasks(groups: int, bands: int) -> list[Tasks]:
+    """The same of tasks that have one band."""
+    return [Tasks(groups, bands, size, 1, pixels_first=False) for size in _part_sizes(groups)]
+
+
 def _part_sizes(total: int) -> list[int]:
     return sorted({-(-total // parts) for parts in range(1, total + 1)})
 
@@ -391,11 +396,16 @@ def _reread_bytes(tasks: Tasks, traffic: Traffic) -> float:
 def tasks_cost(tasks: Tasks, flops: int, traffic: Traffic, target: TargetSpec) -> float:
     """Mean time of the layer over the gang sizes, in microseconds of one core."""
     work = layer_us(flops, traffic, target) + _reread_bytes(tasks, traffic) / L3_BYTES_PER_US
-    largest_us = work * tasks.largest_share
+    return gangs_cost(tasks, work)
+
+
+def gangs_cost(tasks: Tasks, work_us: float) -> float:
+    """Mean time of a layer over the gang sizes, in microseconds of one core, of which its tasks take `work_us`."""
+    largest_us = work_us * tasks.largest_share
     total = 0.0
     for ranks in GANGS:
         rounds = -(-tasks.count // ranks)
-        total += max(work / ranks, rounds * largest_us) * ranks + rounds * ranks * CLAIM_US
+        total += max(work_us / ranks, rounds * largest_us) * ranks + rounds * ranks * CLAIM_US
     return total / len(GANGS)
 
 

@@ -14,17 +14,24 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan
 from gangway.compiler.kernels.templates import attention
-from gangway.compiler.kernels.templates.attention import QueryBlock, bias_elements
+from gangway.compiler.kernels.templates.amx.tiles import (
+    TILE_ELEMENTS,
+    TILE_ROWS,
+    WORDS,
+    begin_tiles,
+    end_tiles,
+    line_scratch,
+    store_tiles,
+    zero_tiles,
+)
+from gangway.compiler.kernels.templates.attention import QueryBlock
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS, TILE_ELEMENTS, TILE_ROWS, WORDS
+from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
     Expr,
     Register,
     bind,
     constant,
-    kernel,
     lanes_at,
     quotient,
     remainder,
@@ -35,7 +42,7 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.float32_math import decay
-from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, each_of, each_tile, knob, parts_of
+from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, each_tile
 
 LANES = 16
 KEYS_OF_TILES = 2 * TILE_ROWS  # of a pair of tiles of keys, and of a row of a tile of shares
@@ -63,26 +70,7 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: q, k, v, [biases,] y."""
-    spec = plan.spec
-    assert isinstance(spec, AttentionSpec)
-    width = attention.QUERY_VECTORS * LANES
-    queries = parts_of(spec.queries, (LANES, width))
-    blocks = -(-spec.queries // width)
-
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        head, block = quotient(number, blocks), remainder(number, blocks)
-
-        def write(first: Expr, count: int) -> None:
-            _TileBlock(spec, target, knob(plan, "keys"), buffers, head, first, count).write()
-
-        each_of(queries, block, write)
-
-    channels = spec.heads * spec.head_size
-    positions = {"q": spec.queries, "k": spec.keys, "v": spec.keys}
-    arguments = [bf16.stored_argument(name, channels * count, True) for name, count in positions.items()]
-    arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
-    y = bf16.stored_argument("y", channels * spec.queries, spec.output_bf16)
-    return kernel(symbol, [*arguments, y], task, bf16.functions(target))
+    return attention.block_kernel(plan, target, symbol, _TileBlock, bf16.functions(target))
 
 
 class _TileBlock(QueryBlock):
@@ -99,24 +87,24 @@ class _TileBlock(QueryBlock):
         longest = max(run.width for run in self._runs)
         chunks = -(-longest // KEYS_OF_TILES)
         self._planes, self._blocks = spec.head_size // PLANE_CHANNELS, spec.head_size // LANES
-        self._words, self._first_word = bf16.line_scratch(self._planes * WORDS * width, "int32")
-        self._raw, self._first_raw = bf16.line_scratch(2 * self._vectors * TILE_ELEMENTS, "float32")
-        self._scores, self._first_score = bf16.line_scratch(longest * width, "float32")
-        self._pairs, self._first_pair = bf16.line_scratch(chunks * WORDS * width, "int32")
-        self._shares, self._first_share = bf16.line_scratch(chunks * WORDS * width, "int32")
-        self._values, self._first_value = bf16.line_scratch(chunks * self._blocks * TILE_ELEMENTS, "int32")
-        self._result, self._first_result = bf16.line_scratch(self._blocks * width * LANES, "float32")
-        self._factors, _ = bf16.line_scratch(width, "float32")
+        self._words, self._first_word = line_scratch(self._planes * WORDS * width, "int32")
+        self._raw, self._first_raw = line_scratch(2 * self._vectors * TILE_ELEMENTS, "float32")
+        self._scores, self._first_score = line_scratch(longest * width, "float32")
+        self._pairs, self._first_pair = line_scratch(chunks * WORDS * width, "int32")
+        self._shares, self._first_share = line_scratch(chunks * WORDS * width, "int32")
+        self._values, self._first_value = line_scratch(chunks * self._blocks * TILE_ELEMENTS, "int32")
+        self._result, self._first_result = line_scratch(self._blocks * width * LANES, "float32")
+        self._factors, _ = line_scratch(width, "float32")
         self._most = [Register(LANES, constant(attention.LOWEST, LANES)) for _ in range(self._vectors)]
         self._total = [Register(LANES, constant(0.0, LANES)) for _ in range(self._vectors)]
-        bf16.begin_tiles(self._pairs)  # which has room, and is not in use yet
+        begin_tiles(self._pairs)  # which has room, and is not in use yet
         self._load_queries()
         if self._pieces > 1:
             zeros = constant(0.0, LANES)
             vectors = self._blocks * width
             repeat(vectors, lambda i: store(self._result, self._first_result + i * LANES, zeros, LANES))
         each_tile(self._runs, self._keys)
-        bf16.end_tiles()
+        end_tiles()
         self._store_results()
 
     def _place(self, row: Expr, vector: int) -> Expr:
@@ -161,16 +149,16 @@ class _TileBlock(QueryBlock):
         tiles = -(-count // TILE_ROWS)
         for j in range(0, self._vectors, 2):
             vectors = range(j, min(j + 2, self._vectors))
-            bf16.zero_tiles(tiles, len(vectors))
+            zero_tiles(tiles, len(vectors))
 
             def add(plane: Expr, vectors: range = vectors) -> None:
                 keys = (self._head * self._planes + plane) * (self._spec.keys * WORDS) + (first + start) * WORDS
                 rows = [keys + i * TILE_ELEMENTS for i in range(tiles)]
                 queries = [self._first_word + plane * (WORDS * self._width) + v * LANES for v in vectors]
-                bf16.add_tiles(self._k, rows, WORDS, self._words, queries, self._width)
+                bf16.PRODUCT.add(self._k, rows, WORDS, self._words, queries, self._width)
 
             repeat(self._planes, add)
-            bf16.store_tiles(self._raw, [[self._raw_at(i, v) for v in vectors] for i in range(tiles)])
+            store_tiles(self._raw, [[self._raw_at(i, v) for v in vectors] for i in range(tiles)])
         scale = constant(self._spec.scale, LANES)
         for i in range(count):
             raw = [
@@ -249,20 +237,20 @@ class _TileBlock(QueryBlock):
 
     def _multiply(self, vectors: range, block: int, chunks: int) -> None:
         """Add shares times values, of two blocks of channels."""
-        bf16.zero_tiles(len(vectors), 2)
+        zero_tiles(len(vectors), 2)
 
         def add(chunk: Expr) -> None:
             shares = [self._share_at(chunk, j) for j in vectors]
             values = [self._first_value + (chunk * self._blocks + block + b) * TILE_ELEMENTS for b in range(2)]
-            bf16.add_tiles(self._shares, shares, WORDS, self._values, values, WORDS)
+            bf16.PRODUCT.add(self._shares, shares, WORDS, self._values, values, WORDS)
 
         repeat(chunks, add)
         if self._pieces == 1:
             places = [[self._result_at(block + b, j * LANES) for b in range(2)] for j in vectors]
-            bf16.store_tiles(self._result, places)
+            store_tiles(self._result, places)
             return
         raw = [[self._raw_at(b, j - vectors.start) for b in range(2)] for j in vectors]
-        bf16.store_tiles(self._raw, raw)
+        store_tiles(self._raw, raw)
         for (j, line), b in ((pair, b) for pair in zip(vectors, raw, strict=True) for b in range(2)):
 
             def row(index: Expr, j: int = j, b: int = b, place: Expr = line[b]) -> None:

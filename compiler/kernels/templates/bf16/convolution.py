@@ -28,9 +28,20 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.amx.tiles import (
+    TILE_ELEMENTS,
+    TILE_ROWS,
+    WORDS,
+    begin_tiles,
+    end_tiles,
+    line_scratch,
+    load_tiles,
+    store_tiles,
+    zero_tiles,
+)
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS, TILE_ELEMENTS, TILE_ROWS, WORDS
-from gangway.compiler.kernels.templates.bf16.work import LANES, Taps, Work, all_tasks, computes, reach, works
+from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
+from gangway.compiler.kernels.templates.bf16.work import LANES, Taps, Work, computes, reach, works
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -51,6 +62,7 @@ from gangway.compiler.kernels.templates.builder import (
 )
 from gangway.compiler.kernels.templates.convolution import Geometry, check
 from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.matmul import unrolled
 from gangway.compiler.kernels.templates.tiling import (
     Image,
     Tasks,
@@ -58,11 +70,10 @@ from gangway.compiler.kernels.templates.tiling import (
     each_tile,
     knob,
     make_plan,
+    one_band_tasks,
     spread,
 )
 
-UNROLLED_PIXELS = 4
-UNROLLED_WORDS = 4
 PREFETCHED_WORDS = 1024  # a page ahead, as in the template for float32
 
 Step = Callable[[Expr, Expr, int], None]
@@ -78,7 +89,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         (
             (work.cost_us(tasks), _plan(work, tasks))
             for work in works(spec, target)
-            for tasks in all_tasks(work.geometry.groups, work.bands)
+            for tasks in one_band_tasks(work.geometry.groups, work.bands)
         ),
         key=lambda item: item[0],
     )
@@ -171,7 +182,7 @@ class Patch:
         self._row, self._column = first_row, first_column
         spec, image = work.spec, work.input
         if not work.direct:
-            self.words, self.begin = bf16.line_scratch(work.patch_words, "int32")
+            self.words, self.begin = line_scratch(work.patch_words, "int32")
         else:
             self.words = x
             row, column = first_row - spec.pads[0], first_column - spec.pads[1]
@@ -215,7 +226,7 @@ class Patch:
             def row(number: Expr, start: Expr = start, into: Expr = into, columns: int = columns) -> None:
                 source = start + number * (spec.stride[0] * image.row)
                 place = into + number * (work.patch_columns * WORDS)
-                _several(columns, lambda c: pixel(source + c * step, place + c * WORDS))
+                unrolled(columns, lambda c: pixel(source + c * step, place + c * WORDS))
 
             repeat(rows, row)
 
@@ -241,20 +252,6 @@ class Patch:
         behind = work.patch_words - work.plane_words
         for place in range(0, behind - WORDS + 1, WORDS):
             store(self.words, self.begin + work.plane_words + place, zero, WORDS)
-
-
-def _several(count: int, body: Callable[[Expr], None]) -> None:
-    """`body(i)` for i in [0, count), several in an iteration."""
-    whole, rest = divmod(count, UNROLLED_PIXELS)
-
-    def some(index: Expr) -> None:
-        for u in range(UNROLLED_PIXELS):
-            body(index * UNROLLED_PIXELS + u)
-
-    if whole:
-        repeat(whole, some)
-    for u in range(rest):
-        body(whole * UNROLLED_PIXELS + u)
 
 
 class _Band:
@@ -379,16 +376,7 @@ class _Vectors(_Band):
                     total.set(bf16.add_products(total.value, number, vector))
 
         def reduce(place: Expr, weights: Expr, words: int) -> None:
-            def some(index: Expr, count: int) -> None:
-                for u in range(count):
-                    number = index * UNROLLED_WORDS + u
-                    word(place + number, weights + number * (blocks * LANES))
-
-            whole, rest = divmod(words, UNROLLED_WORDS)
-            if whole:
-                repeat(whole, lambda index: some(index, UNROLLED_WORDS))
-            if rest:
-                some(whole, rest)
+            unrolled(words, lambda number: word(place + number, weights + number * (blocks * LANES)))
 
         whole, rest = divmod(work.spec.in_channels, PLANE_CHANNELS)
         if planar:
@@ -408,17 +396,17 @@ class Tiles(_Band):
     def begin(self) -> None:
         """What all groups of channel blocks need."""
         self.patch.fill()
-        bf16.begin_tiles(scratch(WORDS, "int32"))
+        begin_tiles(scratch(WORDS, "int32"))
         self.make_sums()
 
     def make_sums(self) -> None:
         """Scratch memory for the sums of a band."""
         sums = self._work.tiles * TILE_ELEMENTS * self._g.group_blocks
-        self._sums, self._first_sum = bf16.line_scratch(sums, "float32")
+        self._sums, self._first_sum = line_scratch(sums, "float32")
 
     def end(self) -> None:
         """After all groups."""
-        bf16.end_tiles()
+        end_tiles()
 
     def group(self, group: Expr, blocks: int) -> None:
         """All outputs of a group of channel blocks."""
@@ -459,8 +447,8 @@ class Tiles(_Band):
         ]
         either(
             first == 0 if work.planes > work.panel_planes else True,
-            lambda: bf16.zero_tiles(count, blocks),
-            lambda: bf16.load_tiles(self._sums, sums),
+            lambda: zero_tiles(count, blocks),
+            lambda: load_tiles(self._sums, sums),
         )
         pairs = -(-work.tiles // 2)
         step_words = blocks * TILE_ELEMENTS
@@ -473,13 +461,13 @@ class Tiles(_Band):
             vectors = [weights_at + weights + j * LANES for j in range(blocks)]
             for line in range(lines):
                 prefetch(self._weights, ahead + weights + line * LANES, level=2)
-            bf16.add_tiles(self.patch.words, inputs, step, self._weights, vectors, blocks * LANES)
+            bf16.PRODUCT.add(self.patch.words, inputs, step, self._weights, vectors, blocks * LANES)
 
         if work.spec.input_planar:
             self._planar_steps(blocks * LANES, add)
         else:
             repeat(plane_count, lambda plane: self._steps(first + plane, WORDS, blocks * LANES, add))
-        bf16.store_tiles(self._sums, sums)
+        store_tiles(self._sums, sums)
 
     def _finish(self, group: Expr, blocks: int) -> None:
         """Bias, residual and activation."""
@@ -492,4 +480,4 @@ class Tiles(_Band):
             values = [self._sums[lanes_at(place, LANES)] + bias[j] for j, place in enumerate(places)]
             self._store(values, first, row, column)
 
-        repeat(work.rows, lambda row: _several(work.columns, partial(pixel, row)))
+        repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))

@@ -12,8 +12,17 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import BatchPlan, ConvSpec
 from gangway.compiler.kernels.templates import convolution
+from gangway.compiler.kernels.templates.amx.tiles import (
+    TILE_ELEMENTS,
+    TILE_ROWS,
+    WORDS,
+    begin_tiles,
+    end_tiles,
+    line_scratch,
+    load_tiles,
+    store_tiles,
+)
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.words import TILE_ELEMENTS, TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.bf16.work import LANES, Work, works
 from gangway.compiler.kernels.templates.builder import (
     Argument,
@@ -92,9 +101,9 @@ class _Rows:
         strides = [quotient(batch[index + 1], FLOAT_BYTES) for index in range(len(tensors))]
         self._x_stride, self._y_stride = bind(strides[0]), bind(strides[-1])
         self._residual_stride = bind(strides[3]) if self._residual else 0
-        self._inputs, self._first_input = bf16.line_scratch(BLOCK_STEPS * self._most_rows * WORDS, "int32")
+        self._inputs, self._first_input = line_scratch(BLOCK_STEPS * self._most_rows * WORDS, "int32")
         sums = self._g.group_blocks * self._most_rows * LANES
-        self._sums, self._first_sum = bf16.line_scratch(sums, "float32")
+        self._sums, self._first_sum = line_scratch(sums, "float32")
         self._steps = work.planes * math.prod(work.spec.kernel)
 
     def group(self, group: Expr, blocks: int) -> None:
@@ -174,9 +183,9 @@ class _TileRows(_Rows):
 
     def group(self, group: Expr, blocks: int) -> None:
         """All rows of one group of channel blocks."""
-        bf16.begin_tiles(self._inputs)  # which has room, and is not in use yet
+        begin_tiles(self._inputs)  # which has room, and is not in use yet
         super().group(group, blocks)
-        bf16.end_tiles()
+        end_tiles()
 
     def add(self, weights_at: Expr, count: int, blocks: int) -> None:
         """Add the products of a block of the reduction, so many rows of words."""
@@ -190,7 +199,7 @@ class _TileRows(_Rows):
 
     def _multiply(self, tiles: int, columns: range, weights_at: Expr, count: int, blocks: int) -> None:
         sums = [[self.sum_at(j, i * TILE_ROWS) for j in columns] for i in range(tiles)]
-        bf16.load_tiles(self._sums, sums)
+        load_tiles(self._sums, sums)
 
         def step(index: Expr) -> None:
             inputs = [self.input_at(index, i * TILE_ROWS) for i in range(tiles)]
@@ -199,10 +208,10 @@ class _TileRows(_Rows):
                 ahead = weights_at + (BLOCK_STEPS + index) * (blocks * TILE_ELEMENTS) + line * (blocks * LANES)
                 for j in columns:
                     prefetch(self._weights, ahead + j * LANES, level=2)
-            bf16.add_tiles(self._inputs, inputs, WORDS, self._weights, vectors, blocks * LANES)
+            bf16.PRODUCT.add(self._inputs, inputs, WORDS, self._weights, vectors, blocks * LANES)
 
         repeat(count, step)
-        bf16.store_tiles(self._sums, sums)
+        store_tiles(self._sums, sums)
 
 
 class _VectorRows(_Rows):

@@ -9,6 +9,7 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import depthwise
+from gangway.compiler.kernels.templates.amx.tiles import WORDS, begin_tiles, end_tiles
 from gangway.compiler.kernels.templates.bf16 import convolution, work
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.convolution import Tiles
@@ -51,9 +52,9 @@ class _TileLines(depthwise.Lines):
 
     def write(self, first: Expr, tasks: Tasks) -> None:
         """The lines of y of a task, from line `first` on."""
-        bf16.begin_tiles(scratch(bf16.WORDS, "int32"))
+        begin_tiles(scratch(WORDS, "int32"))
         super().write(first, tasks)
-        bf16.end_tiles()
+        end_tiles()
 
     def _convolve_first(self, row: Expr, places: list[Expr]) -> None:
         geometry = self._work.geometry

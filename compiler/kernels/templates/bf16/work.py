@@ -10,18 +10,19 @@ from typing import NamedTuple
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec
+from gangway.compiler.kernels.templates.amx.tiles import TILE_ELEMENTS, TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS, TILE_ELEMENTS, TILE_ROWS, WORDS
+from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.convolution import Geometry
 from gangway.compiler.kernels.templates.tiling import (
-    CLAIM_US,
     FLOAT_BYTES,
-    GANGS,
     Cut,
     Image,
     Tasks,
     cut_line,
     cut_rows,
+    gangs_cost,
+    one_band_tasks,
 )
 from gangway.compiler.kernels.templates.winograd import least_us as float32_us
 
@@ -241,12 +242,7 @@ class Work:
             rounded = self.bands * self.planes * self.plane_words / self.pixel_words / _VECTORS_PER_US
             rate = _CACHED_BYTES_PER_US if inputs <= _CACHED_BYTES else _MEMORY_BYTES_PER_US
             read = max(rounded, inputs / rate) * tasks.chunks
-        total = self.bands * self.band_us * g.output.blocks + weights + moved + read
-        share, cost = total * tasks.largest_share, 0.0
-        for ranks in GANGS:
-            rounds = -(-tasks.count // ranks)
-            cost += max(total / ranks, rounds * share) * ranks + rounds * ranks * CLAIM_US
-        return cost / len(GANGS)
+        return gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
 
 
 def _is_line(spec: ConvSpec) -> bool:
@@ -296,7 +292,9 @@ def is_faster(spec: ConvSpec, target: TargetSpec) -> bool:
 def _least_us(spec: ConvSpec, target: TargetSpec) -> float:
     """Estimated time of the best plan."""
     return min(
-        work.cost_us(tasks) for work in works(spec, target) for tasks in all_tasks(work.geometry.groups, work.bands)
+        work.cost_us(tasks)
+        for work in works(spec, target)
+        for tasks in one_band_tasks(work.geometry.groups, work.bands)
     )
 
 
@@ -319,9 +317,3 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
         and (not work.tiled or work.tiles * TILE_ELEMENTS * FLOAT_BYTES * geometry.group_blocks <= SUMS_BYTES)
     ]
     return sorted(fitting, key=lambda work: -work.rows * work.columns)
-
-
-def all_tasks(groups: int, bands: int) -> list[Tasks]:
-    """Every number of groups of a task, which has one band."""
-    sizes = sorted({-(-groups // parts) for parts in range(1, groups + 1)})
-    return [Tasks(groups, bands, size, 1, pixels_first=False) for size in sizes]

@@ -22,6 +22,16 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS, Int8ConvSpec
 from gangway.compiler.kernels.specs import Array, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.amx.tiles import (
+    TILE_ELEMENTS,
+    TILE_ROWS,
+    WORDS,
+    begin_tiles,
+    end_tiles,
+    line_scratch,
+    start_tiles,
+    store_tiles,
+)
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -43,10 +53,9 @@ from gangway.compiler.kernels.templates.builder import (
 )
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.kernels.templates.int8.instructions import TILE_ELEMENTS, TILE_ROWS, WORD_CHANNELS, WORDS
+from gangway.compiler.kernels.templates.int8.instructions import WORD_CHANNELS
+from gangway.compiler.kernels.templates.matmul import unrolled
 from gangway.compiler.kernels.templates.tiling import (
-    CLAIM_US,
-    GANGS,
     Cut,
     Image,
     Tasks,
@@ -54,8 +63,10 @@ from gangway.compiler.kernels.templates.tiling import (
     cut_line,
     cut_rows,
     each_tile,
+    gangs_cost,
     knob,
     make_plan,
+    one_band_tasks,
     spread,
 )
 
@@ -63,8 +74,6 @@ LANES = 16
 HALF_BLOCKS = 2  # of a row of weights
 HALF_CHANNELS = HALF_BLOCKS * LANES
 TILE_PIXELS = 6  # of a register tile: 24 sums, four vectors of weights, one of inputs
-UNROLLED_WORDS = 4
-UNROLLED_PIXELS = 4
 PREFETCHED_STEPS = 8  # rows of 16 words of weights of a group ahead: 16 KiB
 PREFETCHED_WORDS = 1024
 LEAST_STRIDE_FAR = 4  # whose tiles read more behind x than is readable
@@ -206,11 +215,7 @@ class Work:
         read = 4 * self.input.elements / _CACHED_BYTES_PER_US * tasks.chunks
         total = self.bands * self.band_us * self.groups + weights / _MEMORY_BYTES_PER_US + read
         total += (tasks.parts - 1) * weights / rate
-        share, cost = total * tasks.largest_share, 0.0
-        for ranks in GANGS:
-            rounds = -(-tasks.count // ranks)
-            cost += max(total / ranks, rounds * share) * ranks + rounds * ranks * CLAIM_US
-        return cost / len(GANGS)
+        return gangs_cost(tasks, total)
 
 
 def _is_line(spec: Int8ConvSpec) -> bool:
@@ -250,18 +255,12 @@ def candidates(spec: Int8ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         (
             (work.cost_us(tasks), _plan(work, tasks))
             for work in works(spec, target)
-            for tasks in _all_tasks(work.groups, work.bands)
+            for tasks in one_band_tasks(work.groups, work.bands)
         ),
         key=lambda item: item[0],
     )
     yield priced[0][1]
     yield from spread(priced[0], priced[1:])
-
-
-def _all_tasks(groups: int, bands: int) -> list[Tasks]:
-    """Every number of groups of a task, which has one band."""
-    sizes = sorted({-(-groups // parts) for parts in range(1, groups + 1)})
-    return [Tasks(groups, bands, size, 1, pixels_first=False) for size in sizes]
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:
@@ -445,16 +444,7 @@ class _Vectors(_Band):
                     total.set(int8.add_products(total.value, number, vector))
 
         def reduce(place: Expr, weights: Expr, words: int) -> None:
-            def some(index: Expr, count: int) -> None:
-                for u in range(count):
-                    number = index * UNROLLED_WORDS + u
-                    word(place + number, weights + number * HALF_CHANNELS)
-
-            whole, rest = divmod(words, UNROLLED_WORDS)
-            if whole:
-                repeat(whole, lambda index: some(index, UNROLLED_WORDS))
-            if rest:
-                some(whole, rest)
+            unrolled(words, lambda number: word(place + number, weights + number * HALF_CHANNELS))
 
         self.reduce(bind(group * (2 * work.half_words)), reduce)
         multipliers = self.factors(self._multiplier, group, halves)
@@ -467,12 +457,12 @@ class _Tiles(_Band):
 
     def begin(self) -> None:
         """What all groups need."""
-        int8.begin_tiles(scratch(WORDS, "int32"))
-        self._sums, self._first_sum = int8.sums_scratch(self._work.tiles * 2 * HALF_BLOCKS)
+        begin_tiles(scratch(WORDS, "int32"))
+        self._sums, self._first_sum = line_scratch(self._work.tiles * 2 * HALF_BLOCKS * TILE_ELEMENTS, "int32")
 
     def end(self) -> None:
         """After all groups."""
-        int8.end_tiles()
+        end_tiles()
 
     def group(self, group: Expr, halves: int) -> None:
         """All outputs of a group of one or two pairs of blocks."""
@@ -506,14 +496,14 @@ class _Tiles(_Band):
         step = work.pixel_words * work.spec.stride[1]
         lines = -(-2 * WORDS // -(-work.tiles // 2))  # of weights, asked for meanwhile
         ahead = PREFETCHED_STEPS * WORDS * HALF_CHANNELS + pair * (lines * LANES)
-        int8.start_tiles(count, self._bias, [number * HALF_CHANNELS + j * LANES for j in range(HALF_BLOCKS)])
+        start_tiles(count, self._bias, [number * HALF_CHANNELS + j * LANES for j in range(HALF_BLOCKS)])
 
         def add(place: Expr, weights: Expr, _: int) -> None:
             at = bind(weights)
             for line in range(lines):
                 prefetch(self.weights, at + ahead + line * LANES, level=2)
             vectors = [at + j * LANES for j in range(HALF_BLOCKS)]
-            int8.add_tiles(self.x, [where + place for where in places], step, self.weights, vectors, HALF_CHANNELS)
+            int8.PRODUCT.add(self.x, [where + place for where in places], step, self.weights, vectors, HALF_CHANNELS)
 
         self.reduce(bind(number * work.half_words), add)
         sums = [
@@ -523,7 +513,7 @@ class _Tiles(_Band):
             ]
             for i in range(count)
         ]
-        int8.store_tiles(self._sums, sums)
+        store_tiles(self._sums, sums)
 
     def _finish(self, group: Expr, halves: int) -> None:
         """What follows the sums."""
@@ -536,18 +526,4 @@ class _Tiles(_Band):
             sums = [self._sums[lanes_at(place, LANES)] for place in places]
             self.store(sums, multipliers, group, row, column)
 
-        repeat(work.rows, lambda row: _several(work.columns, partial(pixel, row)))
-
-
-def _several(count: int, body: Callable[[Expr], None]) -> None:
-    """`body(i)` for i in [0, count), several in an iteration."""
-    whole, rest = divmod(count, UNROLLED_PIXELS)
-
-    def some(index: Expr) -> None:
-        for u in range(UNROLLED_PIXELS):
-            body(index * UNROLLED_PIXELS + u)
-
-    if whole:
-        repeat(whole, some)
-    for u in range(rest):
-        body(whole * UNROLLED_PIXELS + u)
+        repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))

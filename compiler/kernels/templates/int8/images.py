@@ -37,6 +37,7 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     tirx,
 )
+from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
@@ -122,7 +123,7 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 results = []
                 for block in range(blocks):
                     values = [operand(index, plane, block, row, column) for index in range(count)]
-                    value = activate(_applied(spec.operator, values), spec.activation, LANES)
+                    value = activate(combined(spec.operator, values), spec.activation, LANES)
                     results.append(bind(value if spec.in_steps else _limited(value * inverse)))
                 if spec.output_bytes:  # what is behind the last channels is surplus
                     four = [*results, *[results[-1]] * (BLOCKS - blocks)]
@@ -158,19 +159,6 @@ def _operand_image(spec: Int8ElementwiseSpec, stored: bool, vector: bool, halo: 
     return (
         Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
     )
-
-
-def _applied(operator: str, values: list[Expr]) -> Expr:
-    match operator:
-        case "add":
-            return values[0] + values[1]
-        case "sub":
-            return values[0] - values[1]
-        case "mul":
-            return values[0] * values[1]
-        case "div":
-            return values[0] / values[1]
-    return values[0]
 
 
 def pool_candidates(spec: Int8PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:

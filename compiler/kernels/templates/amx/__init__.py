@@ -1,0 +1,1 @@
+"""What kernels of bfloat16 and of 8-bit numbers share."""
