@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.target import TARGETS, extended
+from tests.compiler.kernels.test_conv_depthwise import both
+from tests.compiler.kernels.test_dense_batch import GUARD, answered
 
 VECTORS = ("avx512_bf16",)
 TILES = ("amx_bf16", "amx_tile", "avx512_bf16")
@@ -40,19 +43,9 @@ ERROR = 2e-6  # of float32 sums, relative to the largest number
 ROUNDED_ERROR = 4e-3  # of a number stored in bfloat16: half of its last bit, 1 / 256
 
 
-def pair(
-    conv: ConvSpec,
-    kernel: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0),
-    output_halo: int = 0,
-) -> ConvDepthwiseSpec:
+def pair(conv: ConvSpec, *window: Any, **options: Any) -> ConvDepthwiseSpec:
     """The convolution in bfloat16 and a depthwise one behind it."""
-    channels, size = conv.out_channels, conv.output_size
-    depthwise = ConvSpec(
-        channels, *size, channels, kernel, stride, pads, groups=channels, activation=RELU6, output_halo=output_halo
-    )
-    return ConvDepthwiseSpec(replace(conv, precision="bf16"), depthwise)
+    return both(replace(conv, precision="bf16"), *window, **options)
 
 
 CONVOLUTIONS: Mapping[str, ConvSpec] = {
@@ -290,14 +283,6 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
         assert (np.abs(got - wanted) <= error + 2 * ERROR * np.abs(between).max()).all()
 
 
-def rows_in_memory(values: Array, width: int) -> Array:
-    """The rows, each at the start of `width` + 7 numbers; what is behind them is 77."""
-    memory = np.full((len(values), width + 7), 77, np.float32)
-    memory[:, : values.shape[1]] = values
-    memory[:, values.shape[1] : width] = 0  # surplus channels
-    return aligned(memory, offset_bytes=4)
-
-
 @pytest.mark.parametrize(("name", "stored"), [*((name, False) for name in DENSE), (WINDOW, True)])
 def test_every_number_of_rows(
     name: str, stored: bool, low: TargetSpec, library_path: Path, rng: np.random.Generator
@@ -316,20 +301,13 @@ def test_every_number_of_rows(
         residual = rng.standard_normal((rows, spec.out_channels), np.float32)
         inputs = np.stack([blocked(row, 0, stored).ravel() for row in x])
         inputs = inputs[:, :-BEHIND].copy().view(np.float32) if stored else inputs
-        tensors = [rows_in_memory(inputs, inputs.shape[1]), *packed]
-        tensors += [rows_in_memory(residual, outputs)] if spec.residual else []
-        tensors += [rows_in_memory(np.full((rows, outputs), 5, np.float32), outputs)]
-        strides = [0 if any(tensor is one for one in packed) else tensor.strides[0] for tensor in tensors]
-        arguments = [*tensors, np.array([rows, *strides], np.int64)]
-        for task in reversed(range(plan.tasks)):
-            library.call("batch", arguments, task, task + 1)
+        y = answered(library, plan.tasks, inputs, packed, residual if spec.residual else None, outputs)
         weights = rounded(raw["weights"]).astype(np.float64)
         wanted = np.einsum("rcij,ocij->ro", rounded(x), weights) + raw["bias"]
         wanted = activated(wanted + residual, RELU) if spec.residual else wanted
-        y = tensors[-1]
         assert np.abs(y[:, : spec.out_channels] - wanted).max() <= ERROR * np.abs(wanted).max()
         assert not y[:, spec.out_channels : outputs].any(), "surplus channels are not zero"
-        assert (y[:, outputs:] == 77).all()
+        assert (y[:, outputs:] == GUARD).all()
 
 
 @pytest.mark.parametrize("output_bf16", [False, True])

@@ -1,5 +1,6 @@
 """Kernels for several rows against numpy, for every number of rows in a call, at strides of any kind."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def blocked(x: Array, lanes: int) -> Array:
     return padded.reshape(rows, -1, lanes, height, width).transpose(0, 1, 3, 4, 2).reshape(rows, -1)
 
 
+def answered(
+    library: Library, tasks: int, inputs: Array, packed: Sequence[Array], residual: Array | None, outputs: int
+) -> Array:
+    """What the kernel "batch" makes of these rows: memory of so many outputs for each, and of what is behind them."""
+    tensors = [rows_in_memory(inputs, inputs.shape[1]), *packed]
+    tensors += [] if residual is None else [rows_in_memory(residual, outputs)]
+    tensors += [rows_in_memory(np.full((len(inputs), outputs), 5, np.float32), outputs)]
+    strides = [0 if any(tensor is one for one in packed) else tensor.strides[0] for tensor in tensors]
+    arguments = [*tensors, np.array([len(inputs), *strides], np.int64)]
+    for task in reversed(range(tasks)):
+        library.call("batch", arguments, task, task + 1)
+    return tensors[-1]
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_every_number_of_rows(name: str, target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     spec, lanes = SPECS[name], target.lanes
@@ -50,16 +65,9 @@ def test_every_number_of_rows(name: str, target: TargetSpec, library_path: Path,
         x = rng.standard_normal((rows, spec.in_channels, spec.height, spec.width), np.float32)
         residual = rng.standard_normal((rows, spec.out_channels), np.float32)
         inputs = blocked(x, lanes)
-        tensors = [rows_in_memory(inputs, inputs.shape[1]), *packed]
-        tensors += [rows_in_memory(residual, outputs)] if spec.residual else []
-        tensors += [rows_in_memory(np.full((rows, outputs), 5, np.float32), outputs)]
-        strides = [0 if any(tensor is one for one in packed) else tensor.strides[0] for tensor in tensors]
-        arguments = [*tensors, np.array([rows, *strides], np.int64)]
-        for task in reversed(range(plan.tasks)):
-            library.call("batch", arguments, task, task + 1)
+        y = answered(library, plan.tasks, inputs, packed, residual if spec.residual else None, outputs)
         wanted = np.einsum("rcij,ocij->ro", x.astype(np.float64), raw["weights"]) + raw["bias"]
         wanted = np.maximum(wanted + residual, 0) if spec.residual else wanted
-        y = tensors[-1]
         assert np.abs(y[:, : spec.out_channels] - wanted).max() <= 1e-5 * np.abs(wanted).max()
         assert not y[:, spec.out_channels : outputs].any(), "surplus channels are not zero"
         assert (y[:, outputs:] == GUARD).all()
