@@ -39,16 +39,21 @@ def compare(path: Path, dimensions: Mapping[str, int], fp32: Compiled, bf16: Com
     """Compare the answers of two artifacts of a model to random numbers. Raises ModelError, OSError."""
     graph = read_graph(path, dimensions)
     exact, low = (Candidate.of(graph, each.manifest, each.folder) for each in (fp32, bf16))
-    names = list(graph.inputs)
-    feeds = [[example(graph.types[name], EXAMPLES * seed + number) for seed, name in enumerate(names)]
-             for number in range(EXAMPLES)]  # fmt: skip
-    answers = [_Answers(exact, dict(zip(names, numbers, strict=True))) for numbers in feeds]
-    whole = [each.agreement_of(low) for each in answers]
+    feeds = [
+        {name: example(graph.types[name], EXAMPLES * seed + number) for seed, name in enumerate(graph.inputs)}
+        for number in range(EXAMPLES)
+    ]
+    model, lowered_model = _Model(exact, feeds[0]), _Model(low, feeds[0])
+    expected = [model.answers(each) for each in feeds]
+    whole = [agreement_of(lowered_model.answers(each), wanted) for each, wanted in zip(feeds, expected, strict=True)]
     agreement = Agreement(min(one.cosine for one in whole), float(np.mean([one.top1 for one in whole])), len(whole))
     lowered = [number for number, layer in enumerate(low.layers) if layer.versions and _is_low(layer)]
     if agreement.cosine >= min_cosine or not lowered:
         return Comparison(agreement)
-    lost = {low.layers[number].name: 1 - answers[0].with_rounded(number).cosine for number in lowered}
+    lost = {}
+    for number in lowered:
+        answers = model.answers(feeds[0], rounded_layer=number)
+        lost[low.layers[number].name] = 1 - agreement_of(answers, expected[0]).cosine
     to_keep = layers_to_keep(lost, SHARE * (1 - min_cosine))
     return Comparison(agreement, to_keep, len(to_keep) == len(lost))
 
@@ -69,41 +74,38 @@ def layers_to_keep(lost: Mapping[str, float], allowed: float) -> tuple[str, ...]
     return tuple(kept)
 
 
-class _Answers:
-    """What a model answers to one example in fp32."""
+class _Model:
+    """A compiled model, which answers one example after the other in the same memory."""
 
-    def __init__(self, exact: Candidate, feeds: Mapping[str, Array]) -> None:
-        self._kinds = [exact.graph.types[name] for name in exact.graph.outputs]
-        self._feeds = feeds
-        self._exact = exact
-        self._memory = Memory.of(exact, feeds)
-        self._calls = exact.calls(self._memory)
-        self._expected = self._run(self._calls, self._memory)
+    def __init__(self, candidate: Candidate, feeds: Mapping[str, Array]) -> None:
+        self._candidate = candidate
+        self._kinds = [candidate.graph.types[name] for name in candidate.graph.outputs]
+        self._memory = Memory.of(candidate, feeds)
+        self._calls = candidate.calls(self._memory)
         self._rounded: Sequence[Call] = ()
 
-    def agreement_of(self, candidate: Candidate) -> Agreement:
-        """Return how another artifact's answers agree with it."""
-        memory = Memory.of(candidate, self._feeds)
-        return self._agreement(candidate.calls(memory), memory)
-
-    def with_rounded(self, number: int) -> Agreement:
-        """Return how answers agree for which the weights of one layer are rounded to bf16."""
-        if not self._rounded:
-            weights = np.fromfile(self._exact.weights, np.uint8)
-            self._rounded = self._exact.calls(self._memory, rounded(weights[: len(weights) & ~3].view(np.float32)))
-        calls = [*self._calls[:number], self._rounded[number], *self._calls[number + 1 :]]
-        return self._agreement(calls, self._memory)
-
-    def _agreement(self, calls: Sequence[Call], memory: Memory) -> Agreement:
-        pairs = list(zip(self._run(calls, memory), self._expected, strict=True))
-        least = min(cosine(*pair) for pair in pairs)
-        return Agreement(least, float(np.mean([top1(*pair) for pair in pairs])), 1)
-
-    def _run(self, calls: Sequence[Call], memory: Memory) -> list[Array]:
+    def answers(self, feeds: Mapping[str, Array], rounded_layer: int | None = None) -> list[Array]:
+        """Return the outputs; with a `rounded_layer`, of which the weights are rounded to bf16."""
+        calls = list(self._calls)
+        if rounded_layer is not None:
+            calls[rounded_layer] = self._with_rounded_weights()[rounded_layer]
+        self._memory.feed([feeds[name] for name in self._candidate.graph.inputs])
         for call in calls:
             call()
-        outputs = zip(memory.outputs, self._kinds, strict=True)
+        outputs = zip(self._memory.outputs, self._kinds, strict=True)
         return [numbers.view(kind.dtype).reshape(kind.shape).copy() for numbers, kind in outputs]
+
+    def _with_rounded_weights(self) -> Sequence[Call]:
+        if not self._rounded:
+            weights = np.fromfile(self._candidate.weights, np.uint8)
+            self._rounded = self._candidate.calls(self._memory, rounded(weights[: len(weights) & ~3].view(np.float32)))
+        return self._rounded
+
+
+def agreement_of(answers: Sequence[Array], expected: Sequence[Array]) -> Agreement:
+    """Return how the answers to one example agree with those that are right."""
+    pairs = list(zip(answers, expected, strict=True))
+    return Agreement(min(cosine(*pair) for pair in pairs), float(np.mean([top1(*pair) for pair in pairs])), 1)
 
 
 def rounded(numbers: Array) -> Array:

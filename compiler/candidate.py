@@ -71,6 +71,11 @@ class Memory:
             }
         )
 
+    def feed(self, feeds: Sequence[Array]) -> None:
+        """Give the inputs other numbers."""
+        for memory, numbers in zip(self.spaces[Space.INPUT], feeds, strict=True):
+            memory[:] = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
+
     @property
     def outputs(self) -> Sequence[Array]:
         """The bytes of the outputs."""
