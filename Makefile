@@ -7,16 +7,17 @@ export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
-ROOMS := artifact clients cluster compiler executor measure protos scheduler server simulator workload zoo
+ROOMS := artifact clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check test lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
+.PHONY: help install serve check test test-long lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make check     pure tests, in less than a minute"
 	@echo "make test      install what the tests need and run them"
+	@echo "make test-long  the tests that take longer"
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
 	@echo "make image     build the container images gangway and gangway:serve; make image-test runs them"
 	@echo "make ray-test  run the example of servers on Ray"
@@ -62,8 +63,12 @@ serve: install
 # Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
 # looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not image and not ray" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
+
+# What takes longer: tutorials, routers, remote repositories, whole repositories, restarts of Python models.
+test-long: $(VENV)/.installed-test tools
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "long and not alone" $(TEST_FLAGS)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.
 check: $(VENV)/.installed-test
@@ -125,6 +130,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.way
 	$(BIN)/python -m benchmarks.http_frontend
 	$(BIN)/python -m benchmarks.metrics_cost
+	$(BIN)/python -m benchmarks.watch_cost
 	$(BIN)/python -m benchmarks.trace_cost
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults

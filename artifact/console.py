@@ -1,7 +1,7 @@
 """What commands show to people: tables, lines and bars, in which what users have named is never markup.
 
 Names, reasons and paths are text whatever is in them: brackets and colons stay, control characters are escaped. Nobody
-else has rich's own Console, Progress or TextColumn (`banned-api` in pyproject.toml).
+else has rich's own Console, Table, Progress or TextColumn (`banned-api` in pyproject.toml).
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import IO, Any, Final, cast
 
 import rich.console
 import rich.progress
+import rich.table
 from rich.text import Text
 
 PIPE_COLUMNS: Final = 160  # of a line that is written to no terminal
@@ -24,19 +25,37 @@ class Console(rich.console.Console):
     """
 
     def __init__(self, *, stderr: bool = False, highlight: bool = True, **options: Any) -> None:
-        file = _Lossy(sys.stderr) if stderr else None
+        file = options.pop("file", _Lossy(sys.stderr) if stderr else None)
         options.setdefault("width", None if sys.stdout.isatty() or stderr else PIPE_COLUMNS)
         super().__init__(file=cast("IO[str] | None", file), highlight=highlight, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return the text as it is, whatever the caller asks for."""
-        plain = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
         options["markup"] = options["emoji"] = False
-        return super().render_str(plain, **options)
+        return super().render_str(_plain(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Leave it to the caller whether that is the end."""
         raise BrokenPipeError("nobody reads standard output")
+
+
+class Table(rich.table.Table):
+    """Columns with two spaces between them and no lines, which fits narrow terminals, and programs that read a pipe.
+
+    What does not fit is wrapped, and never left out.
+    """
+
+    def __init__(self, *headers: str, title: str = "", **options: Any) -> None:
+        # A line of its own, which may be longer than the table is wide.
+        line = Text(_plain(title), style="italic", no_wrap=True, overflow="ignore") if title else None
+        super().__init__(title=line, title_justify="left", box=None, pad_edge=False, **options)
+        for header in headers:
+            self.add_column(header)
+
+    def add_column(self, header: Any = "", *arguments: Any, **options: Any) -> None:
+        """Add a column whose cells are never cut."""
+        options.setdefault("overflow", "fold")
+        super().add_column(header, *arguments, **options)
 
 
 class ProgressBars(rich.progress.Progress):
@@ -46,6 +65,11 @@ class ProgressBars(rich.progress.Progress):
         description = rich.progress.TextColumn(f"{{task.description:<{columns}}}", markup=False)
         shown = (description, rich.progress.BarColumn(), *more, rich.progress.TimeElapsedColumn())
         super().__init__(*shown, console=console, transient=True)
+
+
+def _plain(text: str) -> str:
+    """Return text with control characters escaped."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class _Lossy:

@@ -12,7 +12,9 @@ EXTRAS: Final[Mapping[str, str]] = {
     "mlperf_loadgen": "perf",
     "onnx": "compile",
     "onnxruntime": "onnxruntime",
+    "onnxruntime_extensions": "extensions",
     "opentelemetry": "otel",
+    "shtab": "completion",
     "tvm": "compile",
 }
 """The extra that installs a package, by the name under which it is imported."""

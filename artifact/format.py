@@ -55,6 +55,7 @@ class Engine(StrEnum):
 
     NATIVE = "native"  # kernels.so, layer by layer, by gangs; onnxruntime for layers that are islands
     ONNXRUNTIME = "onnxruntime"  # the ONNX file as a whole, one call for all rows
+    PYTHON = "python"  # model.py, in processes of its own; the artifact describes its tensors
 
 
 class Space(IntEnum):
@@ -207,6 +208,11 @@ class Manifest:
     def islands(self) -> tuple[Layer, ...]:
         """The layers of a compiled model that onnxruntime computes."""
         return tuple(layer for layer in self.layers if layer.onnx_file)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one task, of which only who executes it knows more."""
+        return self.engine is not Engine.NATIVE
 
     @property
     def is_optimised(self) -> bool:

@@ -16,10 +16,13 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
+from gangway.artifact.extras import missing_packages
 from gangway.artifact.format import LEAST_MAPPED_BYTES
 
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
+_PROVIDERS = ["CPUExecutionProvider"]
+EXTENSION_DOMAINS = ("ai.onnx.contrib", "com.microsoft.extensions")  # of the operators of onnxruntime-extensions
 onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessions
 
 
@@ -34,7 +37,9 @@ def open_session(
     `save`: where the optimised model is written, and its large weights beside it, as they are and as kernels read them.
     Every session that opens that file maps them: one copy in the machine. `layouts`: optimised, too, by layouts that
     only machines with registers of the same width read.
-    Raises what onnxruntime raises.
+    A model with operators of onnxruntime-extensions gets them from that package.
+
+    Raises what onnxruntime raises; ModuleNotFoundError if that package is missing.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -51,7 +56,22 @@ def open_session(
         options.add_session_config_entry(f"{prefix}file_name", f"{save.name}.data")
         options.add_session_config_entry(f"{prefix}min_size_in_bytes", str(LEAST_MAPPED_BYTES))
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=_PROVIDERS)
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        if not any(f"{domain}:" in str(error) for domain in EXTENSION_DOMAINS):
+            raise
+    options.register_custom_ops_library(_extensions_library())
+    return onnxruntime.InferenceSession(model, options, providers=_PROVIDERS)
+
+
+def _extensions_library() -> str:
+    """Return the path of onnxruntime-extensions' library. Raises ModuleNotFoundError that says how to install it."""
+    if missing := missing_packages(["onnxruntime_extensions"]):
+        raise ModuleNotFoundError(f"its operators are those of {missing}", name="onnxruntime_extensions")
+    from onnxruntime_extensions import get_library_path  # noqa: PLC0415 - few models need it
+
+    return str(get_library_path())
 
 
 _NAMES = {"float": "float32", "double": "float64"}  # numpy's, where onnxruntime's differ

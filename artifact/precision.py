@@ -2,13 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 FP32: Final = "fp32"
 BF16: Final = "bf16"
 AUTO: Final = "auto"  # bf16 where the processor has instructions for it
-PRECISIONS: Final = (FP32, BF16, AUTO)
+DEADLINE: Final = "deadline"  # both: the scheduler takes bf16 for a request that would be late in fp32
+PRECISIONS: Final = (FP32, BF16, AUTO, DEADLINE)
 MIN_COSINE: Final = 0.999
 
 
@@ -18,6 +19,11 @@ class WantedPrecision:
 
     name: str = FP32
     min_cosine: float = MIN_COSINE
+
+    @property
+    def each(self) -> tuple["WantedPrecision", ...]:
+        """The precisions that a model is compiled in: itself, or of `DEADLINE` fp32 and then bf16."""
+        return (WantedPrecision(), replace(self, name=BF16)) if self.name == DEADLINE else (self,)
 
     def flags(self) -> Sequence[str]:
         """Return it as options of a compile job, none for what is the default."""

@@ -126,7 +126,7 @@ def _check(manifest: Manifest) -> None:
             _check_tensor(tensor, manifest, is_open=manifest.tail and side is manifest.outputs)
     if manifest.tail:
         _check_tail(manifest)
-    if manifest.engine is Engine.ONNXRUNTIME:
+    if manifest.is_whole:
         _check_whole(manifest)
     else:
         for layer in manifest.layers:
@@ -154,13 +154,15 @@ def _has_right_files(manifest: Manifest) -> bool:
     if manifest.engine is Engine.NATIVE:
         needed = {WEIGHTS_FILE, KERNELS_FILE, *(layer.onnx_file for layer in manifest.islands)}
         return needed <= set(manifest.files) and all(map(_LIBRARY.fullmatch, set(manifest.files) - needed))
+    if manifest.engine is Engine.PYTHON:
+        return not manifest.files
     paths = [PurePosixPath(name) for name in manifest.files]
     inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
     return manifest.whole_file in manifest.files and inside
 
 
 def _check_whole(manifest: Manifest) -> None:
-    """Check what onnxruntime executes: one layer of one task, for one rank, without memory of ours."""
+    """Check what onnxruntime or Python executes: one layer of one task, for one rank, without memory of ours."""
     _require(manifest.arena_bytes == 0, "onnxruntime needs no arena")
     _require(len(manifest.layers) == 1, f"{len(manifest.layers)} layers")
     (layer,) = manifest.layers

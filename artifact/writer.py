@@ -81,6 +81,13 @@ class _Writer(ABC):
         """Write what is not written yet; return sizes and checksums of all files but the manifest."""
 
 
+class DescriptionWriter(_Writer):
+    """Writes a manifest alone: of a model that is executed elsewhere."""
+
+    def _finish(self) -> dict[str, FileSpec]:
+        return {}
+
+
 class ArtifactWriter(_Writer):
     """Writes weights and kernels.
 

@@ -48,6 +48,8 @@ SHED_EVERY_US = 100_000.0  # as the live scheduler's housekeeping
 QUERIES = {2: 3000, 16: 2000, 64: 1500}
 ONLY_LIVE = ("prediction_error", "gang_slowdown", "decision_gap", "yield_gap", "best_effort_gap", "crowding")
 
+NOT_HERE = ("precision_choice",)  # models of the mixes have one precision
+
 
 @dataclass(frozen=True)
 class Point:
@@ -396,7 +398,7 @@ def main() -> int:
     add("--seconds", type=float, default=15.0, help="of each live run")
     add("--share", type=float, default=0.0, help="of capacity, live; 0: that of each mix")
     options = parser.parse_args()
-    known = [part for part in PolicyConfig.parts() if options.live or part not in ONLY_LIVE]
+    known = [part for part in PolicyConfig.parts() if part not in (NOT_HERE if options.live else NOT_HERE + ONLY_LIVE)]
     parts = options.parts.split(",") if options.parts else known
     report = start_report("Ablation of the default policy")
     (run_live if options.live else run_simulated)(report, options, parts)

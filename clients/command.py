@@ -6,15 +6,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
-from rich.table import Table
-
-from gangway.artifact.console import Console
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, Table
 from gangway.clients.connection import ClientError, Connection, RefusedError, Tls, add_tls_options
 from gangway.clients.inputs import (
+    IMAGENET_DEVIATION,
+    IMAGENET_MEAN,
     Array,
+    Normalisation,
     TensorMetadata,
     image_tensor,
     infer_request,
@@ -33,6 +35,7 @@ examples:
   gangway client mlp --count 100 --url 10.0.0.7:8001"""
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")  # of ModelStatistics
 FIRST_VALUES = 6  # of an output, printed
+TOP_OF_IMAGE = 3  # classes that are printed of a picture, unless --top says how many
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,20 @@ class ServerTimes:
 
 @dataclass(frozen=True)
 class Answer:
-    """Output tensors of the last inference, milliseconds of every round trip, the server's times."""
+    """Output tensors of the last inference, milliseconds of every round trip, the server's times.
+
+    `classified`: names of outputs that are classes as text, "VALUE:INDEX" or "VALUE:INDEX:LABEL", the best first.
+    """
 
     outputs: dict[str, Array]
     round_trip_ms: tuple[float, ...]
     server: ServerTimes
+    classified: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
-    parser = argparse.ArgumentParser(prog="gangway client")
+    parser = CommandParser(prog="gangway client")
     add_arguments(parser)
     return run(parser.parse_args(argv))
 
@@ -79,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument("--model-version", default="", metavar="V", help="version (default: the server's choice)")
     parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="server (default: %(default)s)")
@@ -93,9 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of an input; repeat it for each input",
     )
     source.add_argument(
-        "--image", type=Path, metavar="FILE", help="picture: resized, cropped, normalised like ImageNet"
+        "--image", type=Path, metavar="FILE", help="picture: resized, cropped and normalised, or as a file"
     )
     source.add_argument("--random", action="store_true", help="random values (the default)")
+    mean, deviation = (",".join(map(str, each)) for each in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+    parser.add_argument("--mean", type=_numbers, default=IMAGENET_MEAN, metavar="R[,G,B]",
+        help=f"of --image: taken from colours of 0 to 1 ({mean})")  # fmt: skip
+    parser.add_argument("--std", type=_numbers, default=IMAGENET_DEVIATION, metavar="R[,G,B]",
+        help=f"of --image: what the rest is divided by; numbers, or fractions such as 1/255 ({deviation})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the random values (default: %(default)s)")
     parser.add_argument(
         "--batch", type=_positive, default=1, metavar="N", help="rows of a request (default: %(default)s)"
@@ -103,7 +114,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count", type=_positive, default=1, metavar="N", help="requests, one by one (default: %(default)s)"
     )
-    parser.add_argument("--top", type=_positive, metavar="K", help="print the K largest values of each float row")
+    parser.add_argument(
+        "--top",
+        type=_positive,
+        metavar="K",
+        help="ask for the K best classes of outputs that are scores, with their labels (--image: 3)",
+    )
     parser.add_argument(
         "--timeout-ms", type=_positive, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
     )
@@ -119,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"gangway client: {error}", file=sys.stderr)
         return error.exit_status
     console = Console()
-    show_outputs(console, answer.outputs, arguments.top)
+    show_outputs(console, answer.outputs, answer.classified)
     show_timing(console, answer.round_trip_ms, answer.server)
     return 0
 
@@ -129,7 +145,10 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
     values = _values(metadata.inputs, arguments)
-    request = infer_request(model, version, {t.name: (t.datatype, values[t.name]) for t in metadata.inputs})
+    tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in metadata.inputs}
+    top = arguments.top or (TOP_OF_IMAGE if arguments.image else 0)
+    classes = {tensor.name: top for tensor in metadata.outputs if top and is_scores(tensor)}
+    request = infer_request(model, version, tensors, classes)
     before = server_times(connection.model_statistics(model, version))
     round_trip_ms, response = [], pb.ModelInferResponse()
     for _ in range(arguments.count):
@@ -137,7 +156,7 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
         response = connection.infer(request)
         round_trip_ms.append((time.monotonic_ns() - begin_ns) / 1e6)
     after = server_times(connection.model_statistics(model, version))
-    return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before))
+    return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes))
 
 
 def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
@@ -151,17 +170,17 @@ def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
     )
 
 
-def show_outputs(console: Console, outputs: Mapping[str, Array], top: int | None) -> None:
-    """Print shape, dtype and the first values of each output, and the `top` largest of each row of scores."""
+def show_outputs(console: Console, outputs: Mapping[str, Array], classified: Sequence[str]) -> None:
+    """Print shape, dtype and the first values of each output, or its classes."""
     table = Table("output", "shape", "dtype", "first values")
     for name, values in outputs.items():
-        table.add_row(name, "x".join(map(str, values.shape)), values.dtype.name, _first_values(values))
-    console.print(table)
-    if top is None:
-        return
-    for name, values in outputs.items():
-        if is_scores(values):
-            console.print(_top_table(name, values, top))
+        if name in classified:
+            console.print(_classes_table(name, values))
+        else:
+            dtype = "BYTES" if values.dtype.kind == "O" else values.dtype.name
+            table.add_row(name, "x".join(map(str, values.shape)), dtype, _first_values(values))
+    if table.row_count:
+        console.print(table)
 
 
 def show_timing(console: Console, round_trip_ms: Sequence[float], server: ServerTimes) -> None:
@@ -179,22 +198,17 @@ def show_timing(console: Console, round_trip_ms: Sequence[float], server: Server
         console.print(f"The server's times are means over {server.requests} requests: it served other clients too.")
 
 
-def is_scores(values: Array) -> bool:
-    """Say whether the values are floats [C] or [N, C], besides dimensions of 1."""
-    return values.dtype.kind == "f" and values.size > 0 and len([d for d in values.shape[1:] if d != 1]) <= 1
-
-
-def top_of(row: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, value) of the largest values of a row, largest first."""
-    order = np.argsort(-row.astype(np.float64), kind="stable")[:count]
-    return [(int(index), float(row[index])) for index in order]
+def is_scores(tensor: TensorMetadata) -> bool:
+    """Say whether an output is one score for each class: floats [C] or [N, C], besides dimensions of 1."""
+    return tensor.datatype in ("FP32", "FP64") and len([size for size in tensor.shape[1:] if size != 1]) <= 1
 
 
 def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> dict[str, Array]:
     if arguments.input:
         return npy_tensors(inputs, dict(arguments.input))
     if arguments.image:
-        return image_tensor(inputs, arguments.image, arguments.batch)
+        normalisation = Normalisation(arguments.mean, arguments.std)
+        return image_tensor(inputs, arguments.image, arguments.batch, normalisation)
     return random_tensors(inputs, arguments.batch, arguments.seed)
 
 
@@ -211,15 +225,27 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _top_table(name: str, values: Array, top: int) -> Table:
-    table = Table("row", "rank", "index", "value", title=f"largest values of {name}")
-    rows = values.reshape(1, -1) if values.ndim == 1 else values.reshape(values.shape[0], -1)
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(Fraction(part)) for part in text.split(","))
+    except (ValueError, ZeroDivisionError) as error:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0.5 or 1/255, got '{text}'") from error
+
+
+def _classes_table(name: str, texts: Array) -> Table:
+    table = Table("row", "rank", "class", "label", "value", title=f"best classes of {name}")
+    rows = texts.reshape(1, -1) if texts.ndim == 1 else texts
     for number, row in enumerate(rows):
-        for rank, (index, value) in enumerate(top_of(row, top), 1):
-            table.add_row(str(number), str(rank), str(index), f"{value:.6g}")
+        for rank, text in enumerate(row, 1):
+            value, index, *label = text.decode(errors="replace").split(":", 2)
+            table.add_row(str(number), str(rank), index, *(label or ("",)), f"{float(value):.6g}")
     return table
 
 
 def _first_values(values: Array) -> str:
-    shown = [f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values.flat[:FIRST_VALUES]]
+    shown = [f"{value:.6g}" if values.dtype.kind == "f" else _text(value) for value in values.flat[:FIRST_VALUES]]
     return ", ".join(shown) + (", ..." if values.size > FIRST_VALUES else "")
+
+
+def _text(value: object) -> str:
+    return repr(value.decode(errors="backslashreplace")) if isinstance(value, bytes) else str(value)

@@ -21,6 +21,9 @@ SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED_MESSAGES = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 # How the details of an error begin that gRPC raises itself because there is no connection.
 NO_CONNECTION = ("failed to connect", "DNS resolution failed", "errors resolving")
+WRONG_PORT = ("this port speaks HTTP", "only /metrics is served on this port")  # what Gangway says to gRPC there
+PROBE_SECONDS = 1.0
+USUAL_PORT = "gRPC is usually on port 8001"
 HTTP2 = "h2"  # in the negotiation of TLS
 
 Response = TypeVar("Response", bound=Message)
@@ -96,10 +99,24 @@ class Tls:
 
 def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
     """Return a channel of grpcio, which connects with its first call; messages may have any size. Raises InputError."""
+    if "://" in url:
+        raise InputError(f"{url}: expected HOST:PORT of a gRPC server, without a scheme; {USUAL_PORT}")
     options = [*UNLIMITED_MESSAGES, *options]
     if tls is None:
         return grpc.insecure_channel(url, options=options)
     return grpc.secure_channel(url, tls.credentials(), options=options)
+
+
+def speaks_http1(url: str, timeout_s: float) -> bool:
+    """Return whether a server at "host:port" answers in HTTP/1: one that has gRPC there does not."""
+    host, _, port = url.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n")
+            return connection.recv(6) == b"HTTP/1"
+    except (OSError, ValueError):
+        return False
 
 
 class Connection:
@@ -164,6 +181,10 @@ class Connection:
         status, details = error.code(), error.details() or "no details"
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnreachableError(f"{self.url} did not answer {method} within {self.timeout_s * 1000:.0f} ms")
+        if status is grpc.StatusCode.UNIMPLEMENTED and details.startswith(WRONG_PORT):
+            return UnreachableError(f"{self.url}: {details}")
+        if status is grpc.StatusCode.UNAVAILABLE and speaks_http1(self.url, min(self.timeout_s, PROBE_SECONDS)):
+            return UnreachableError(f"{self.url} speaks HTTP/1.1, and this command speaks gRPC: {USUAL_PORT}")
         if status is grpc.StatusCode.UNAVAILABLE and details.startswith(NO_CONNECTION):
             return UnreachableError(f"no server answers at {self.url} ({details})")
         return RefusedError(f"{method}: {status.name}: {details}")

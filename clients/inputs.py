@@ -3,8 +3,12 @@
 On the wire they have Triton's datatype names and raw little-endian bytes.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +19,12 @@ from gangway.protos import grpc_service_pb2 as pb
 
 # Mean and standard deviation of ImageNet's red, green and blue in [0, 1], and the share of a picture's short side
 # that the crop keeps: the preprocessing that published ImageNet classifiers were trained with.
-IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)
-IMAGENET_DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 224 / 256
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
+NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
 
@@ -48,28 +53,99 @@ def npy_tensors(tensors: Sequence[TensorMetadata], files: Mapping[str, Path]) ->
     return {name: _read_npy(path, expected[name]) for name, path in files.items()}
 
 
-def image_tensor(tensors: Sequence[TensorMetadata], path: Path, batch: int) -> dict[str, Array]:
-    """Read a picture for the model's only input, FP32 [N, 3, H, W]: resized, cropped, normalised like ImageNet."""
-    if len(tensors) != 1 or len(tensors[0].shape) != 4 or tensors[0].shape[1] != 3 or tensors[0].datatype != "FP32":
-        wanted = ", ".join(f"{t.name} {t.datatype} {list(t.shape)}" for t in tensors)
-        raise InputError(f"--image needs a model with one FP32 input of shape [N, 3, H, W]; this one takes {wanted}")
-    rows, _, height, width = concrete_shape(tensors[0], batch)
-    pixels = _read_image(path, height, width)
-    normalised = (pixels.astype(np.float32) / 255 - IMAGENET_MEAN) / IMAGENET_DEVIATION
-    planes = np.ascontiguousarray(normalised.transpose(2, 0, 1))
-    return {tensors[0].name: np.repeat(planes[np.newaxis], rows, axis=0)}
+@dataclass(frozen=True)
+class Normalisation:
+    """How colours from 0 to 1 become numbers: less `mean`, over `deviation`, one for each channel or for all."""
+
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    deviation: tuple[float, ...] = IMAGENET_DEVIATION
+
+    def apply(self, pixels: Array) -> Array:
+        """Return numbers of [height, width, channels] colours. Raises InputError for wrong numbers."""
+        mean, deviation = (_of_channels(each, pixels.shape[2]) for each in (self.mean, self.deviation))
+        numbers: Array = (pixels.astype(np.float32) / 255 - mean) / deviation
+        return numbers
+
+
+def _of_channels(numbers: Sequence[float], channels: int) -> Array:
+    """Return a number for each channel: one for all, or for grey the mean of those of the colours."""
+    if len(numbers) not in (1, 3):
+        raise InputError(f"--mean and --std need one number, or three: {len(numbers)} are given")
+    return (
+        np.full(channels, np.mean(numbers), np.float32)
+        if channels == 1 or len(numbers) == 1
+        else np.array(numbers, np.float32)
+    )
+
+
+def image_tensor(
+    tensors: Sequence[TensorMetadata], path: Path, batch: int, normalisation: Normalisation = Normalisation()
+) -> dict[str, Array]:
+    """Read a picture for the model's only input.
+
+    Of pixels [N, C, H, W], [N, H, W, C] or without N, C = 1 or 3: resized and cropped to H x W, or as large as it is if
+    both are open. Floats are normalised, UINT8 are colours. A line of bytes [-1] UINT8, or one string (BYTES), gets the
+    file as it is. Raises InputError.
+    """
+    if len(tensors) != 1:
+        raise InputError(f"--image needs a model with one input; this one takes {_described(tensors)}")
+    tensor = tensors[0]
+    if (content := _file_content(tensor, path)) is not None:
+        return {tensor.name: content}
+    has_rows = len(tensor.shape) == 4
+    sizes = tuple(tensor.shape[1:] if has_rows else tensor.shape)
+    channel_axis = next((axis for axis in (0, 2) if len(sizes) == 3 and sizes[axis] in (1, 3)), None)
+    if channel_axis is None or tensor.datatype not in ("FP32", "FP16", "FP64", "UINT8"):
+        raise InputError(
+            "--image needs an input of floats or UINT8 of shape [N, C, H, W] or [N, H, W, C], C being 1 or 3, or of"
+            f" BYTES; this model takes {_described(tensors)}"
+        )
+    height, width = (size for axis, size in enumerate(sizes) if axis != channel_axis)
+    crop_share = 1.0 if tensor.datatype == "UINT8" else CROP_SHARE
+    pixels = _read_image(path, height, width, crop_share, grey=sizes[channel_axis] == 1)
+    if tensor.datatype != "UINT8":
+        pixels = normalisation.apply(pixels).astype(dtype_of(tensor.datatype))
+    values = np.ascontiguousarray(pixels.transpose(2, 0, 1)) if channel_axis == 0 else pixels
+    if not has_rows:
+        return {tensor.name: values}
+    return {tensor.name: np.repeat(values[np.newaxis], _rows(tensor, batch), axis=0)}
+
+
+def _file_content(tensor: TensorMetadata, path: Path) -> Array | None:
+    """Return a file as the value of a tensor that holds whole files; None for any other tensor."""
+    sizes = list(tensor.shape)
+    is_text = tensor.datatype == "BYTES" and all(size in (-1, 1) for size in sizes)
+    if not is_text and not (tensor.datatype == "UINT8" and sizes in ([-1], [-1, -1])):
+        return None
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    if is_text:
+        return np.array(content, object).reshape([1] * len(sizes))
+    return np.frombuffer(content, np.uint8).reshape([1] * (len(sizes) - 1) + [-1])
+
+
+def _described(tensors: Sequence[TensorMetadata]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
 
 def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is variable."""
-    first, *others = tensor.shape
+    others = tensor.shape[1:]
     if any(size < 0 for size in others):
         raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give it as --input")
+    return (_rows(tensor, batch), *others)
+
+
+def _rows(tensor: TensorMetadata, batch: int) -> int:
+    """Return the size of the first dimension. Raises InputError if it is fixed and a batch is wanted."""
+    first = tensor.shape[0]
     if first >= 0 and batch != 1:
         raise InputError(
             f"input '{tensor.name}' has the fixed shape {list(tensor.shape)}: --batch {batch} does not apply"
         )
-    return (batch if first < 0 else first, *others)
+    return batch if first < 0 else int(first)
 
 
 def dtype_of(datatype: str) -> np.dtype[np.generic]:
@@ -79,24 +155,50 @@ def dtype_of(datatype: str) -> np.dtype[np.generic]:
     return DTYPES[datatype]
 
 
-def infer_request(model: str, version: str, tensors: Mapping[str, tuple[str, Array]]) -> pb.ModelInferRequest:
-    """Build a ModelInfer request from name -> (datatype, values); the values travel as raw bytes."""
+def infer_request(
+    model: str, version: str, tensors: Mapping[str, tuple[str, Array]], classes: Mapping[str, int] = NO_CLASSES
+) -> pb.ModelInferRequest:
+    """Build a ModelInfer request from name -> (datatype, values); the values travel as raw bytes.
+
+    `classes`: of these outputs so many classes are wanted in place of numbers (the classification extension). Outputs
+    that it does not name come, too, if it is empty.
+    """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, (datatype, values) in tensors.items():
         request.inputs.add(name=name, datatype=datatype, shape=values.shape)
-        request.raw_input_contents.append(np.ascontiguousarray(values).tobytes())
+        request.raw_input_contents.append(_joined(values) if datatype == "BYTES" else values.tobytes())
+    for name, count in classes.items():
+        request.outputs.add(name=name).parameters["classification"].int64_param = count
     return request
 
 
 def outputs_of(response: pb.ModelInferResponse) -> dict[str, Array]:
-    """Return the output tensors of a response by name, without a copy. Only raw contents are understood."""
+    """Return the output tensors of a response by name; strings are bytes. Only raw contents are understood."""
     if len(response.raw_output_contents) != len(response.outputs):
         contents = len(response.raw_output_contents)
         raise RefusedError(f"the server sent {len(response.outputs)} outputs, but the contents of {contents}")
     return {
-        output.name: np.frombuffer(raw, dtype=dtype_of(output.datatype)).reshape(tuple(output.shape))
+        output.name: (
+            np.array(_split(raw), object)
+            if output.datatype == "BYTES"
+            else np.frombuffer(raw, dtype=dtype_of(output.datatype))
+        ).reshape(tuple(output.shape))
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+def _joined(strings: Array) -> bytes:
+    """Return strings as they travel, each behind its length."""
+    return b"".join(struct.pack("<I", len(each)) + each for each in strings.flat)
+
+
+def _split(raw: bytes) -> list[bytes]:
+    strings, place = [], 0
+    while place < len(raw):
+        (length,) = struct.unpack_from("<I", raw, place)
+        strings.append(raw[place + 4 : place + 4 + length])
+        place += 4 + length
+    return strings
 
 
 def _names(mapping: Mapping[str, object]) -> str:
@@ -115,20 +217,25 @@ def _read_npy(path: Path, tensor: TensorMetadata) -> Array:
     return values
 
 
-def _read_image(path: Path, height: int, width: int) -> Array:
-    """Return pixels as uint8 [height][width][3]."""
+def _read_image(path: Path, height: int, width: int, crop_share: float, grey: bool) -> Array:
+    """Return pixels as uint8 [height][width][3], or [1] if `grey`; of the picture's own size if both are open."""
     try:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional dependency
     except ImportError as error:
         raise InputError("--image needs Pillow: pip install 'gangway-serve[client]'") from error
     try:
-        with Image.open(path) as picture:
-            rgb = picture.convert("RGB")
+        with Image.open(path) as opened:
+            picture = opened.convert("L" if grey else "RGB")
     except (OSError, UnidentifiedImageError) as error:
         raise InputError(f"cannot read {path} as a picture: {error}") from error
-    scale = max(height, width) / CROP_SHARE / min(rgb.size)
-    resized = rgb.resize(
-        (max(width, round(rgb.width * scale)), max(height, round(rgb.height * scale))), Image.Resampling.BILINEAR
-    )
-    left, top = (resized.width - width) // 2, (resized.height - height) // 2
-    return np.asarray(resized.crop((left, top, left + width, top + height)))
+    if (height < 0) != (width < 0):
+        raise InputError("--image needs both height and width, or neither; this model has one of them open")
+    if height > 0 and picture.size != (width, height):
+        scale = max(height, width) / crop_share / min(picture.size)
+        wide, high = (
+            max(least, round(size * scale)) for least, size in zip((width, height), picture.size, strict=True)
+        )
+        left, top = (wide - width) // 2, (high - height) // 2
+        picture = picture.resize((wide, high), Image.Resampling.BILINEAR)
+        picture = picture.crop((left, top, left + width, top + height))
+    return np.asarray(picture).reshape(picture.height, picture.width, -1)

@@ -8,7 +8,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +38,8 @@ class OpenLoopRun:
     """How the requests ended, and how well the sender kept to the schedule.
 
     `lag_us` [Q]: how much later than scheduled a request left. `cpu_s`: of this process during the run. `messages`:
-    the first error of each status in the server's words.
+    the first error of each status in the server's words. `interrupted`: the user has ended the run early, and queries
+    that had not ended are missing.
     """
 
     outcomes: Outcomes
@@ -46,6 +47,21 @@ class OpenLoopRun:
     cpu_s: float
     seconds: float
     messages: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: seconds since the first arrival, of all; queries by what has become of them."""
+
+    seconds: float
+    of_seconds: float
+    answered: int
+    waiting: int
+    errors: int
+
+
+Watch = Callable[[Callable[[], Progress]], AbstractContextManager[None]]
 
 
 def run_open_loop(
@@ -72,8 +88,13 @@ def drive(
     max_outstanding: int = MAX_OUTSTANDING,
     tls: Tls | None = None,
     client: str = RAW,
+    watch: Watch | None = None,
 ) -> OpenLoopRun:
-    """Do the same as `run_open_loop`, and report the sender, too. At most `max_outstanding` wait at once (NOT_SENT)."""
+    """Do the same as `run_open_loop`, and report the sender, too. At most `max_outstanding` wait at once (NOT_SENT).
+
+    `watch`: holds while the run lasts, and may ask how far it is. KeyboardInterrupt then ends the run, which returns
+    what it has, unless no query has ended.
+    """
 
     def connect(connect_timeout_s: float) -> Channel:
         return CLIENTS[client](url, list(requests.values()), timeout_s, connect_timeout_s, tls)
@@ -81,7 +102,14 @@ def drive(
     loop = _Loop(url, connect, arrivals, timeout_s, max_outstanding)
     with _garbage_collection_off(), real_time_priority():
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
-        loop.run()
+        interrupted = False
+        try:
+            with watch(loop.progress) if watch is not None else nullcontext():
+                loop.run()
+        except KeyboardInterrupt:
+            if watch is None or all(status < 0 for status in loop.status):
+                raise
+            interrupted = True
         cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
     statuses = list(loop.statuses)
     scheduled_ns = np.array(loop.due_ns, dtype=np.float64)
@@ -94,7 +122,10 @@ def drive(
         tuple(statuses),
     )
     lag_us = (np.array(loop.sent_ns, dtype=np.float64) - scheduled_ns) / 1000
-    return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages)
+    if interrupted:
+        ended = outcomes.status >= 0
+        outcomes, lag_us = outcomes.select(ended), lag_us[ended]
+    return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages, interrupted)
 
 
 @contextmanager
@@ -145,6 +176,7 @@ class _Loop:
         self._max_outstanding = max_outstanding
         self._offsets_ns = (arrivals.times_us * 1000).astype(np.int64).tolist()
         self.due_ns: list[int] = []
+        self._sent = self._answered = self._errors = 0  # so far
         self.sent_ns = [0] * len(arrivals)
         self.ended_ns = [0] * len(arrivals)
         self.status = [-1] * len(arrivals)
@@ -155,6 +187,13 @@ class _Loop:
         self._oldest = 0  # no query before it is outstanding
         self._unanswered = 0  # requests that have timed out since the last answer
         self._retry_ns = 0
+
+    def progress(self) -> Progress:
+        """Return how far the run is. Any thread may ask."""
+        now_s, due_ns = time.monotonic_ns() / 1e9, self.due_ns or [0]
+        seconds = min(max(now_s - due_ns[0] / 1e9, 0), self._offsets_ns[-1] / 1e9) if self.due_ns else 0.0
+        waiting = self._sent - self._answered - self._errors
+        return Progress(seconds, self._offsets_ns[-1] / 1e9, self._answered, waiting, self._errors)
 
     def run(self) -> None:
         count, sent = len(self._models), 0
@@ -168,6 +207,7 @@ class _Loop:
                 while sent < count and due_ns[sent] <= now_ns:
                     self._send(sent)
                     sent += 1
+                    self._sent = sent
                     now_ns = time.monotonic_ns()
                 self._expire(now_ns, sent)
                 if sent < count or self._outstanding:
@@ -274,5 +314,8 @@ class _Loop:
     def _record(self, query: int, status: str, message: str, now_ns: int) -> None:
         self.status[query] = self.statuses.setdefault(status, len(self.statuses))
         self.ended_ns[query] = now_ns
-        if status != OK:
+        if status == OK:
+            self._answered += 1
+        else:
+            self._errors += 1
             self.messages.setdefault(status, message)

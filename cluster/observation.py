@@ -5,15 +5,13 @@ Rates are differences of two readings of /metrics. A counter that has become sma
 
 import http.client
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from gangway.artifact.profile import PROFILES_FOLDER, ProfileError
 from gangway.clients.connection import Connection, RefusedError, Tls, UnreachableError
 from gangway.cluster.repository import READY
 from gangway.cluster.server_address import ServerAddress
-from gangway.simulator.measured import MeasuredModel, read_measured
+from gangway.simulator.measured import MeasuredModel
 from gangway.workload.qos import Qos, WorkloadError, parse_qos
 
 QOS_PARAMETER = "qos_ms"
@@ -106,21 +104,6 @@ def demands(before: Mapping[str, ServerReading], now: Mapping[str, ServerReading
         name: Demand(requests / seconds, met / (met + missed) if met + missed else None)
         for name, (requests, met, missed) in counts.items()
     }
-
-
-def profiled_models(cache_dir: Path, files: Sequence[Path]) -> dict[str, MeasuredModel]:
-    """Return measured models by name: of the newest profile in a cache, or of the files. Raises ProfileError."""
-    found: dict[str, MeasuredModel] = {}
-    for path in sorted((cache_dir / PROFILES_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime):
-        try:
-            model = read_measured(path)
-        except ProfileError:  # of an artifact that has gone, or of another version
-            continue
-        found[model.model_name] = model
-    for path in files:
-        model = read_measured(path)
-        found[model.model_name] = model
-    return found
 
 
 def guessed_model(name: str, request_us: float) -> MeasuredModel:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from rich.table import Table
-
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.console import Console
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, Table
 from gangway.artifact.profile import ProfileError
 from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
 from gangway.cluster.moves import Mover
@@ -24,14 +23,13 @@ from gangway.cluster.observation import (
     ServerReading,
     demands,
     guessed_model,
-    profiled_models,
     read_server,
 )
 from gangway.cluster.placement import PlacedMachine, PlacedModel, Placement, Plan, make_plan
 from gangway.cluster.prediction import PredictedModel, SimulatorPredictor
 from gangway.cluster.repository import ask_all
 from gangway.cluster.server_address import ServerAddress, add_servers, servers_of, tls_of
-from gangway.simulator.measured import MeasuredModel
+from gangway.simulator.measured import MeasuredModel, profiled_models
 from gangway.workload.qos import WorkloadError
 
 ALL = "*"
@@ -158,7 +156,7 @@ def _run(placer: Placer, mover: Mover, options: argparse.Namespace) -> int:
 
 def _table(plan: Plan, wanted: Mapping[str, Demand], readings: Readings) -> Table:
     """Return the plan as a table of at most 80 columns, as long as names allow it."""
-    table = Table(title=_title(plan), title_justify="left", caption=_caption(plan), caption_justify="left")
+    table = Table(title=_title(plan), caption=_caption(plan), caption_justify="left")
     for heading in ("model", "calls/s", "in time", "predicted", "planned"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     table.add_column("servers")
@@ -199,7 +197,7 @@ def _memory_of(options: argparse.Namespace, servers: Sequence[ServerAddress]) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway place",
         description="Load each model on those of several servers where its requests are predicted to be in time, and "
         "unload it elsewhere where room is needed. The servers need --model-control-mode=explicit.",

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gangway.artifact.command_line import CommandParser
 from gangway.artifact.writer import write_whole
 from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy
@@ -124,7 +125,7 @@ def _write(router: Router, found: Repositories, state: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway route",
         description="Run HAProxy in front of several servers. Every call goes to a server that has its model ready, to "
         "the one with the fewest calls. Servers may load and unload models, end and come back meanwhile.",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import MofNCompleteColumn
-from rich.table import Table
 
 from gangway.artifact.cache import Cache, add_cache_dir, add_dimension
-from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.compiler.arguments import find_models
@@ -28,9 +28,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         target = detect(options.target)
         for name, path in find_models(options.path):
-            start = time.monotonic()
-            compiled = _compile(name, path, cache, target, options, console)
-            _show(compiled, time.monotonic() - start, console)
+            for wanted in WantedPrecision(options.precision, options.min_cosine).each:
+                start = time.monotonic()
+                compiled = _compile(name, path, cache, target, wanted, options, console)
+                _show(compiled, time.monotonic() - start, console)
     except (ModelError, UnsupportedTargetError, OSError) as error:
         print(f"gangway compile: {error}", file=sys.stderr)
         return 1
@@ -38,7 +39,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compile(
-    name: str, path: Path, cache: Cache, target: TargetSpec, options: argparse.Namespace, console: Console
+    name: str,
+    path: Path,
+    cache: Cache,
+    target: TargetSpec,
+    wanted: WantedPrecision,
+    options: argparse.Namespace,
+    console: Console,
 ) -> Compiled:
     with ProgressBars(console, MofNCompleteColumn(), columns=24) as bar:
         task = bar.add_task(name, total=None)
@@ -46,8 +53,7 @@ def _compile(
         def progress(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=done, total=total)
 
-        wanted, sizes = WantedPrecision(options.precision, options.min_cosine), dict(options.dimension)
-        keep = options.keep_fp32
+        sizes, keep = dict(options.dimension), options.keep_fp32
         return compile_in_precision(path, name, cache, target, progress, wanted, sizes, keep_fp32=keep)
 
 
@@ -94,7 +100,7 @@ def _show_layers(manifest: Manifest, console: Console) -> None:
 
 
 def _layer_table(manifest: Manifest) -> Table:
-    table = Table(title=manifest.model_name, title_justify="left")
+    table = Table(title=manifest.model_name)
     for heading in ("layer", "operator", "shape"):
         table.add_column(heading, overflow="fold")
     for heading in ("MFLOP", "MB", "tasks", "ranks"):
@@ -111,7 +117,7 @@ def _layer_table(manifest: Manifest) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway compile",
         description="Compile a model into the cache and print its layers, their kernels and the time of each phase. "
         "`gangway serve` does the same for the models of its repository; this is for looking, and to warm a cache.",

@@ -44,9 +44,9 @@ from gangway.compiler.frontend.importer import (
     read_graph,
     zipped_outputs,
 )
+from gangway.compiler.frontend.ml_operators import drop_zip_maps
 from gangway.compiler.frontend.onnx_file import external_locations
 from gangway.compiler.frontend.simplify import simplify
-from gangway.compiler.frontend.zip_maps import drop_zip_maps
 from gangway.compiler.key import compiler_version, model_key
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
@@ -200,7 +200,8 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
     if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
         raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
     trial = _first_trial(session, inputs)
-    batched = _may_be_batch(inputs, outputs) and (trial is None or _keeps_rows(session, inputs, trial))
+    keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(session, inputs, trial)
+    batched = _may_be_batch(inputs, outputs) and keeps_rows
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
     marked = tuple(replace(spec, optional=spec.name in optional) for spec in specs[0])
     return Signature(marked, specs[1], batched, trial or {})
@@ -230,6 +231,11 @@ def _may_be_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
     symbolic = all(tensor.shape and _symbol(tensor, 0) for tensor in (*inputs, *outputs))
     others = {_symbol(tensor, axis) for tensor in inputs for axis in range(1, len(tensor.shape))}
     return symbolic and not others.intersection(_symbol(tensor, 0) for tensor in inputs)
+
+
+def _takes_files(inputs: Sequence[Any]) -> bool:
+    """Whether an input is a line of bytes: the first dimension of a file's content counts no rows."""
+    return any(_datatype(tensor) == "UINT8" and len(tensor.shape) == 1 for tensor in inputs)
 
 
 def _first_trial(session: Any, inputs: Sequence[Any]) -> dict[str, int] | None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gangway.artifact.command_line import CommandParser
 from gangway.artifact.onnx_session import open_session
 from gangway.artifact.precision import Agreement
 from gangway.compiler.agreement import cosine, top1
@@ -157,7 +158,7 @@ class _Reader:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway quantize",
         description="Make an int8 model of a float32 one, by onnxruntime's static quantisation: uint8 activations, int8"
         " weights per channel, QuantizeLinear and DequantizeLinear around each operator.",

@@ -21,6 +21,7 @@ MOST_RATIO = 1.1  # of times
 MOST_RATIO_OF_ISLANDS = 0.9  # if onnxruntime computes layers anyway: on several cores a whole model gains more
 LEAST_GAIN_US = 100  # less is gained by a compiled model elsewhere: it needs no Python
 ROUNDS = 4  # of both, by turns
+CLEAR_RATIO = 1.2  # of times of one round: more rounds would not change the answer
 _QUANTISED = ("Quantise", "Quantize", "Integer", "QLinear", "QGemm")  # parts of operators' names
 
 
@@ -48,6 +49,8 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidat
     for _ in range(ROUNDS):
         theirs_us = min(theirs_us, best_us(lambda: session.run(None, feeds)))
         ours_us = min(ours_us, best_us(lambda: [call() for call in calls]))
+        if ours_us * CLEAR_RATIO < theirs_us:
+            break
     slowest = _slowest(layers, calls)
     if any(layer.onnx_file for layer in layers):
         if ours_us > MOST_RATIO_OF_ISLANDS * theirs_us:

@@ -47,7 +47,7 @@ _BY_PRECISION: Final[Mapping[Precision, tuple[str, ...]]] = {
 
 
 _OF_INTEGERS: Final = ("amx_int8", "amx_tile", "avx512_vnni", "avx512vbmi")
-_QUANTISES: Final = b"QuantizeLinear"  # or DequantizeLinear
+_QUANTISES: Final = (b"QuantizeLinear", b"DynamicQuantize", b"MatMulInteger")  # parts of operators' names
 
 
 class UnsupportedTargetError(ValueError):
@@ -92,7 +92,8 @@ def for_file(path: Path, target: TargetSpec, precision: Precision) -> TargetSpec
     """Return `for_precision`, with what kernels of 8-bit numbers use of this machine if the model is quantised."""
     chosen = for_precision(target, precision)
     try:
-        quantised = _QUANTISES in split(path)[0]
+        content = split(path)[0]
+        quantised = any(name in content for name in _QUANTISES)
     except OSError:  # which is told when the file is read as a model
         quantised = False
     if not quantised:

@@ -5,7 +5,6 @@
 """
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock
 
+from gangway.artifact.command_line import TITLE, parser_of
+from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
-from gangway.server.cli import COMMANDS
 from gangway.server.front_end.metrics import gangway_families, triton_families
 from gangway.server.front_end.metrics_reading import Reading
-from gangway.server.http.routes import INFERENCES, OPERATIONS, method_of, route_of, verbs_of
+from gangway.server.http.routes import INFERENCES, OPERATIONS, WATCHING, method_of, route_of, verbs_of
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Support
 from gangway.server.options.command_line import (
     ACCEPTED,
@@ -68,29 +68,10 @@ PATHS = (
     "/v2/trace/setting",
     "/v2/models/M/trace/setting",
     "/v2/logging",
+    "/v2/gangway/state",
+    "/v2/gangway/events",
+    "/",
 )
-
-
-class _Caught(Exception):  # noqa: N818 - not an error
-    """Carries a command's parser out of its `main`."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand of `gangway`."""
-
-    def catch(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        raise _Caught(parser)
-
-    with patch.object(argparse.ArgumentParser, "parse_args", catch):
-        try:
-            importlib.import_module(COMMANDS[command].module).main([])
-        except _Caught as caught:
-            return caught.parser
-    raise AssertionError(f"gangway {command} reads no arguments")
 
 
 def commands() -> Iterator[str]:
@@ -105,7 +86,8 @@ def commands() -> Iterator[str]:
             yield from ("", f"## gangway {name}", "", " ".join((parser.description or "").split()), "")
             yield from FLAG_HEAD
             for group in parser._action_groups:
-                yield from (_flag(parser, action) for action in group._group_actions if action.dest != "help")
+                if group.title != TITLE:  # which all commands have
+                    yield from (_flag(parser, action) for action in group._group_actions)
 
 
 def flags() -> Iterator[str]:
@@ -229,8 +211,9 @@ def routes() -> Iterator[str]:
             raise ValueError(f"{path} is no path")
         covered.add(route.operation)
         verbs = verbs_of(route)
-        yield f"| `{path}` | {', '.join(verbs)} | {method_of(route, verbs[0])} |"
-    if missing := (OPERATIONS.keys() | INFERENCES) - covered:
+        method = "-" if route.operation in WATCHING else method_of(route, verbs[0])
+        yield f"| `{path}` | {', '.join(verbs)} | {method} |"
+    if missing := (OPERATIONS.keys() | INFERENCES | WATCHING) - covered:
         raise ValueError(f"no path for {missing}")
 
 

@@ -85,6 +85,7 @@ class WorkerPlan:
     cache_dir: Path
     spin_us: int = 20
     regions_fd: int = -1  # a socket for regions of clients' memory; -1: there are none
+    sockets: str = ""  # what addresses of Python models' instances begin with
 
 
 def start_worker(
@@ -105,6 +106,7 @@ def start_worker(
         "cache-dir": plan.cache_dir,
         "spin-us": plan.spin_us,
         "regions-fd": plan.regions_fd,
+        "sockets": plan.sockets,
         "parent": os.getpid(),
     }
     command = [

@@ -94,6 +94,17 @@ class LeaseProgress:
     aborted: bool
 
 
+class LeaseGlance(NamedTuple):
+    """What a gang is at, for people: the fields may be of different moments. `start_ns` 0: no rank has joined yet."""
+
+    model_id: int
+    generation: int
+    members: int  # requests
+    wanted: int  # ranks
+    step: int  # see LeaseSpec
+    start_ns: int  # CLOCK_MONOTONIC
+
+
 class Lease:
     """One lease at `offset` of the control segment."""
 
@@ -150,6 +161,10 @@ class Lease:
     def position(self) -> tuple[int, int, int]:
         """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: no rank has joined)."""
         return _native.lease_position(self._view, self._offset)
+
+    def glance(self) -> LeaseGlance:
+        """Look at it from any process."""
+        return LeaseGlance(*_native.lease_glance(self._view, self._offset))
 
     def generation(self) -> int:
         """Number of the present generation."""

@@ -44,7 +44,7 @@ _LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
 _BLAMED: Final = re.compile(
     r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
-    r"|Invalid sequence length"
+    r"|Invalid sequence length|\[ImageDecoder\]: "
 )
 _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _NODE: Final = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")

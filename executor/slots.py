@@ -42,9 +42,9 @@ _TERMS, _TERMS_AT = SLOT.reading(
 )  # fmt: skip
 _OUTCOME, _OUTCOME_AT = SLOT.reading(
     "attempts", "ranks", "arrival_ns", "compute_start_ns", "compute_end_ns",
-    "blocks", "conflicts", "preemptions", "versions", "batch_rows", "leads", "seen_ns", "started_ns",
+    "blocks", "conflicts", "preemptions", "versions", "bf16", "batch_rows", "leads", "seen_ns", "started_ns",
 )  # fmt: skip
-_COUNTS, _COUNTS_AT = SLOT.writing("blocks", "conflicts", "preemptions", "versions")
+_COUNTS, _COUNTS_AT = SLOT.writing("blocks", "conflicts", "preemptions", "versions", "bf16")
 _WORD: Final = struct.Struct("<I")
 _MODEL_AT, _CANCEL_AT, _ATTEMPTS_AT, _FAILURE_AT = map(SLOT.offset, ("model_id", "cancel", "attempts", "failure"))
 _INPUTS_AT, _OUTPUTS_AT = SLOT.offset("input_offset"), SLOT.offset("output_offset")
@@ -144,13 +144,15 @@ class SlotTerms(NamedTuple):
 class SlotCounts(NamedTuple):
     """What scheduling did to a request. `versions` is a mask: bit v is set if version v of a layer was used.
 
-    Workers add the blocks that began by plan, and the versions.
+    Workers add the blocks that began by plan, and the versions. `bf16`: 1 if it was computed in bf16, and the model is
+    there in fp32, too.
     """
 
     blocks: int = 0
     conflicts: int = 0  # blocks that got fewer cores than they wanted
     preemptions: int = 0  # times it was stopped for another one
     versions: int = 0
+    bf16: int = 0
 
 
 class SlotOutcome(NamedTuple):
@@ -309,8 +311,7 @@ class SlotTable:
 
     def count(self, slot: int, counts: SlotCounts) -> None:
         """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""
-        numbers = (counts.blocks, counts.conflicts, counts.preemptions, counts.versions)
-        _COUNTS.pack_into(self._view, slot * SLOT_BYTES + _COUNTS_AT, *numbers)
+        _COUNTS.pack_into(self._view, slot * SLOT_BYTES + _COUNTS_AT, *counts)
 
     def attempts(self, slot: int) -> int:
         """How often the request has been started."""

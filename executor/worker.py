@@ -48,6 +48,7 @@ from gangway.executor.process import (
     use_worker_priority,
     write_log_line,
 )
+from gangway.executor.python_program import load_python
 from gangway.executor.regions import RegionJobs, region_peer
 from gangway.executor.segment import Segment
 
@@ -78,13 +79,14 @@ class ModelJobs:
     With the idle policy alone a load on a busy core would never end: after IDLE_TIMEOUT_S it gets a nice value instead.
     It gets one from the start if queries for onnxruntime may need the interpreter. A worker that no gang
     can have before (`at_once`) loads with its own priority. Everything public is for the thread that calls
-    `worker.loop`; `pending` jobs are not answered yet.
+    `worker.loop`; `pending` jobs are not answered yet. `sockets` and `rank`: see `executor/python_program.py`.
     """
 
-    def __init__(self, worker: _native.Worker, cache_dir: Path, most_cores: int) -> None:
+    def __init__(self, worker: _native.Worker, cache_dir: Path, most_cores: int, sockets: str, rank: int) -> None:
         self._worker = worker
         self._most_cores = most_cores
         self._cache_dir = cache_dir
+        self._sockets, self._rank = sockets, rank
         self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         # A second reference, so that the job's thread frees what an unload frees.
         self._programs: dict[int, _native.Program] = {}
@@ -140,7 +142,11 @@ class ModelJobs:
     def _load(self, job: Load) -> _Done:
         folder = self._cache_dir / job.key
         try:
-            program = load_program(folder, self._most_cores)
+            manifest = read_manifest(folder)
+            if manifest.engine is Engine.PYTHON:
+                program = load_python(manifest, self._sockets, job.model_id, self._rank)
+            else:
+                program = load_program(folder, self._most_cores)
         except (ArtifactError, OSError, ValueError) as error:
             write_log_line(f"the compiled model in {folder} cannot be loaded: {error}")
             return _Done(Loaded(job.model_id, False, str(error).replace(f"{folder}/", "")), None)
@@ -189,7 +195,8 @@ def main() -> None:
         regions = RegionJobs(worker, region_peer(socket.socket(fileno=options.regions_fd)))
         regions.start()
     worker.send(Ready(os.getpid()).pack())
-    jobs = ModelJobs(worker, options.cache_dir, control.layout.workers - options.rank)  # rank 0 has the first core
+    most_cores = control.layout.workers - options.rank  # rank 0 has the first core
+    jobs = ModelJobs(worker, options.cache_dir, most_cores, options.sockets, options.rank)
     while _run_until_command(worker, jobs, regions):
         pass
     if jobs.pending or regions is not None:
@@ -205,6 +212,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--io-fds", type=lambda text: [int(fd) for fd in text.split(",")], required=True)
     parser.add_argument("--cache-dir", type=Path, required=True, help="folder of artifacts, one folder per key")
     parser.add_argument("--regions-fd", type=int, default=-1, help="socket for orders about regions; -1: none come")
+    parser.add_argument("--sockets", default="", help="what addresses of Python models' instances begin with")
     parser.add_argument("--spin-us", type=int, default=20)
     parser.add_argument("--parent", type=int, required=True, help="process to die with")
     return parser.parse_args()

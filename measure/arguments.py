@@ -46,6 +46,22 @@ def model_and_cores(parser: argparse.ArgumentParser, options: argparse.Namespace
         parser.error(str(error))
 
 
+def in_each_precision(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return the options for each precision that they name: with `deadline` for fp32 and for bf16.
+
+    What is written of the latter has `-bf16` in its name.
+    """
+    wanted = WantedPrecision(options.precision, options.min_cosine).each
+    found = []
+    for precision in wanted:
+        own = {"precision": precision.name}
+        for name in ("json", "output") if precision is not wanted[0] else ():
+            if (path := getattr(options, name, None)) is not None:
+                own[name] = path.with_name(f"{path.stem}-{precision.name}{path.suffix}")
+        found.append(argparse.Namespace(**{**vars(options), **own}))
+    return found
+
+
 def compiled_manifest(options: argparse.Namespace, name: str, path: Path) -> Manifest:
     """Return the manifest of a model, compiled as the options say. Raises CompileError, OSError."""
     precision = WantedPrecision(options.precision, options.min_cosine)

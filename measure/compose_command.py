@@ -10,6 +10,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest
 from gangway.executor.launch import available_cores
@@ -168,7 +169,7 @@ def picture(times: CompoundTimes, cores: int, longest_us: float) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway compose",
         description="Find the fastest schedule of models that compute one input together: stages, in each of which "
         "some layers of each model run side by side on cores of their own. Schedules are measured on the executor that "

@@ -6,15 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.console import Console
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.executor.launch import available_cores
-from gangway.measure.arguments import compiled_manifest, find_model, model_words, positive_integer
+from gangway.measure.arguments import (
+    compiled_manifest,
+    find_model,
+    in_each_precision,
+    model_words,
+    positive_integer,
+)
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
@@ -31,13 +36,19 @@ def main(argv: Sequence[str]) -> int:
         name, path = find_model(options.path)
     except ValueError as error:
         parser.error(str(error))
-    console = Console()
     try:
-        manifest = compiled_manifest(options, name, path)
-        profile = _profile(manifest, options.cache_dir, model_words(options))
+        for each in in_each_precision(options):
+            _plan(name, path, each, parser)
     except (CompileError, ProfileError) as error:
         print(f"gangway plan: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _plan(name: str, path: Path, options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    console = Console()
+    manifest = compiled_manifest(options, name, path)
+    profile = _profile(manifest, options.cache_dir, model_words(options))
     cores = options.cores or profile.cores[-1]
     if cores > profile.cores[-1]:
         parser.error(f"argument --cores: the profile was measured on up to {profile.cores[-1]}")
@@ -48,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         plan = {"model": name, "cores": cores, "batches": [_entry(table, rows) for rows in batches]}
         options.json.write_text(json.dumps(plan, indent=1))
-    return 0
 
 
 def _profile(manifest: Manifest, cache_dir: Path, argument: str) -> Profile:
@@ -64,7 +74,7 @@ def _profile(manifest: Manifest, cache_dir: Path, argument: str) -> Profile:
 
 
 def _shown(name: str, table: PlanTable, batches: Sequence[int]) -> Table:
-    shown = Table(title=f"{name} on {table.cores} cores: <gangs, cores of each, rows of each>", title_justify="left")
+    shown = Table(title=f"{name} on {table.cores} cores: <gangs, cores of each, rows of each>")
     shown.add_column("rows", justify="right")
     shown.add_column("parts", overflow="fold")
     for heading in ("ms", "in one gang, ms", "share", "rows/s"):
@@ -101,7 +111,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway plan",
         description="Show into which parts a server on so many cores cuts batches of a model, and how long they are "
         "predicted to take, beside one gang on all cores. `gangway profile` must have measured the model. Gangs work "

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table
-
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
-from gangway.measure.arguments import compiled_manifest, model_and_cores, positive_number
+from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.errors import CompileError
@@ -26,14 +25,20 @@ def main(argv: Sequence[str]) -> int:
     name, path, cores = model_and_cores(parser, options)
     console = Console()
     try:
-        manifest = compiled_manifest(options, name, path)
-        measured = _measure(name, manifest, options, cores)
-        kept = keep_better(options.cache_dir, measured)
-        if options.json:
-            options.json.write_bytes(encode_profile(kept))
+        for each in in_each_precision(options):
+            _profile(name, path, each, cores, console)
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
         print(f"gangway profile: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _profile(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int], console: Console) -> None:
+    manifest = compiled_manifest(options, name, path)
+    measured = _measure(name, manifest, options, cores)
+    kept = keep_better(options.cache_dir, measured)
+    if options.json:
+        options.json.write_bytes(encode_profile(kept))
     console.print(layer_table(manifest, kept))
     lines = [*summary(kept), f"kept in {profile_path(options.cache_dir, kept.key, kept.machine.machine_id)}"]
     if kept != replace(measured, agreeing=kept.agreeing):
@@ -41,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
             f"All this is from before: in the new measurement cores were only {measured.cores_whole:.0%} there"
         )
     console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
-    return 0
 
 
 def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
@@ -55,7 +59,7 @@ def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway profile",
         description="Measure a model on this machine with the executor that serves it: every layer, version, number of "
         "cores and batch size alone, then its slowdown beside generated interference on the other cores. The better "
@@ -87,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def layer_table(manifest: Manifest, profile: Profile) -> Table:
     """One line per layer and version, for one row. Needs the manifest that the profile was measured of."""
-    table = Table(title=f"{profile.model_name}, one row", title_justify="left")
+    table = Table(title=f"{profile.model_name}, one row")
     for heading in ("layer", "operator"):
         table.add_column(heading, overflow="fold")
     headings = [f"us on {count}" for count in profile.cores]

@@ -2,18 +2,24 @@
 
 import argparse
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, Table
+from gangway.artifact.html_page import write_html
 from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
-from gangway.measure.arguments import compiled_manifest, model_and_cores, model_words
+from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores, model_words
 from gangway.measure.report_tables import SERIES, Evidence, Row
 from gangway.server.errors import CompileError
 
+PAGE_COLUMNS = 120
+PAGE_ROWS = 40  # of each table on a page
 UNMEASURED = {
     "interference": "nothing was measured beside interference",
     "loss_by_count": "no kernel was measured in several versions beside interference",
@@ -30,19 +36,29 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     name, path, cores = model_and_cores(parser, options)
+    options = in_each_precision(options)[0]  # only versions in fp32 are tuned
     try:
         from gangway.measure.report_pictures import PICTURES, save  # noqa: PLC0415 - needs an extra package
 
         evidence = _evidence(name, path, options, len(cores))
         options.output.mkdir(parents=True, exist_ok=True)
+        pictures = {}
+        page = Console(file=io.StringIO(), record=True, width=PAGE_COLUMNS)
         for series, collect in SERIES.items():
             rows = collect(evidence)
             if rows:
+                picture = options.output / f"{series}.png"
                 _write_csv(options.output / f"{series}.csv", rows)
-                save(PICTURES[series](evidence, rows), options.output / f"{series}.png")
-                print(options.output / f"{series}.png")
+                save(PICTURES[series](evidence, rows), picture)
+                pictures[series] = picture.read_bytes()
+                page.print(_table(series, rows))
+                print(picture)
             else:
+                page.print(f"no {series}: {UNMEASURED[series]}")
                 print(f"no {series}: {UNMEASURED[series]}")
+        if options.html:
+            write_html(options.html, f"gangway report: {name}", page, pictures)
+            print(options.html)
     except (CompileError, MissingError, ProfileError, OSError) as error:
         print(f"gangway report: {error}", file=sys.stderr)
         return 1
@@ -65,6 +81,14 @@ def _evidence(name: str, path: Path, options: argparse.Namespace, cores: int) ->
     return Evidence(manifest, read_profile(profile), tuning)
 
 
+def _table(series: str, rows: Sequence[Row]) -> Table:
+    """Return the first rows; the CSV file has all."""
+    table = Table(*rows[0], title=f"{series}, {min(len(rows), PAGE_ROWS)} of {len(rows)} rows")
+    for row in rows[:PAGE_ROWS]:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    return table
+
+
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -73,7 +97,7 @@ def _write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway report",
         description="Draw what was measured of a model on this machine, as in VELTAIR's paper: speed-up of layers with "
         "cores (its figure 4a), performance of versions over interference (6), loss by number of versions (7), samples "
@@ -82,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
+    add("--html", type=Path, metavar="FILE", help="write one page of tables, pictures, command and machine, too")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write; made if it is absent")
     add("--cores", default="all", metavar="LIST", help="cores that the profile was measured on (all)")
     add_dimension(parser)

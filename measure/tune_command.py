@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
 from gangway.measure.arguments import find_target, model_and_cores, positive_integer, positive_number
@@ -80,7 +79,7 @@ def _percent(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway tune",
         description="Measure many points of the kernel templates' knobs for every layer of a model, and keep those "
         "that are worth having: the fastest alone, and others that are better beside interference (VELTAIR's Algorithm "
@@ -109,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def kernel_table(tuning: Tuning) -> Table:
     """One line per distinct kernel."""
-    table = Table(title=f"{tuning.model_name}, one row, {tuning.cores} cores", title_justify="left")
+    table = Table(title=f"{tuning.model_name}, one row, {tuning.cores} cores")
     for heading in ("layer", "operator"):
         table.add_column(heading, overflow="fold")
     for heading in ("uses", "samples", "QoS us", "static us", "first us", "gain"):

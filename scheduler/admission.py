@@ -207,7 +207,7 @@ class Admission:
     def _piece_certain_from_us(self, request: Query, unit: Unit, piece: Piece) -> float:
         """As if it were alone, but with what its gang has done."""
         assert request.deadline_us is not None
-        profile = self._models.profiles.get(request.model_id)
+        profile = self._models.profiles.get(unit.query.model_id)
         if profile is None:  # it is being loaded again, or unloaded
             return request.deadline_us
         query = replace(request, rows=piece.rows, next_layer=unit.query.next_layer)

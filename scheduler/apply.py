@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from gangway.artifact.precision import FP32
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
@@ -66,11 +67,17 @@ class Execution:
     def start(self, start: Start, now_us: float) -> None:
         """Let a waiting unit run a block."""
         unit = self._requests.waiting.get(start.query_id)
-        if unit is None or not self._is_sound(start, unit):
+        if unit is None:
             return
-        gang = self.gangs.of_query(start.query_id) if unit.query.started else self._form(unit)
+        in_fp32 = start.precision == FP32 and unit.query.fp32_id >= 0  # else another unit of its batch has chosen
+        model_id = unit.query.fp32_id if in_fp32 else unit.query.model_id
+        if not self._is_sound(start, unit, model_id):
+            return
+        gang = self.gangs.of_query(start.query_id) if unit.query.started else self._form(unit, model_id)
         if gang is None:
             return
+        if unit.query.fp32_id >= 0:
+            self._requests.choose(unit, model_id)
         if not self._requests.start(unit):
             self._close(gang)
             self.changed = True
@@ -279,13 +286,17 @@ class Execution:
 
     # -- what a gang needs
 
-    def _form(self, unit: Unit) -> Gang | None:
-        """Return a gang with lease and arena for a unit; None if it has to wait for one, or can never have one."""
-        if not self.gangs.free:
+    def _form(self, unit: Unit, model_id: int) -> Gang | None:
+        """Return a gang with lease and arena for a unit; None if it has to wait for one, or can never have one.
+
+        `model_id`: in the precision that it is to have.
+        """
+        model = self._models.get(model_id)
+        if not self.gangs.free or model is None:
             return None
-        spec = self._spec(unit)
+        spec = model.spec
         try:
-            arena_offset = self._arenas.acquire(unit.query.model_id, unit.query.rows)
+            arena_offset = self._arenas.acquire(model_id, unit.query.rows)
         except OSError as error:
             _log.error(
                 "%s: requests are refused, because there is no memory for a batch of %d rows: %s",
@@ -326,11 +337,12 @@ class Execution:
         assert model is not None, "a model stays until its last gang has ended"
         return model.spec
 
-    def _is_sound(self, start: Start, unit: Unit) -> bool:
+    def _is_sound(self, start: Start, unit: Unit, model_id: int) -> bool:
         """Whether the decision can be carried out. A policy that is wrong must not end the server."""
-        query = unit.query
+        query, model = unit.query, self._models.get(model_id)
         layers = start.end_layer - query.next_layer
-        sound = layers > 0 and start.end_layer <= self._spec(unit).layers and len(start.versions) in (0, layers)
+        sound = model is not None and layers > 0 and start.end_layer <= model.spec.layers
+        sound = sound and len(start.versions) in (0, layers)
         if not sound or not 0 < len(start.cores) <= MAX_RANKS or not self._workers.are_free(start.cores):
             _log.error(
                 "a decision of the scheduling policy is ignored: %s is impossible for a request at layer %d",

@@ -42,13 +42,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Open:
-    """A model whose requests may begin, and how. `arenas`: for those under way; None: to be reserved."""
+    """A model whose requests may begin, and how.
+
+    `arenas`: for those under way; None: to be reserved. `is_dated`: `start` may be another by now.
+    """
 
     spec: LoadModel
     profile: ModelProfile
     start: LoneStart
     level: float
     arenas: list[int | None]
+    is_dated: bool = False
 
 
 class FastPathScheduler:
@@ -91,8 +95,9 @@ class FastPathScheduler:
 
     def arrived(self, query: Query) -> None:
         """A request was decided about."""
-        self._asked_us[query.model_id] = query.arrival_us
-        self._to_review.add(query.model_id)
+        model_id = query.model_id if query.fp32_id < 0 else query.fp32_id
+        self._asked_us[model_id] = query.arrival_us
+        self._to_review.add(model_id)
 
     def may_begin(self) -> bool:
         """Whether requests may begin without a decision now; nobody waits."""
@@ -136,9 +141,16 @@ class FastPathScheduler:
         self._asked_us.pop(model_id, None)
 
     def tend(self, now_us: float) -> None:
-        """Close what has not been asked for long: its arenas may give their memory back."""
+        """Close what has not been asked for long: its arenas may give their memory back.
+
+        How others begin that may be in either precision, changes with the load.
+        """
         for model_id in [number for number in self._open if self._asked_us[number] + REST_US < now_us]:
             self.close(model_id)
+        for model_id, known in self._open.items():
+            if known.profile.bf16_id >= 0:
+                known.is_dated = True
+                self._to_review.add(model_id)
 
     # -- models
 
@@ -161,13 +173,14 @@ class FastPathScheduler:
         if model is None or profile is None or held or model.spec.limits:
             self.close(model_id)
             return
-        if known is not None and known.profile is profile and known.level == level:
+        is_known = known is not None and known.profile is profile
+        if known is not None and is_known and known.level == level and not known.is_dated:
             return
         start = self._policy.lone_start(profile, cores, level)
         if start is None or start.cores > cores:
             self.close(model_id)
-        elif known is not None and known.profile is profile and known.start == start:
-            known.level = level
+        elif known is not None and is_known and known.start == start:
+            known.level, known.is_dated = level, False
         else:
             self.close(model_id)
             self._open[model_id] = opened = _Open(model.spec, profile, start, level, [None] * self._arena_count(start))
@@ -185,7 +198,7 @@ class FastPathScheduler:
         if len(arenas) < len(known.arenas):
             self.close(spec.model_id)
             return
-        min_slack_us = start.min_slack_us + self._way_back_us if start.may_grow else 0.0
+        min_slack_us = start.min_slack_us + self._way_back_us if start.min_slack_us else 0.0
         self._path.open(
             OpenModel(
                 spec.model_id,

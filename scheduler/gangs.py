@@ -40,6 +40,7 @@ class Gang:
     long_layers: tuple[int, ...] = ()
     generation: int = 0
     model: str = ""
+    in_bf16: bool = False  # of a model that is there in fp32, too
     end_layer: int = 0
     blocks: int = 0  # that were started
     planned_blocks: int = 0  # that began by plan, and
@@ -135,6 +136,7 @@ class GangTable:
             model.indivisible,
             model.long_layers,
             model=model.name,
+            in_bf16=model.fp32_id >= 0,
         )
         self._gangs[index] = gang
         self._by_query[unit.query.query_id] = gang

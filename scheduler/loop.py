@@ -28,6 +28,7 @@ from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
+from gangway.scheduler.policies.precision_choice import PrecisionChooser
 from gangway.scheduler.policy import Policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
@@ -79,9 +80,18 @@ class StatusWriter:
                 arena_bytes=self._arenas.committed_bytes,
                 level=self._execution.times.interference.level(now_us),
                 compounds=self._compounds.results(),
-                models={spec.model_id: self._account(spec.model_id, spec.name) for spec in self._models.specs()},
+                models=self._accounts(),
             )
         )
+
+    def _accounts(self) -> dict[int, ModelAccount]:
+        """Return what there is to say of each model, in all its precisions together."""
+        found: dict[int, ModelAccount] = {}
+        for spec in self._models.specs():
+            number = spec.model_id if spec.fp32_id < 0 else spec.fp32_id
+            own = self._account(spec.model_id, spec.name)
+            found[number] = ModelAccount(*map(sum, zip(found.get(number, ModelAccount()), own, strict=True)))
+        return found
 
     def _account(self, model_id: int, name: str) -> ModelAccount:
         counters = self._counters.models.get(name, _NOTHING)
@@ -120,14 +130,15 @@ class LiveScheduler:
     ) -> None:
         self.control = control
         self.supervisor = supervisor
-        self.requests = RequestTable(tables)
+        in_bf16: dict[int, int] = {}
+        self.requests = RequestTable(tables, in_bf16)
         self.workers = WorkerTable(control)
         self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
-        self._models = ModelTable(max(map(len, nodes), default=control.layout.workers), self._former)
+        self._models = ModelTable(max(map(len, nodes), default=control.layout.workers), self._former, in_bf16)
         self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
         self._trace = trace
         self._set_log = set_log
-        self._policy = policy = self.compounds = CompoundFormer(policy)
+        self._policy = policy = self.compounds = CompoundFormer(PrecisionChooser(policy))
         self.accounts = Accounts(timeline)
         self._execution = Execution(
             control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed

@@ -24,6 +24,7 @@ class LoadModel:
     number) unless the oldest has waited for `max_delay_us` (None: as long as it is predicted to pay).
     `preserve_ordering`: its batches run one after the other, in order of arrival. `splits`: batches may be cut.
     `pass_layers` are computed pass by pass, `pass_rows` rows for each core (`executor/leases.py`).
+    `fp32_id`: this is the same as the model of that number, but in bf16 (`precision.py`); -1: it is a model by itself.
     """
 
     model_id: int
@@ -46,6 +47,7 @@ class LoadModel:
     splits: bool = True
     pass_layers: int = 0
     pass_rows: int = 1
+    fp32_id: int = -1
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ class ModelJobs:
             model.refusal = refusal
             self._close(model_id)
             self._workers.serve(model_id, False)
+            self._go_on_in_fp32(model_id)
             for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
                 # The end of a request that has several units takes out others of these, too.
                 for request in self._requests.of(unit) if unit in self._requests.waiting else ():
@@ -179,6 +180,13 @@ class ModelJobs:
                 self._crashes.pop(model_id, None)
                 self._execution.times.errors.forget(model_id)
                 self._supervisor.send(slow.ModelUnloaded(model_id))
+
+    def _go_on_in_fp32(self, model_id: int) -> None:
+        """Let queries that may be in either precision be in fp32, if the model stays in that."""
+        for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
+            exact = self._models.get(unit.query.fp32_id)
+            if exact is not None and exact.state is ModelState.SERVING:
+                self._requests.choose(unit, exact.spec.model_id)
 
     def _serve_if_complete(self, model: Model) -> None:
         model_id = model.spec.model_id

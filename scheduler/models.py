@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeAlias
@@ -154,14 +154,18 @@ class ModelTable:
     """Models by number, and the profiles that policies see (of those that are being served).
 
     `cores`: of the largest gang; every profile has times for 1 to so many. `former`: is told of models, too.
+    `in_bf16`: is kept up to date: the numbers of models that are there in bf16, too, and of that.
     """
 
-    def __init__(self, cores: int, former: BatchFormer | None = None) -> None:
+    def __init__(
+        self, cores: int, former: BatchFormer | None = None, in_bf16: MutableMapping[int, int] | None = None
+    ) -> None:
         self._cores = cores
         self._former = former
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
         self._misjudged: Counter[int] = Counter()  # runs in succession
+        self._in_bf16 = {} if in_bf16 is None else in_bf16
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
         self.any_unloading = False  # the end of a gang may be waited for
@@ -175,6 +179,8 @@ class ModelTable:
     def add(self, spec: LoadModel) -> Model:
         """Begin with a model."""
         model = self._models[spec.model_id] = Model(spec)
+        if spec.fp32_id >= 0:
+            self._pair(spec.fp32_id, spec.model_id)
         self.limits.add(spec)
         if self._former is not None:
             self._former.add(spec)
@@ -201,7 +207,8 @@ class ModelTable:
         """LOADING -> SERVING."""
         model.state = ModelState.SERVING
         self._review()
-        self._profiles[model.spec.model_id] = estimated_profile(model.spec, self._cores)
+        profile = estimated_profile(model.spec, self._cores)
+        self._profiles[model.spec.model_id] = replace(profile, bf16_id=self._in_bf16.get(model.spec.model_id, -1))
 
     def set_profile(self, message: SetProfile) -> None:
         """Note a model's measured latency, and what is asked of it."""
@@ -216,6 +223,7 @@ class ModelTable:
                 qos_us=message.qos_us,
                 rejects_late=message.rejects_late,
                 varies=message.varies,
+                bf16_id=self._in_bf16.get(message.model_id, -1),
             )
 
     def use_profile(self, model_id: int, profile: Profile) -> None:
@@ -234,6 +242,7 @@ class ModelTable:
             qos_us=known.qos_us,
             rejects_late=known.rejects_late,
             varies=known.varies,
+            bf16_id=self._in_bf16.get(model_id, -1),
         )
 
     def ran(self, model_id: int, run_us: float) -> None:
@@ -262,6 +271,8 @@ class ModelTable:
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""
         model.state = ModelState.UNLOADING
+        if model.spec.fp32_id >= 0:
+            self._pair(model.spec.fp32_id, -1)
         self._review()
         self._profiles.pop(model.spec.model_id, None)
         self._misjudged.pop(model.spec.model_id, None)
@@ -273,6 +284,15 @@ class ModelTable:
         if self._former is not None:
             self._former.remove(model.spec.model_id)
         self._review()
+
+    def _pair(self, model_id: int, bf16_id: int) -> None:
+        """Note that a model is there in bf16, too, under this number; -1: not any more."""
+        if bf16_id < 0:
+            self._in_bf16.pop(model_id, None)
+        else:
+            self._in_bf16[model_id] = bf16_id
+        if (profile := self._profiles.get(model_id)) is not None:
+            self._profiles[model_id] = replace(profile, bf16_id=bf16_id)
 
     def _review(self) -> None:
         self.changes += 1

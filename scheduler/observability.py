@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 
+from gangway.artifact.precision import FP32
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.gangs import Gang
@@ -107,7 +108,8 @@ def describe(
         line[field.name] = getattr(decision, field.name)
     query = _find(getattr(decision, "query_id", None), snapshot)
     if query is not None:
-        line["model"] = names.get(query.model_id, "")
+        in_fp32 = query.fp32_id >= 0 and getattr(decision, "precision", "") == FP32
+        line["model"] = names.get(query.fp32_id if in_fp32 else query.model_id, "")
         line["next_layer"] = query.next_layer
         line["age_us"] = round(snapshot.now_us - query.arrival_us, 1)
         line["slack_us"] = None if query.deadline_us is None else round(query.deadline_us - snapshot.now_us, 1)
@@ -210,7 +212,7 @@ class Accounts:
         counters.blocks += 1
         counters.conflicts += conflict
         for request in requests:
-            request.counts = _add_block(request.counts, conflict)
+            request.counts = _add_block(request.counts, conflict, gang.in_bf16)
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
@@ -276,8 +278,8 @@ class Accounts:
         self._joined.update({(gang.lease, rank): layer for rank in ranks})
 
 
-def _add_block(counts: SlotCounts, conflict: bool) -> SlotCounts:
+def _add_block(counts: SlotCounts, conflict: bool, in_bf16: bool) -> SlotCounts:
     """Planned blocks and versions are counted by the workers."""
-    if counts is NOTHING and not conflict:
+    if counts is NOTHING and not (conflict or in_bf16):
         return _USUAL
-    return counts._replace(blocks=counts.blocks + 1, conflicts=counts.conflicts + conflict)
+    return counts._replace(blocks=counts.blocks + 1, conflicts=counts.conflicts + conflict, bf16=int(in_bf16))

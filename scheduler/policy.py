@@ -49,6 +49,7 @@ class Query:
     round: int = 0  # and its round: the policy sees it when those of the rounds before have started
     compound: int = 0  # the compound task that it is a member of, which may run by a schedule; 0: none
     request_rows: int = 0  # rows of the largest request that has rows here, as far as it has; 0: it is one request
+    fp32_id: int = -1  # the same model in fp32, as which it may begin instead (`precision.py`); -1: there is none
 
 
 class PlannedBlock(NamedTuple):
@@ -111,6 +112,7 @@ class Start:
     reason: str = ""  # of every decision: why, in words, for --trace-decisions
     blocks: tuple[PlannedBlock, ...] = ()  # by layer, all behind query.next_layer
     together: bool = False  # with the others that are: rank 0 of each begins, then rank 1 of each, and so on
+    precision: str = ""  # of a query that may begin in either: the driver's choice (`precision.py`), not the policy's
 
 
 @value(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class LoneStart:
     cores: int
     versions: tuple[int, ...] = ()  # as in Start
     may_grow: bool = False  # it may want more cores later; otherwise it can use no more
-    min_slack_us: float = 0.0  # from now to its deadline, less the way back: with less it may begin on other cores
+    min_slack_us: float = 0.0  # from now to its deadline, less the way back: with less it may begin otherwise
 
 
 Decision = Start | Stop | Resize | Replan | Reject | StartOver | Wake

@@ -118,6 +118,15 @@ class Fairness:
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionChoice:
+    """A query that may be computed in fp32 or in bf16 is so in fp32 if nobody is late by it; left out: never."""
+
+    enabled: bool = True
+    max_load: float = 0.9  # share of the machine's time that others are taken to want, at most; bound
+    crowding_step: float = 0.25  # of the factor that the load makes: not every request changes what may begin; bound
+
+
+@dataclass(frozen=True, slots=True)
 class LateBound:
     """A late query goes first once it has waited so much longer than whom order of arrival would serve now."""
 
@@ -312,6 +321,7 @@ class PolicyConfig:
     latest_start: LatestStart = LatestStart()
     foresight: Foresight = Foresight()
     fairness: Fairness = Fairness()
+    precision_choice: PrecisionChoice = PrecisionChoice()
     late_bound: LateBound = LateBound()
     aging: Aging = Aging()
     brief: Brief = Brief()

@@ -46,6 +46,7 @@ class ModelProfile:
     indivisible: bool = False  # a query is one task: nothing stops or resizes it
     measured: bool = False
     varies: bool = False  # its times depend on the shapes of a request: they are guesses, and bound nothing
+    bf16_id: int = -1  # the same model in bf16, which requests with a deadline may have instead; -1: there is none
 
     @property
     def cores(self) -> int:

@@ -1,9 +1,10 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import MappingProxyType
 
 from gangway.executor.fast_path import InFlight
 from gangway.executor.leases import Member
@@ -16,6 +17,7 @@ MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAIL
 MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone
 FRONT_END_BITS = 16  # of a query's `compound`: front ends count theirs one by one
 NOTHING = SlotCounts()
+NO_MODELS: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -26,9 +28,11 @@ class Request:
     RUNNING, else SUBMITTED. `dropped`: it is to end with `drop_status`; what has not begun of it is gone, what has
     begun ends with its unit. After `expires_us` nobody waits for the answer. It is refused if `max_queue` others like
     it wait (0: any number may). `crashes`: workers that ended by what they computed of it, or of a batch with it.
+    `asked_id`: the model that its client asked for; its query's may be the same in bf16.
     """
 
     query: Query
+    asked_id: int
     front_end: int
     slot: int
     generation: int
@@ -50,10 +54,14 @@ class Request:
 
 
 class RequestTable:
-    """Requests by (front end, slot, generation) and by number, and the units of them that wait."""
+    """Requests by (front end, slot, generation) and by number, and the units of them that wait.
 
-    def __init__(self, tables: Sequence[SlotTable]) -> None:
+    `in_bf16`: numbers of models that are there in bf16, too, and of that; requests with a deadline wait for the latter.
+    """
+
+    def __init__(self, tables: Sequence[SlotTable], in_bf16: Mapping[int, int] = NO_MODELS) -> None:
         self.tables = tables
+        self._in_bf16 = in_bf16
         self.waiting = UnitQueue()
         self.late = Timers()  # when to look whether a request has become certain to be late
         self._expiries = Timers()  # when nobody waits for an answer any more
@@ -83,19 +91,23 @@ class RequestTable:
         if terms.cancelled:
             table.finish(slot, generation, SlotStatus.CANCELLED)
             return None
+        compound = terms.compound and not terms.attempts
+        in_bf16 = self._in_bf16.get(terms.model_id) if terms.deadline_ns and not compound else None
         query = Query(
             next(self._ids),
-            terms.model_id,
+            terms.model_id if in_bf16 is None else in_bf16,
             terms.rows,
             terms.arrival_ns / 1e3,
             terms.deadline_ns / 1e3 if terms.deadline_ns else None,
             terms.priority,
             rejects_late=terms.rejects_late,
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
-            compound=terms.compound << FRONT_END_BITS | front_end if terms.compound and not terms.attempts else 0,
+            compound=terms.compound << FRONT_END_BITS | front_end if compound else 0,
+            fp32_id=-1 if in_bf16 is None else terms.model_id,
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
-        request = self._enter(Request(query, front_end, slot, generation, expires_us, terms.max_queue))
+        request = Request(query, terms.model_id, front_end, slot, generation, expires_us, terms.max_queue)
+        self._enter(request)
         self._queue_whole(request)
         self._queued.add(request)
         self._watch_expiry(request)
@@ -114,7 +126,8 @@ class RequestTable:
         )
         expires_us = in_flight.limit_ns / 1e3 if in_flight.limit_ns else None
         slot, generation = in_flight.slot, in_flight.slot_generation
-        request = self._enter(Request(query, in_flight.front_end, slot, generation, expires_us, running=True))
+        request = Request(query, query.model_id, in_flight.front_end, slot, generation, expires_us, running=True)
+        self._enter(request)
         request.units = [whole_request(query)]
         return request
 
@@ -179,6 +192,15 @@ class RequestTable:
                 request.units.append(unit)
                 request.piece_count = len(request.units)
             self.waiting.add(unit)
+
+    def choose(self, unit: Unit, model_id: int) -> None:
+        """Let a waiting unit, and those of its batch, be of the model of this number, in one precision or the other.
+
+        A piece that has to run again is so too, if others of its request may have been computed.
+        """
+        for each in (unit,) if unit.batch is None else unit.batch.units:
+            if each in self.waiting and each.query.fp32_id >= 0:
+                self.waiting.update(each, replace(each.query, model_id=model_id, fp32_id=-1))
 
     def start(self, unit: Unit) -> bool:
         """Take it out of the queue to be run; False if all its slots have moved on (their requests are forgotten)."""
@@ -245,7 +267,8 @@ class RequestTable:
         return [request for request in requests if request.dropped and not request.units]
 
     def break_up(self, unit: Unit) -> None:
-        """Let the pieces of a waiting unit wait one by one."""
+        """Let the pieces of a waiting unit wait one by one. Other units may have pieces of the same requests."""
+        self.choose(unit, unit.query.model_id)
         self.waiting.remove(unit)
         for piece, request in zip(unit.pieces, self.of(unit), strict=True):
             request.units.remove(unit)
@@ -308,14 +331,16 @@ class RequestTable:
 
     # -- steps of these
 
-    def _enter(self, request: Request) -> Request:
+    def _enter(self, request: Request) -> None:
         self._by_slot[(request.front_end, request.slot, request.generation)] = request
         self._by_number[request.number] = request
-        return request
 
     def _queue_whole(self, request: Request) -> None:
         """Let a request wait in one unit of its own."""
-        unit = whole_request(request.query)
+        query = request.query
+        if query.fp32_id >= 0 and self._in_bf16.get(query.fp32_id) != query.model_id:  # that is not there any more
+            query = request.query = replace(query, model_id=query.fp32_id, fp32_id=-1)
+        unit = whole_request(query)
         request.piece_count = 1
         request.batch = None
         request.units = [unit]
@@ -330,6 +355,8 @@ class RequestTable:
         old = unit.query
         query = replace(
             request.query,
+            model_id=old.model_id,
+            fp32_id=-1,
             query_id=next(self._ids),
             rows=piece.rows,
             cores=old.cores,
@@ -397,7 +424,7 @@ class QueuedCounts:
 
     def like(self, request: Request) -> int:
         """Return how many there are of its model and priority."""
-        return self._by_kind[request.query.model_id, request.query.priority]
+        return self._by_kind[request.asked_id, request.query.priority]
 
     def of_front_end(self, front_end: int) -> int:
         """Return how many there are of a front end."""
@@ -405,7 +432,7 @@ class QueuedCounts:
 
     def add(self, request: Request, count: int = 1) -> None:
         """Count a request that is not running."""
-        self._by_kind[request.query.model_id, request.query.priority] += count
+        self._by_kind[request.asked_id, request.query.priority] += count
         self._by_front_end[request.front_end] += count
 
     def remove(self, request: Request) -> None:

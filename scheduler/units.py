@@ -93,6 +93,7 @@ class Batch:
         first, leader = len(self.units), self.requests[0]
         arrival_us = min([query.arrival_us for query in self.requests])
         largest_rows = max([query.rows for query in self.requests])
+        in_rounds = any(part.round for part in self._parts)
         for index, pieces in enumerate(islice(_cut(self.requests, self._parts), first, end), first):
             part = self._parts[index]
             query = Query(
@@ -109,6 +110,7 @@ class Batch:
                 batch=self.number,
                 round=part.round,
                 request_rows=min(part.rows, largest_rows),
+                fp32_id=-1 if in_rounds else leader.fp32_id,  # how many rounds follow, policies do not see
             )
             self.units.append(Unit(query, pieces, self, index))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 
 class TlsError(ValueError):
@@ -249,3 +249,25 @@ def parse_restriction(text: str) -> Restriction:
 
 def _digest(value: str | bytes) -> bytes:
     return sha256(value.encode() if isinstance(value, str) else value).digest()
+
+
+HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"  # how every client of HTTP/2 begins, and so of gRPC
+
+
+@dataclass
+class Ports:
+    """Where a front end listens: "host:port" or "unix:PATH"; empty as long as it does not."""
+
+    grpc: str = ""
+    http: str = ""
+
+    @property
+    def text(self) -> str:
+        """What clients at the wrong port are told, such as "HTTP is on port 8000, gRPC on port 8001"."""
+        known = {"HTTP": self.http, "gRPC": self.grpc}
+        places = [f"{name} is {_place(address)}" for name, address in known.items() if address]
+        return " and ".join(places) or "no other port is served"
+
+
+def _place(address: str) -> str:
+    return f"at {address}" if address.startswith(UNIX) else f"on port {address.rpartition(':')[2]}"

@@ -5,39 +5,15 @@ import io
 import os
 import sys
 from importlib.metadata import version
-from typing import NamedTuple
 
+from gangway.artifact.commands import COMMANDS
 from gangway.artifact.extras import EXTRAS, install_command
+from gangway.artifact.suggestion import did_you_mean
 from gangway.server.system import drop_unwritable
-
-
-class Command(NamedTuple):
-    """A subcommand: the module whose `main(argv)` runs it, and its line in the help."""
-
-    module: str
-    summary: str
-
-
-COMMANDS = {
-    "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC and HTTP"),
-    "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
-    "quantize": Command("gangway.compiler.quantize_command", "make an int8 model of a float32 one"),
-    "profile": Command("gangway.measure.profile_command", "measure a model's layers on this machine"),
-    "plan": Command("gangway.measure.plan_command", "show how batches of a measured model are split over cores"),
-    "tune": Command("gangway.measure.tune_command", "find versions of a model's layers worth having on this machine"),
-    "compose": Command("gangway.measure.compose_command", "find the fastest schedule of several models on one input"),
-    "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
-    "report": Command("gangway.measure.report_command", "draw what was measured of a model"),
-    "zoo": Command("gangway.zoo.command", "write example models with random weights"),
-    "perf": Command("gangway.clients.perf.command", "load a server with several models, and find the rate it carries"),
-    "route": Command("gangway.cluster.route_command", "distribute the calls of clients over several servers"),
-    "place": Command("gangway.cluster.place_command", "choose which models are loaded on which of several servers"),
-    "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),
-}
 
 HELP = """usage: gangway COMMAND [OPTIONS]
 
-Gangway serves ONNX models on CPUs that many models share. It speaks Triton's gRPC protocol.
+Gangway serves ONNX models on CPUs that many models share. It speaks Triton's protocols.
 
 commands:
 {commands}
@@ -46,15 +22,16 @@ options:
   -h, --help   show this text; `gangway COMMAND --help` explains a command
   --version    show the version
 
-two commands to start with:
+three commands to start with:
   gangway zoo models
-  gangway serve --model-repository models
+  gangway serve models
+  gangway client mlp
 """
 
 
 def help_text() -> str:
     """Return what `gangway --help` prints."""
-    return HELP.format(commands="\n".join(f"  {name:<9}  {command.summary}" for name, command in COMMANDS.items()))
+    return HELP.format(commands="\n".join(f"  {name:<10}  {command.summary}" for name, command in COMMANDS.items()))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,7 +55,8 @@ def _main(arguments: list[str]) -> int:
         print(f"gangway {version('gangway-serve')}")
         return 0
     if name not in COMMANDS:
-        print(f"gangway: unknown command {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        near = did_you_mean(name, COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+        print(f"gangway: unknown command {name!r}{near}", file=sys.stderr)
         return 2
     return run(name, rest)
 

@@ -2,8 +2,8 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `ModelTarget`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and at the end
-`Leave` and `Drain`.
+`ModelRemoved`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`), answers to `RepositoryCall`, and at
+the end `Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
 
@@ -52,7 +52,8 @@ class ModelReady:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's. `compounds`:
-    groups of an ensemble's steps that run by a schedule.
+    groups of an ensemble's steps that run by a schedule. `chooses_precision`: requests may be computed in fp32 or in
+    bf16, and responses say which.
     """
 
     model_id: int
@@ -74,6 +75,7 @@ class ModelReady:
     statistics_row: int = -1
     tail: bool = False
     compounds: Compounds = ()
+    chooses_precision: bool = False
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -287,6 +289,23 @@ class Settled:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What the supervisor has others do in the background. `phase` empty: none is known. `since_s`: since 1970."""
+
+    kind: Literal["compile", "profile"]
+    model: str
+    since_s: float
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class JobsUnderWay:
+    """To a front end: these are all jobs at the moment, in the order of their begin."""
+
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
 class AllKnown:
     """To a front end, once: it has been told all there is, so clients may come."""
 
@@ -344,6 +363,7 @@ FrontEndMessage = (
     | Agreed
     | Applied
     | Settled
+    | JobsUnderWay
     | AllKnown
 )
 

@@ -39,6 +39,7 @@ from typing import Final, Literal, NamedTuple
 
 import grpc
 
+from gangway.artifact.precision import BF16, FP32
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
@@ -53,7 +54,7 @@ ROW_BOUNDS = tuple(2**power for power in range(11))  # 1 to 1024
 
 
 MAGIC: Final = 0x43574721
-VERSION: Final = 3
+VERSION: Final = 4
 PAGE_BYTES: Final = 4096
 HEAP_BYTES: Final = 0  # words of a section's first page
 REFUSED_UNREAD: Final = 1
@@ -78,6 +79,7 @@ VERSIONS: Final = 27  # requests that used a version of a kernel, by its number
 VERSION_COUNT: Final = 8
 BATCHES: Final = 35  # sizes that there are in the table
 BATCH_ROWS: Final = 36  # in all executions: `inferences`, but for requests of a batch that failed
+IN_BF16: Final = 37  # requests that were computed so, of a model that is there in fp32, too
 # Histograms.
 TIME_BUCKETS: Final = len(TIME_BOUNDS_NS) + 1
 REQUEST_TIMES: Final = 48
@@ -215,11 +217,17 @@ class Figures:
     response_bounds_ns: tuple[int, ...]
     response_counts: tuple[int, ...]  # by these: from arrival to the first response
     last_inference_ms: int  # since 1970; 0: none
-    own: Mapping[str, int]  # OWN_KEYS and `version_N`
+    own: Mapping[str, int]  # OWN_KEYS, `version_N` and `bf16`
 
     def compute(self, part: ComputePart) -> Duration:
         """Return one part of computing, summed up over requests: each of a batch takes as long as the batch."""
         return Duration(self.computed, self.compute_ns[part])
+
+    @property
+    def by_precision(self) -> Mapping[str, int]:
+        """Executed requests by precision, of a model that is there in both."""
+        in_bf16 = self.own.get(BF16, 0)
+        return {FP32: self.computed - in_bf16, BF16: in_bf16}
 
     @property
     def computed(self) -> int:
@@ -254,7 +262,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Totals:
-    """Everything counted until an instant, or between two. Nanoseconds. `own` has OWN_KEYS and `version_N`."""
+    """Everything counted until an instant, or between two. Nanoseconds. `own` as in `Figures`."""
 
     answered: int
     failed: int
@@ -306,6 +314,8 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
     own = dict(zip(OWN_KEYS, words[OWN:], strict=False))
     versions = counts(VERSIONS, VERSION_COUNT)
     own |= {f"{VERSION_PREFIX}{number}": count for number, count in enumerate(versions) if count}
+    if in_bf16 := words[IN_BF16]:
+        own[BF16] = in_bf16
     return Figures(
         success=duration(SUCCESS),
         fail=duration(FAIL),
@@ -428,6 +438,8 @@ class Statistics:
             _BLOCKS, counts.blocks, _CONFLICTS, counts.conflicts, _PREEMPTIONS, counts.preemptions,
             VERSIONS, versions & _STATIC_VERSION, _QOS_MET, in_time is True, _QOS_MISSED, in_time is False,
         )  # fmt: skip
+        if counts.bf16:
+            self._add(0, IN_BF16, 1)
         if versions > _STATIC_VERSION:
             for version in versions_of(versions & ~_STATIC_VERSION):
                 if version < VERSION_COUNT:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from rich.progress import SpinnerColumn
-from rich.table import Table
 
-from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.extras import missing_packages
+from gangway.artifact.html_page import write_html
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.stages.former import Plan
@@ -42,6 +43,7 @@ BESIDE_TARGET = "3x"
 ALL = "all"
 MOST_CORES = 1024
 MACHINES = {"measured": None, "contended": Contention()}
+PICTURE = "policies.png"
 CURVE = (0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.25)  # rates that are drawn, over the rate of the run
 MOST_CURVE_QUERIES = 2000
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("argument --beside: it needs --compound")
     if options.cores % options.nodes:
         parser.error(f"{options.cores} cores cannot be split evenly over {options.nodes} nodes")
-    console = Console()
+    console = Console(record=options.html is not None)
     try:
         if options.compound:
             return _compare_compound(options, console)
@@ -89,7 +91,11 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
     elif options.clients is None:
         runs = [_with_curve(run, scenario, options) for run in runs]
         write_curves(options.output / "policies.csv", runs)
-        draw(options.output / "policies.png", runs, title)
+        draw(options.output / PICTURE, runs, title)
+    if options.html:
+        drawn = options.output / PICTURE
+        pictures = {"share in time over the rate": drawn.read_bytes()} if drawn.exists() else {}
+        write_html(options.html, f"gangway simulate: {title}", console, pictures, scenario.doubts)
     console.print(f"written to {options.output}", highlight=False, soft_wrap=True)
     return 0
 
@@ -170,12 +176,35 @@ def _machine_with(mix: Mix, options: argparse.Namespace, requests: Requests) -> 
     measured = read_models(options.profile)
     overheads, contention = OVERHEADS[options.overheads], MACHINES[options.machine]
     share, nodes = options.memory_share, options.nodes
-    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes)
+    in_bf16 = read_models(options.bf16_profile)
+    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes, in_bf16)
+
+
+COMMON = (
+    "--cores",
+    "--policy",
+    "--mix",
+    "--qos",
+    "--rate",
+    "--clients",
+    "--satisfied",
+    "--queries",
+    "--rows",
+    "--batch",
+    "--seed",
+    "--profile",
+    "--compound",
+    "--beside",
+    "--trace-decisions",
+    "--timeline",
+    "--output",
+)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway simulate",
+        common=COMMON,
         description="Run scheduling policies, the very ones that serve, on a virtual clock and a modelled machine of N "
         "cores. Models are those measured here, scaled (docs/explanation/simulator.md). Prints tables, writes CSV "
         "files, and draws the share in time over the rate.",
@@ -209,6 +238,8 @@ def _parser() -> argparse.ArgumentParser:
         help="cores that disturb each other as measured, or as VELTAIR's premise has it (measured)")  # fmt: skip
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
         help="other measured models: files of `gangway profile`")  # fmt: skip
+    add("--bf16-profile", type=Path, nargs="+", default=[], metavar="FILE",
+        help="the same of models of the mix in bf16, which queries take that would be late in fp32")  # fmt: skip
     add("--memory-share", type=_positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
     add("--overheads", choices=OVERHEADS, default="spare",
@@ -219,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"with --compound: models that others ask for, with targets (--qos, or {BESIDE_TARGET})")  # fmt: skip
     add("--trace-decisions", action="store_true", help="write why each decision was made")
     add("--timeline", action="store_true", help="write which core did what, for Perfetto")
+    add("--html", type=Path, metavar="FILE", help="write one page of tables, picture, command and machine")
     add("-o", "--output", type=Path, metavar="DIR", help="where to write; needed but for --compound")
     return parser
 

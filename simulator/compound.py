@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from gangway.artifact.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.policy import Decision, Policy, Snapshot, Start
 from gangway.scheduler.stages.ir import Schedule, parallel, schedule, sequential
@@ -133,7 +132,7 @@ def makespan_us(policy: Policy, scenario: Scenario) -> float:
 def compound_table(comparisons: Sequence[Comparison], cores: int) -> Table:
     """Return a row per compound task, in at most 80 columns."""
     title = f"compound tasks, modelled, {cores} cores: ms until the last model is answered"
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    result = Table(title=title)
     result.add_column("models")
     for name in ("seq.", "split", "today", "random", "coord.", "x seq.", "x today"):
         result.add_column(name, justify="right")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from gangway.artifact.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, Plan
@@ -100,7 +99,7 @@ def _serve(policy: CompoundFormer, scenario: Scenario, arrivals: Arrivals, compo
 
 def loaded_table(runs: Sequence[LoadedRun], title: str) -> Table:
     """Return a row for each load, in at most 80 columns."""
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    result = Table(title=title)
     for name in ("load", "others in time", "today", "median ms", "today", "99 % ms", "today", "by schedule"):
         result.add_column(name, justify="right")
     for run in runs:

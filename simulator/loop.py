@@ -13,9 +13,11 @@ from dataclasses import replace
 from itertools import repeat
 from types import MappingProxyType
 
+from gangway.artifact.precision import FP32
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
 from gangway.scheduler.gangs import lease_count
+from gangway.scheduler.policies.precision_choice import PrecisionChooser
 from gangway.scheduler.policy import (
     Decision,
     Policy,
@@ -39,6 +41,7 @@ from gangway.workload.arrivals import Arrivals
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 NO_COMPOUNDS: Mapping[int, int] = MappingProxyType({})
+NO_PROFILES: Mapping[int, ModelProfile] = MappingProxyType({})
 
 
 class ContractError(ValueError):
@@ -54,16 +57,18 @@ def simulate(
     limits: Limits | None = None,
     batching: Batching | None = None,
     compounds: Mapping[int, int] = NO_COMPOUNDS,
+    in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
     `batching` a policy that is shown batches is shown them. `compounds`: by number of a request, the compound task that
-    it is a member of (`Query.compound`). Same input, same result. Beyond `limits` it gives up.
+    it is a member of (`Query.compound`). `in_bf16`: by number of a model, the same in bf16, which queries take that
+    would be late in fp32 (`precision_choice.py`). Same input, same result. Beyond `limits` it gives up.
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
     """
-    return Simulation(policy, models, arrivals, machine, observer, limits, batching, compounds).run()
+    return Simulation(policy, models, arrivals, machine, observer, limits, batching, compounds, in_bf16).run()
 
 
 class Simulation:
@@ -79,6 +84,7 @@ class Simulation:
         limits: Limits | None = None,
         batching: Batching | None = None,
         compounds: Mapping[int, int] = NO_COMPOUNDS,
+        in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
@@ -86,14 +92,18 @@ class Simulation:
         for number, model in models.items():
             if model.model_id != number or not model.latency_us or model.cores < widest:
                 raise ValueError(f"the profile of {model.name!r} is not number {number} with {widest} cores")
-        self._policy = policy
-        self._models = models
+        self._policy = PrecisionChooser(policy) if in_bf16 else policy
+        self._in_bf16 = {number: len(models) + place for place, number in enumerate(sorted(in_bf16))}
+        self._in_fp32 = {bf16_id: number for number, bf16_id in self._in_bf16.items()}
+        self._results = ResultRecorder(models, arrivals, limits)
+        more = [replace(model, model_id=self._in_bf16[number]) for number, model in in_bf16.items()]
+        models = {number: replace(model, bf16_id=self._in_bf16.get(number, -1)) for number, model in models.items()}
+        self._models = models = {**models, **{model.model_id: model for model in more}}
         self._arrivals = arrivals
         self._machine = machine
         self._observer = observer
         self._compounds = compounds
         self._counters = Counters()
-        self._results = ResultRecorder(models, arrivals, limits)
         self._requests: Singles = Singles()
         if batching is not None and policy.batches:
             if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:
@@ -194,15 +204,17 @@ class Simulation:
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
         compound = self._compounds.get(number, 0)
+        bf16_id = None if deadline_us is None or compound else self._in_bf16.get(model_id)
         request = Query(
             number,
-            model_id,
+            model_id if bf16_id is None else bf16_id,
             rows,
             arrival_us,
             deadline_us,
             rejects_late=model.rejects_late,
             join_key=NEVER_JOINED if compound else 0,
             compound=compound,
+            fp32_id=-1 if bf16_id is None else model_id,
         )
         self._policy.arrived(request)
         self._requests.arrived(request)
@@ -288,9 +300,9 @@ class Simulation:
         """Look at a request when any part of it may be certain to be late; False if one is."""
         if request.deadline_us is None:
             return True
-        model = self._models[request.model_id]
         parts = [(replace(query, deadline_us=request.deadline_us), layer) for query, layer in places]
-        times_us = [certain_from_us(part, model, self._machine.cores, layer) for part, layer in parts]
+        models, cores = self._models, self._machine.cores
+        times_us = [certain_from_us(part, models[part.model_id], cores, layer) for part, layer in parts]
         from_us = min(time_us for time_us in times_us if time_us is not None)
         if from_us < self._now_us:
             return False
@@ -359,13 +371,19 @@ class Simulation:
             raise ValueError("it has not started")
         self._leases += 1
         self._fractions.pop(query.query_id, None)
-        self._waiting.add(replace(query, next_layer=0, started=False, join_key=query.join_key | NEVER_JOINED))
+        if not query.formed and query.deadline_us is not None and query.model_id in self._in_bf16:
+            query = replace(query, model_id=self._in_bf16[query.model_id])
+        fp32_id = -1 if query.formed else self._in_fp32.get(query.model_id, -1)
+        join_key = query.join_key | NEVER_JOINED
+        self._waiting.add(replace(query, next_layer=0, started=False, join_key=join_key, fp32_id=fp32_id))
 
     def _start(self, start: Start) -> None:
         self._requests.begin(start.query_id, self._waiting)
         query = self._waiting.find(start.query_id)
         if not query.started and self._leases == 0:
             return
+        if query.fp32_id >= 0:
+            query = self._choose(query, start.precision)
         fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
         part = self._requests.batch_part(query)
         self._cores.start(self._now_us, query, part, self._models[query.model_id], start, fraction)
@@ -374,3 +392,14 @@ class Simulation:
             self._leases -= 1
             for request in self._requests.members(query):
                 self._results.started(request, self._now_us)
+
+    def _choose(self, query: Query, precision: str) -> Query:
+        """Let a query, and those of its batch, be of the model in this precision; return it."""
+        model_id = query.fp32_id if precision == FP32 else query.model_id
+        batch = [each for each in self._waiting.in_order if each.batch == query.batch] if query.batch else [query]
+        for each in batch:
+            self._waiting.remove(each)
+            self._waiting.add(replace(each, model_id=model_id, fp32_id=-1))
+            self._counters.in_fp32 += precision == FP32
+            self._counters.in_bf16 += precision != FP32
+        return self._waiting.find(query.query_id)

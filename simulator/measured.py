@@ -20,7 +20,7 @@ from typing import Any
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
 from gangway.artifact.json_codec import decode
-from gangway.artifact.profile import LEAST_WHOLE, Profile, ProfileError, read_profile
+from gangway.artifact.profile import LEAST_WHOLE, PROFILES_FOLDER, Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import write_whole
 from gangway.scheduler.profiles import doubt
@@ -103,6 +103,21 @@ def read_measured(path: Path) -> MeasuredModel:
 def shipped_models() -> dict[str, Path]:
     """Return the files that come with the simulator, by model."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.json")) if path != GENERATION_FILE}
+
+
+def profiled_models(cache_dir: Path, files: Sequence[Path]) -> dict[str, MeasuredModel]:
+    """Return measured models by name: of the newest profile in a cache, or of the files. Raises ProfileError."""
+    found: dict[str, MeasuredModel] = {}
+    for path in sorted((cache_dir / PROFILES_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            model = read_measured(path)
+        except ProfileError:  # of an artifact that has gone, or of another version
+            continue
+        found[model.model_name] = model
+    for path in files:
+        model = read_measured(path)
+        found[model.model_name] = model
+    return found
 
 
 def one_row(model: MeasuredModel) -> MeasuredModel:

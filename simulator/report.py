@@ -7,8 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 
-from rich.table import Table
-
+from gangway.artifact.console import Table
 from gangway.scheduler.policy import Decision, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.simulator.block import Block
@@ -55,7 +54,7 @@ def write_probes(path: Path, runs: Sequence[PolicyRun]) -> None:
 
 def table(runs: Sequence[PolicyRun], title: str) -> Table:
     """Return a row per policy and model."""
-    result = Table(title=title, title_justify="left")
+    result = Table(title=title)
     result.add_column("policy")
     result.add_column("model")
     for name in ("rate/s", "in time %", "mean ms", "p50", "p95", "p99", "x isolated", "errors"):
@@ -71,23 +70,25 @@ def table(runs: Sequence[PolicyRun], title: str) -> Table:
 
 def counters_table(runs: Sequence[PolicyRun]) -> Table:
     """Return what happened, per policy and query."""
-    result = Table(title="per query", title_justify="left")
+    result = Table(title="per query")
     result.add_column("policy")
     names = ("decisions", "blocks", "conflicts", "preemptions", "grown", "shrunk", "versions")
-    for name in (*names, "rows a batch", "gangs a batch", "cores busy %"):
+    for name in (*names, "rows a batch", "gangs a batch", "in fp32 %", "cores busy %"):
         result.add_column(name, justify="right")
     for run in runs:
         count, counters = len(run.result.outcomes), run.result.counters
         cells = [f"{getattr(counters, name) / count:.3g}" for name in names]
         of_batches = (counters.batch_rows, counters.batch_units) if counters.batches else ()
         cells += [f"{number / counters.batches:.3g}" for number in of_batches] or ["-", "-"]
+        either = counters.in_fp32 + counters.in_bf16
+        cells.append(f"{100 * counters.in_fp32 / either:.1f}" if either else "-")
         result.add_row(run.policy, *cells, f"{100 * run.core_use:.1f}")
     return result
 
 
 def rates_table(runs: Sequence[PolicyRun], percent: float, seeds: int) -> Table:
     """Return the highest rates of each policy: with so many percent in time of all queries, and of each model's."""
-    result = Table(title=f"highest rates, modelled, mean of {seeds} seeds ± 95 % interval", title_justify="left")
+    result = Table(title=f"highest rates, modelled, mean of {seeds} seeds ± 95 % interval")
     result.add_column("policy")
     for heading in (f"{percent:g} % of all, per s", f"{percent:g} % of each model, per s"):
         result.add_column(heading, justify="right")

@@ -30,6 +30,8 @@ class Counters:
     batches: int = 0  # of requests that were joined or split,
     batch_rows: int = 0  # the rows of them all,
     batch_units: int = 0  # and the gangs that they were split over
+    in_fp32: int = 0  # queries that could begin in either precision, by the one they got
+    in_bf16: int = 0
     core_busy_us: float = 0.0  # cores x time held by blocks
 
 
@@ -92,10 +94,11 @@ class ResultRecorder:
         """The client has the answer."""
         self._ended(request, at_us)
         if request.deadline_us is not None and at_us > request.deadline_us:
-            self._late[request.model_id] += 1
+            model = int(self._models[request.query_id])
+            self._late[model] += 1
             limits = self._limits
             if limits is not None:
-                of_model = self._late[request.model_id] > limits.late_of[request.model_id]
+                of_model = self._late[model] > limits.late_of[model]
                 self.gave_up |= of_model or sum(self._late) > limits.late
 
     def refused(self, request: Query, at_us: float) -> None:

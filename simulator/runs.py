@@ -100,6 +100,7 @@ def run_policy(
         scenario.machine,
         observer,
         batching=batching,
+        in_bf16=scenario.in_bf16,
     )
     summary = summarise(result.outcomes, {TARGET: scenario.targets_us}, scenario.isolated_us)
     core_use = result.counters.core_busy_us / (result.end_us * scenario.machine.cores)
@@ -148,30 +149,9 @@ def search_rate(
 
     The same seed at each rate: the same trace, stretched. `start_per_s`: what is tried first.
     """
-    targets = {TARGET: scenario.targets_us}
 
     def measure(rate_per_s: float, _attempt: int) -> float:
-        arrivals = scenario.arrivals(rate_per_s, queries, seed)
-        late_of = [math.floor(count * (1 - goal.share)) for count in _counts(scenario, arrivals.models.tolist())]
-        late = math.floor(queries * (1 - goal.share))
-        limits = Limits(
-            late,
-            tuple(late_of) if goal.each else (queries,) * len(late_of),
-            waiting=late + WAITING_PER_CORE * scenario.machine.cores,
-        )
-        batching = scenario.requests.batching
-        result = simulate(
-            make_policy(policy, scenario.machine.node_cores),
-            scenario.models,
-            arrivals,
-            scenario.machine,
-            limits=limits,
-            batching=batching,
-        )
-        summary = summarise(result.outcomes, targets)
-        share = summary.least_satisfied(TARGET) if goal.each else summary.total.satisfied[TARGET]
-        share = 1.0 if share is None else share
-        return min(share, math.nextafter(goal.share, 0)) if result.gave_up else share
+        return share_in_time(policy, scenario, goal, rate_per_s, queries, seed)
 
     least_per_s, most_per_s = (one_core_rate(scenario) * share for share in RATE_LIMITS)
     start_per_s = start_per_s or START_SHARE * one_core_rate(scenario)
@@ -184,6 +164,34 @@ def search_rate(
         highest_per_s=max(most_per_s, start_per_s),
     )
     return found.rate_per_s, found.probes
+
+
+def share_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: float, queries: int, seed: int) -> float:
+    """Return the share of queries in time: of all, or of the worst model. Less than the goal where it is missed.
+
+    A simulation ends as soon as that is certain.
+    """
+    arrivals = scenario.arrivals(rate_per_s, queries, seed)
+    late_of = [math.floor(count * (1 - goal.share)) for count in _counts(scenario, arrivals.models.tolist())]
+    late = math.floor(queries * (1 - goal.share))
+    limits = Limits(
+        late,
+        tuple(late_of) if goal.each else (queries,) * len(late_of),
+        waiting=late + WAITING_PER_CORE * scenario.machine.cores,
+    )
+    result = simulate(
+        make_policy(policy, scenario.machine.node_cores),
+        scenario.models,
+        arrivals,
+        scenario.machine,
+        limits=limits,
+        batching=scenario.requests.batching,
+        in_bf16=scenario.in_bf16,
+    )
+    summary = summarise(result.outcomes, {TARGET: scenario.targets_us})
+    share = summary.least_satisfied(TARGET) if goal.each else summary.total.satisfied[TARGET]
+    share = 1.0 if share is None else share
+    return min(share, math.nextafter(goal.share, 0)) if result.gave_up else share
 
 
 def _digits(value: float, count: int) -> str:

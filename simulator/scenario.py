@@ -1,7 +1,7 @@
 """A mix of models on a machine of N cores, ready to be simulated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,7 @@ class Scenario:
     machine: Machine
     requests: Requests = Requests()
     doubts: tuple[str, ...] = ()  # why results may be wrong: what is known of the models' measurements
+    in_bf16: Mapping[int, ModelProfile] = field(default_factory=dict)  # of models that are there in both precisions
 
     @property
     def targets_us(self) -> tuple[float | None, ...]:
@@ -82,6 +83,7 @@ def make_scenario(
     requests: Requests = Requests(),
     contention: Contention | None = None,
     nodes: int = 1,
+    in_bf16: Mapping[str, MeasuredModel] | None = None,
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
@@ -89,7 +91,7 @@ def make_scenario(
     cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
     isolated latency, on one of `nodes` NUMA nodes. `contention`: a machine of VELTAIR's premise in place of the
     measured one. The scheduler's CPU time counts where it has a core of its own (SPARE_CORES); elsewhere `stolen_us`
-    has it.
+    has it. `in_bf16`: models of the mix as measured in bf16, whose precision is chosen by deadlines.
 
     Raises WorkloadError for a model without a measurement or a target that cannot be resolved, ProfileError for a file
     that is wrong, ValueError for a machine that cannot be.
@@ -113,7 +115,15 @@ def make_scenario(
     if contention is not None:
         models = {index: contention.apply(model) for index, model in models.items()}
     doubts = tuple(f"{source.model_name}: {doubt}" for source in sources for doubt in source.doubts)
-    return Scenario(resolved, models, machine, requests, doubts)
+    if unknown := sorted(set(in_bf16 or {}) - set(mix.names)):
+        raise WorkloadError(f"measured in bf16, but not in the mix: {', '.join(unknown)}")
+    both = {}
+    for index, name in enumerate(mix.names):
+        if in_bf16 and name in in_bf16:
+            source = in_bf16[name] if requests.in_batches else one_row(in_bf16[name])
+            scaled_bf16 = scale_model(source, widest, index, models[index].qos_us, memory_share)
+            both[index] = scaled_bf16 if contention is None else contention.apply(scaled_bf16)
+    return Scenario(resolved, models, machine, requests, doubts, both)
 
 
 def isolated_us(model: ModelProfile, rows: int = 1) -> float:

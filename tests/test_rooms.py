@@ -20,6 +20,7 @@ ROOMS = (
     "executor",
     "measure",
     "protos",
+    "python_backend",
     "scheduler",
     "server",
     "simulator",
@@ -30,12 +31,13 @@ ARROWS: Mapping[str, set[str]] = {
     "artifact": set(),
     "protos": set(),
     "workload": set(),
-    "zoo": set(),
+    "zoo": {"artifact"},
     "compiler": {"artifact"},
-    "executor": {"artifact"},
+    "executor": {"artifact", "python_backend"},
+    "python_backend": set(),
     "scheduler": {"artifact", "executor"},
     "simulator": {"artifact", "executor", "scheduler", "workload"},
-    "server": {"artifact", "executor", "protos", "scheduler"},
+    "server": {"artifact", "executor", "protos", "python_backend", "scheduler"},
     "measure": {"artifact", "executor", "scheduler", "server"},
     "clients": {"artifact", "protos", "workload"},
     "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
@@ -43,12 +45,14 @@ ARROWS: Mapping[str, set[str]] = {
 # The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
 FRONT_END = ("server.front_end", "server.grpc", "server.http")
 SUPERVISOR = ("server.supervisor", "server.repository")
-COMMAND_LINE = ("server.cli", "server.serve_command")
+COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 # Packages that only one room, or only the modules named here, may import.
 ONLY_IN = {"tvm": ("compiler",), "onnx": ("compiler", "zoo"), "uvicorn": ("server.http",), "uvloop": ("server.http",)}
 # What is imported late, inside of a function, because it is heavy and seldom needed.
 HEAVY = {
     "concurrent.futures",
+    "fsspec",
+    "h2.connection",
     "hashlib",
     "matplotlib",
     "matplotlib.figure",

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import cast
 from zlib import crc32
 
+from gangway.zoo.digits import DIGITS, PICTURE_SIZE
 from gangway.zoo.examples import COLOURS, IMAGE_SIZE, SIMPLE_ELEMENTS
 from gangway.zoo.graph import ModelGraph
 
@@ -83,6 +84,8 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             labels=COLOURS,
             input_format="FORMAT_NCHW",
         ),
+        "digits_pixels": ZooModel("makes the pixels of a 64 x 64 picture ready for `digits_network`", "digits"),
+        "digits_network": ZooModel("trained: names the handwritten digit, 9.6 K parameters", "digits", labels=DIGITS),
     }
 )
 DEFAULT_NAMES = ("resnet50", "mobilenetv2", "mlp", "simple")  # quick to write and compile, 120 MB
@@ -125,6 +128,7 @@ class ZooEnsemble:
     outputs: Sequence[EnsembleTensor]
     steps: Sequence[EnsembleStep]
     max_batch_size: int = 8
+    has_samples: bool = False  # pictures of `digits.sample_pictures`, in its folder `samples`
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -134,6 +138,16 @@ class ZooEnsemble:
 
 ENSEMBLES: Mapping[str, ZooEnsemble] = MappingProxyType(
     {
+        "digits": ZooEnsemble(
+            "ensemble, trained: a 64 x 64 picture of a handwritten digit, white on black, to its name",
+            [EnsembleTensor("PIXELS", "TYPE_UINT8", (PICTURE_SIZE, PICTURE_SIZE, 3))],
+            [EnsembleTensor("DIGIT", "TYPE_FP32", (len(DIGITS),))],
+            [
+                EnsembleStep("digits_pixels", {"PIXELS": "PIXELS"}, {"CELLS": "cells"}),
+                EnsembleStep("digits_network", {"CELLS": "cells"}, {"DIGIT": "DIGIT"}),
+            ],
+            has_samples=True,
+        ),
         "simple_ensemble": ZooEnsemble(
             "ensemble: the bytes of a 64 x 64 image, made ready and classified",
             [EnsembleTensor("PIXELS", "TYPE_UINT8", (IMAGE_SIZE, IMAGE_SIZE, len(COLOURS)))],

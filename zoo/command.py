@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gangway.artifact.command_line import CommandParser
 from gangway.zoo.catalog import DEFAULT_NAMES, ENSEMBLES, MODELS, TRITON_EXAMPLES, build
 from gangway.zoo.cost import count
 from gangway.zoo.graph import ModelGraph
@@ -82,12 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         for name, entry in MODELS.items()
     )
     models += "".join(f"\n    {name:<16} {ensemble.summary}" for name, ensemble in ENSEMBLES.items())
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="gangway zoo",
-        description="Write example models into a model repository: true architectures with random weights (always the\n"
+        description="Write example models into a model repository: true architectures with random weights (always the "
         "same ones), as DIR/NAME/1/model.onnx and DIR/NAME/config.pbtxt.",
         epilog=f"models (* those written when none is named; all of them are 4.3 GB):\n{models}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the model repository; made if absent")
     parser.add_argument(

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from onnx import TensorProto
 
 from gangway.zoo.catalog import ENSEMBLES, MODELS, EnsembleStep, EnsembleTensor, build
+from gangway.zoo.digits import sample_pictures
 from gangway.zoo.graph import ModelGraph
 
 
@@ -105,6 +106,10 @@ def write_ensemble(directory: Path, name: str) -> Path:
     folder = directory / name
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(ensemble_config_text(name))
+    if ENSEMBLES[name].has_samples:
+        (folder / "samples").mkdir(exist_ok=True)
+        for filename, content in sample_pictures().items():
+            (folder / "samples" / filename).write_bytes(content)
     return folder
 
 

@@ -23,7 +23,7 @@ from gangway.server.http.routes import Incoming, Service, route_of, verbs_of
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
 from gangway.server.models.tensors import item_bytes
-from gangway.server.repository.loader import complete_config, max_rows
+from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.contents import Raws
 from gangway.server.requests.validation import RequestPlan, make_plan
 

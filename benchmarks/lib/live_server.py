@@ -80,13 +80,14 @@ def _slots_of(front_end: int) -> list[tuple[SlotState, bool]]:
 
 @contextmanager
 def live_server(
-    repository: Path,
+    repository: Path | str,
     flags: Sequence[str] = (),
     credentials: grpc.ChannelCredentials | None = None,
     prefix: Sequence[str] = (),
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
 
+    `repository`: a folder, an ONNX file or a URL.
     `prefix`: words before the command, of a program that becomes it.
 
     Raises RuntimeError with the log's end if it fails.

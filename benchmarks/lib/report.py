@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.table import Table
-
-from gangway.artifact.console import Console
+from gangway.artifact.console import Console, Table
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
 ROOT = Path(__file__).parents[2]
@@ -60,7 +58,7 @@ class Report:
     def table(self, title: str, rows: Sequence[Row]) -> None:
         """Print a table whose columns are the keys of its first row."""
         self.tables[title] = [dict(row) for row in rows]
-        table = Table(*(rows[0] if rows else ("nothing",)), title=title, title_justify="left")
+        table = Table(*(rows[0] if rows else ("nothing",)), title=title)
         for column in table.columns[1:]:
             column.justify = "right"
         for row in rows:

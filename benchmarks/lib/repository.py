@@ -30,29 +30,40 @@ def onnx_file(repository: Path, model: str) -> Path:
     return repository / model / "1" / "model.onnx"
 
 
-def compile_model(repository: Path, model: str, precision: Precision = "fp32") -> Path:
-    """Compile a model, unless the user's cache has it; return the artifact's folder."""
-    return compile_file(onnx_file(repository, model), precision)
+def compile_model(repository: Path, model: str, precision: Precision = "fp32", min_cosine: float | None = None) -> Path:
+    """Compile a model, unless the user's cache has it; return the artifact's folder.
+
+    `min_cosine`: of answers in a lower precision, if not the default.
+    """
+    return compile_file(onnx_file(repository, model), precision, min_cosine)
 
 
-def compile_file(path: Path, precision: Precision = "fp32") -> Path:
+def compile_file(path: Path, precision: Precision = "fp32", min_cosine: float | None = None) -> Path:
     """The same of an ONNX file."""
     command = [sys.executable, "-m", "gangway.compiler", "--json", f"--precision={precision}", str(path)]
+    if min_cosine is not None:
+        command.append(f"--min-cosine={min_cosine}")
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
 
 
 def ensure_profiles(
-    repository: Path, models: Sequence[str], seconds: float | None = None, precision: Precision = "fp32"
+    repository: Path,
+    models: Sequence[str],
+    seconds: float | None = None,
+    precision: Precision = "fp32",
+    min_cosine: float | None = None,
 ) -> None:
     """Compile models and measure their layers (`gangway profile`, for so long), unless the user's cache has that.
 
-    Each is measured once the machine is quiet, or does not become so.
+    Each is measured once the machine is quiet, or does not become so. `min_cosine`: as of `compile_model`.
     """
     quiet = QuietMachine()
     for name in models:
-        if find_profile(compile_model(repository, name, precision)) is None:
+        if find_profile(compile_model(repository, name, precision, min_cosine)) is None:
             command = [*GANGWAY, "profile", str(repository / name), f"--precision={precision}"]
+            if min_cosine is not None:
+                command.append(f"--min-cosine={min_cosine}")
             if seconds is not None:
                 command.append(f"--seconds={seconds}")
             quiet.wait()

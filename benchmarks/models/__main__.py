@@ -158,10 +158,16 @@ def _cosine(outputs: dict[str, Array], expected: dict[str, Array]) -> float:
 
 
 def measure(
-    repository: Path, model: str, rows: int, rounds: int, cores: Sequence[int], precision: Precision
+    repository: Path,
+    model: str,
+    rows: int,
+    rounds: int,
+    cores: Sequence[int],
+    precision: Precision,
+    min_cosine: float | None,
 ) -> list[Contest]:
     """Let the contests of one model take turns, so that all of them see the same load of the machine."""
-    folders = {OURS: compile_model(repository, model, precision)}
+    folders = {OURS: compile_model(repository, model, precision, min_cosine)}
     if precision != "fp32":
         folders[OURS_FP32] = compile_model(repository, model)
     with GangRunner(folders[OURS].parent, cores) as runner:
@@ -183,10 +189,15 @@ def run(
     rounds: int,
     max_cores: int,
     precision: Precision,
+    min_cosine: float | None,
 ) -> None:
     """Measure every model, one after the other."""
     cores = sorted(os.sched_getaffinity(0))[:max_cores]
-    contests = [contest for model in models for contest in measure(repository, model, rows, rounds, cores, precision)]
+    contests = [
+        contest
+        for model in models
+        for contest in measure(repository, model, rows, rounds, cores, precision, min_cosine)
+    ]
     report.table("compute time, medians", [contest.row() for contest in contests])
     limits = {} if precision != "fp32" else RATIO_AT_MOST if rows == 1 else BATCH_RATIO_AT_MOST
     for contest in contests:
@@ -217,11 +228,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help=f"rounds; each side runs {QUERIES} rows in each")
     parser.add_argument("--max-cores", type=int, default=2, help="largest gang")
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32", help="of products of ours")
+    parser.add_argument(
+        "--min-cosine", type=float, help="of answers to those in fp32, else layers stay in fp32: as compiled"
+    )
     options = parser.parse_args()
     report = start_report(f"Compute time of whole models, {options.precision}")
     models = NETWORKS if options.models == [ALL] else options.models
     repository = ensure_zoo(options.repository, models)
-    run(report, repository, models, options.batch, options.rounds, options.max_cores, options.precision)
+    run(
+        report,
+        repository,
+        models,
+        options.batch,
+        options.rounds,
+        options.max_cores,
+        options.precision,
+        options.min_cosine,
+    )
     return report.finish(options.json)
 
 

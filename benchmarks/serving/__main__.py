@@ -27,9 +27,17 @@ from benchmarks.lib.report import add_repository_option, option_parser, start_re
 from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.serving.points import Key, Point, counts_of, decode_file, encode, encode_file, models_of
-from benchmarks.serving.servers import IN_PRECISION, LOW_TOLERANCE, Served, known_servers, serving, warm_up
+from benchmarks.serving.servers import (
+    IN_PRECISION,
+    LOW_MIN_COSINE,
+    LOW_TOLERANCE,
+    Served,
+    known_servers,
+    serving,
+    warm_up,
+)
 from benchmarks.serving.table import GOALS, MULTIPLES, add_tables, anything_holds, describe
-from gangway.artifact.precision import BF16
+from gangway.artifact.precision import BF16, DEADLINE
 from gangway.clients.open_loop import CLIENTS, RAW, drive
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, capacity_per_s, read_mix
@@ -149,7 +157,7 @@ class Bench:
         seconds = max(self.plan.seconds, self.plan.least_queries / rate_per_s)
         arrivals = poisson_for(mix, rate_per_s, seconds, seed)
         requests = {name: self.examples[name].request for name in mix.names}
-        before_s = served.cpu_s()
+        before_s, counted = served.cpu_s(), served.by_precision()
         before = core_times()
         run = self.client.submit(
             drive, served.url, requests, arrivals, CALL_TIMEOUT_S, client=self.plan.client
@@ -174,6 +182,7 @@ class Bench:
             slowness=geometric_mean(isolated_us[name] / self.isolated_us[name] for name in mix.names),
             stolen=(after.stolen_s - before.stolen_s) / (after.all_s - before.all_s),
             client=self.plan.client,
+            by_precision={name: count - counted[name] for name, count in served.by_precision().items()},
         )
 
     def _keep(self, point: Point) -> None:
@@ -201,8 +210,8 @@ def open_bench(plan: Plan, points_file: Path | None, resume: bool) -> Iterator[B
     ensure_zoo(plan.repository, models)
     if any(not server.startswith("triton ") for server in plan.servers):
         ensure_profiles(plan.repository, models)
-    if any(server.endswith(f"{IN_PRECISION}{BF16}") for server in plan.servers):
-        ensure_profiles(plan.repository, models, precision=BF16)
+    if any(server.endswith((f"{IN_PRECISION}{BF16}", f"{IN_PRECISION}{DEADLINE}")) for server in plan.servers):
+        ensure_profiles(plan.repository, models, precision=BF16, min_cosine=LOW_MIN_COSINE)
     examples = {name: example_of(name, onnx_file(plan.repository, name)) for name in models}
     reference = Reference(plan.repository, examples)
     resumed = resume and points_file is not None and points_file.exists()
@@ -227,7 +236,12 @@ def _parser() -> argparse.ArgumentParser:
     add_repository_option(parser)
     add = parser.add_argument
     add("--mixes", type=_names, default="light,medium,heavy,mix", help="names or files")
-    add("--schedulers", type=_names, default=OURS, help="Gangway's policies, with @bf16 in bf16; empty: none")
+    add(
+        "--schedulers",
+        type=_names,
+        default=OURS,
+        help="Gangway's policies, @bf16 or @deadline in that precision; empty: none",
+    )
     add("--triton", type=_names, default="1x2,2x1,1x1", help="instances x threads; empty: none")
     add("--shares", type=_numbers, default="", help=f"of capacity, for Gangway; empty: the goals, and {LOWEST_SHARE}")
     add("--triton-shares", type=_numbers, default=".06,.15,.25,.35,.45", help="the same for Triton")

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gangway.workload.outcomes import Row, Summary
@@ -53,6 +53,7 @@ class Point:
     stolen: float = 0.0  # share of the machine's time that the hypervisor gave to others
     drift: float = 1.0  # of the machine: a reference query after this run over the same before it
     client: str = "raw"  # of `gangway perf --client`
+    by_precision: Mapping[str, int] = field(default_factory=dict)  # requests, where deadlines choose
 
     @property
     def key(self) -> Key:

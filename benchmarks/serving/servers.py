@@ -1,10 +1,13 @@
 """The servers that `benchmarks.serving` compares: `gangway serve` under a policy, and Triton, behind one interface."""
 
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from google.protobuf import text_format
 
@@ -17,11 +20,13 @@ from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
 from gangway.artifact.precision import FP32
 from gangway.protos import model_config_pb2 as mc
 
-QOS_PARAMETER = "qos_ms"
+QOS_PARAMETER, MIN_COSINE_PARAMETER = "qos_ms", "precision_min_cosine"
 WARM_UP_QUERIES = 3
 IN_PRECISION = "@"
 LOW_TOLERANCE = 0.1  # of answers in low precision
+LOW_MIN_COSINE = 0.0  # the zoo has random weights, with which rounding differs more than in trained networks
 TIMEOUT_S = 60
+PRECISION_COUNT = re.compile(r'^gangway_precision_requests_total\{.*precision="(\w+)"\} (\d+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,22 @@ class Served:
         """Return the processor time that its processes have taken so far."""
         return sum(cpu_ns(pid) for pid in (self.root_pid, *descendants_of(self.root_pid))) / 1e9
 
+    def by_precision(self) -> Counter[str]:
+        """Return how many requests were computed in each precision, of models whose precision deadlines choose."""
+        counts: Counter[str] = Counter()
+        if self.metrics_url:
+            with urlopen(self.metrics_url, timeout=TIMEOUT_S) as response:
+                text = response.read().decode()
+            for precision, count in PRECISION_COUNT.findall(text):
+                counts[precision] += int(count)
+        return counts
+
 
 @contextmanager
 def serving(name: str, source: Path, targets_ms: Mapping[str, float | str | None]) -> Iterator[Served]:
     """Serve models of a repository by one of CONFIGURATIONS, or by Gangway under the policy of this name.
 
-    `POLICY@bf16`: with models in that precision.
+    `POLICY@bf16`: with models in that precision; `POLICY@deadline`: in both, as deadlines choose.
 
     `targets_ms`: the latency target of each model, or text such as "3x"; None: best effort. Triton has no such thing.
     Raises RuntimeError when the server does not start, FetchError when there is no Triton.
@@ -54,18 +69,23 @@ def serving(name: str, source: Path, targets_ms: Mapping[str, float | str | None
             yield Served(triton.url, triton.process.pid)
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_repository(Path(folder), source, targets_ms)
         policy, _, precision = name.partition(IN_PRECISION)
+        write_repository(Path(folder), source, targets_ms, min_cosine=LOW_MIN_COSINE if precision else None)
         with live_server(Path(folder), [f"--scheduler={policy}", f"--precision={precision or FP32}"]) as gangway:
             yield Served(gangway.url, gangway.process.pid, gangway.metrics_url)
 
 
 def write_repository(
-    folder: Path, source: Path, targets_ms: Mapping[str, float | str | None], max_batch_size: int | None = None
+    folder: Path,
+    source: Path,
+    targets_ms: Mapping[str, float | str | None],
+    max_batch_size: int | None = None,
+    min_cosine: float | None = None,
 ) -> None:
     """Write a repository of Gangway's that links to models of another one and has these targets.
 
-    A target may be text, such as "3x". `max_batch_size`: of each model; None: as it is.
+    A target may be text, such as "3x". `max_batch_size`: of each model; None: as it is. `min_cosine`: of answers in low
+    precision to those in fp32; None: the server's default.
     """
     for name, target_ms in targets_ms.items():
         config = text_format.Parse((source / name / "config.pbtxt").read_text(), mc.ModelConfig())
@@ -73,6 +93,8 @@ def write_repository(
         if target_ms is not None:
             text = target_ms if isinstance(target_ms, str) else f"{target_ms:.3f}"
             config.parameters[QOS_PARAMETER].string_value = text
+        if min_cosine is not None:
+            config.parameters[MIN_COSINE_PARAMETER].string_value = str(min_cosine)
         if max_batch_size is not None:
             config.max_batch_size = max_batch_size
         (folder / name).mkdir()

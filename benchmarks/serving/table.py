@@ -46,6 +46,8 @@ def describe(point: Point) -> str:
     parts.append(f"| all {shares} | {'no answer' if mean is None else f'{mean:.2f} x isolated'}")
     parts.append(f"| errors {dict(total.errors) or 0} | the machine took {point.slowness:.2f} x the time")
     parts.append(f"| stolen {point.stolen:.1%}, {point.drift:.2f} x at its end")
+    if chosen := sum(point.by_precision.values()):
+        parts.append("| " + ", ".join(f"{name} {count / chosen:.0%}" for name, count in point.by_precision.items()))
     return " ".join(parts)
 
 

@@ -34,7 +34,7 @@ class Example:
 # What is said of the scripts whose names contain the first word. The first match counts.
 _NOT_APPLICABLE = (
     ("cudashm", "CUDA shared memory needs a GPU"),
-    ("custom_repeat", "decoupled models are not supported"),
+    ("custom_repeat", "asks for a model of a backend in C++"),
     ("ensemble", "sends encoded images (JPEG, PNG), which no ONNX model decodes"),
     ("vllm", "asks for a language model of vLLM"),
 )

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console
+from gangway.artifact.html_page import write_html
 from gangway.clients.connection import ClientError, Connection, InputError, Tls, add_tls_options
 from gangway.clients.open_loop import CLIENTS, RAW
-from gangway.clients.perf.measure import Goal, Run, RunLength, Session
+from gangway.clients.perf.measure import Goal, InterruptedRunError, Run, RunLength, Session
 from gangway.clients.perf.prepare import (
     FROM_CONFIG,
     Workload,
@@ -23,7 +25,15 @@ from gangway.clients.perf.prepare import (
     prepare_requests,
     resolve,
 )
-from gangway.clients.perf.report import result_of, save_picture, show_found, show_probe, show_run, show_workload
+from gangway.clients.perf.report import (
+    picture_of,
+    result_of,
+    show_found,
+    show_probe,
+    show_reached,
+    show_run,
+    show_workload,
+)
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError
@@ -37,9 +47,10 @@ EPILOG = """exit status: 0 measured, 1 the server refused, 2 wrong argument or f
 
 examples:
   gangway perf --mix resnet50=3,googlenet=1 --rate 20 --qos 3x,4x,5x
-  gangway perf 10.0.0.7:8001 --mix light --search --each --qos 3x --json light.json --png light.png
+  gangway perf 10.0.0.7:8001 --mix light --search --qos 3x --json light.json
   gangway perf --mix own.toml --trace arrivals.csv"""
 WRONG_USAGE = 2
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console()
+    console = Console(record=options.html is not None)
     _check_picture(options)
     mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     url, tls = options.target or options.url, Tls.of(options)
@@ -70,14 +81,40 @@ def _run(options: argparse.Namespace) -> int:
     )
     show_workload(console, session)
     goal = Goal(options.goal, options.each) if options.search else None
-    run, found, scenario = _measure(console, options, session, goal)
+    try:
+        run, found, scenario = _measure(console, options, session, goal)
+    except (InterruptedRunError, KeyboardInterrupt):
+        if session.runs:
+            _show_interrupted(console, options, session, goal)
+        else:
+            print("gangway perf: interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
     if options.json:
         options.json.write_text(json.dumps(result_of(session, goal, found, scenario), indent=1) + "\n")
-    if options.png:
-        save_picture(options.png, session, run, goal)
+    if options.png or options.html:
+        picture = picture_of(session, run, goal)
+        if options.png:
+            options.png.write_bytes(picture)
+        if options.html:
+            write_html(options.html, f"gangway perf: {mix.name}", console, {"latencies, and shares in time": picture})
     if not any(run.load.outcomes.answered.any() for run in session.runs):
         raise ClientError("no query was answered")
     return 0
+
+
+def _show_interrupted(console: Console, options: argparse.Namespace, session: Session, goal: Goal | None) -> None:
+    """Print, and write, what was measured before the user ended it."""
+    last = session.runs[-1]
+    if goal is None:
+        show_run(console, last, session)
+    else:
+        show_reached(console, session, goal)
+    if last.load.interrupted:
+        ended, seconds = len(last.load.outcomes), last.load.seconds
+        console.print(f"interrupted after {seconds:.1f} s: {ended} queries had ended, others are not counted")
+    if options.json:
+        result = result_of(session, goal, {}, {"name": options.scenario, "interrupted": True})
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _measure(
@@ -146,11 +183,11 @@ def _workload(
 
 def _check_picture(options: argparse.Namespace) -> None:
     """Raise InputError before the measurement if the picture cannot be drawn."""
-    if options.png:
+    if options.png or options.html:
         try:
             import matplotlib  # noqa: F401, PLC0415 - optional dependency
         except ModuleNotFoundError as error:
-            raise InputError("--png needs matplotlib: pip install 'gangway-serve[perf]'") from error
+            raise InputError("--png and --html need matplotlib: pip install 'gangway-serve[perf]'") from error
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -166,9 +203,33 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+COMMON = (
+    "--url",
+    "--client",
+    "--mix",
+    "--rate",
+    "--trace",
+    "--scenario",
+    "--seconds",
+    "--warmup",
+    "--seed",
+    "--search",
+    "--goal",
+    "--qos",
+    "--input-data",
+    "--timeout-ms",
+    "--json",
+    "--png",
+    "--ssl",
+)
+
+
 def _parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        "gangway perf", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    result = CommandParser(
+        "gangway perf",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        common=COMMON,
     )
     result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
     result.add_argument(
@@ -199,6 +260,9 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout-ms", type=_positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
     )
     result.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    result.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page of tables, picture, command and machine"
+    )
     result.add_argument("--png", type=Path, metavar="FILE", help="draw latencies and, of a search, shares in time")
     add_tls_options(result)
     return result

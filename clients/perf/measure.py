@@ -8,6 +8,7 @@ import numpy as np
 from gangway.clients.connection import ClientError, Connection, RefusedError, Tls
 from gangway.clients.open_loop import RAW, OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
+from gangway.clients.perf.progress import progress_line
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
 from gangway.workload.outcomes import Outcomes, Summary, summarise
@@ -94,6 +95,14 @@ class Goal:
         return summary.least_satisfied(target) if self.each else summary.total.satisfied[target] or 0.0
 
 
+class InterruptedRunError(Exception):
+    """The user has ended a run, which is the last one of its session."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__("interrupted")
+        self.run = run
+
+
 @dataclass
 class Session:
     """Everything that stays the same from run to run, and the runs so far."""
@@ -124,17 +133,29 @@ class Session:
         return self._measured[key]
 
     def of_arrivals(self, arrivals: Arrivals, rate_per_s: float | None, seed: int) -> Run:
-        """Measure given arrivals. Raises ClientError."""
+        """Measure given arrivals. Raises ClientError, InterruptedRunError."""
         if not len(arrivals):
             raise ClientError("there are no queries: a longer run, or a higher rate")
         with Connection(self.url, self.timeout_s, self.tls) as connection:
             before = server_counters(connection, list(self.requests))
-            load = drive(self.url, self.requests, arrivals, self.timeout_s, tls=self.tls, client=self.client)
+            load = drive(
+                self.url,
+                self.requests,
+                arrivals,
+                self.timeout_s,
+                tls=self.tls,
+                client=self.client,
+                watch=progress_line,
+            )
             after = server_counters(connection, list(self.requests))
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
+        if load.interrupted and not len(counted):
+            raise KeyboardInterrupt  # during the warm-up
         run = Run(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))
         self.runs.append(run)
         self.progress(run)
+        if load.interrupted:
+            raise InterruptedRunError(run)
         return run
 
     def summarise(self, outcomes: Outcomes) -> Summary:

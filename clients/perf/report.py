@@ -4,16 +4,15 @@ docs/reference/perf.md explains every field of the JSON. The picture has the lat
 shares in time over the rate.
 """
 
+import io
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
-from gangway.artifact.console import Console
+from gangway.artifact.console import Console, Table
 from gangway.clients.perf.measure import Goal, Run, Session
 from gangway.workload.outcomes import Row
 from gangway.workload.search import SearchResult
@@ -86,6 +85,18 @@ def show_found(console: Console, session: Session, goal: Goal, found: Mapping[st
         console.print(f"highest rate with {goal.share:.0%} of {of} queries within {label}: {text}", style="bold")
 
 
+def show_reached(console: Console, session: Session, goal: Goal) -> None:
+    """Print what a search knows that was interrupted: the highest rate all runs of which have reached the goal."""
+    of = "each model's" if goal.each else "all"
+    whole = [run for run in session.runs if not run.load.interrupted and run.rate_per_s]
+    for label in session.workload.targets_us:
+        shares = [(run.rate_per_s or 0.0, goal.share_of(run.summary, label)) for run in whole]
+        failed = {rate for rate, share in shares if share < goal.share}
+        reached = [rate for rate, _ in shares if rate not in failed]
+        text = f"{_rate(max(reached), session)} so far" if reached else "none so far"
+        console.print(f"highest rate with {goal.share:.0%} of {of} queries within {label}: {text}", style="bold")
+
+
 def _show_sender(console: Console, run: Run, session: Session) -> None:
     console.print(f"{_sender(run)}; client {session.client}: {run.cpu_us:.0f} us of CPU a query")
     targets = [target for each in session.workload.targets_us.values() for target in each if target is not None]
@@ -118,7 +129,7 @@ def _cells(row: Row, labels: list[str]) -> list[str]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right")
     return table
@@ -212,8 +223,8 @@ def _found_json(found: SearchResult, capacity_per_s: float) -> dict[str, Any]:
     }
 
 
-def save_picture(path: Path, session: Session, run: Run, goal: Goal | None) -> None:
-    """Write a PNG: latencies of this run, and of a search the shares of all. Needs matplotlib. Raises OSError."""
+def picture_of(session: Session, run: Run, goal: Goal | None) -> bytes:
+    """Return a PNG: latencies of this run, and of a search the shares of all. Needs matplotlib."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package
 
     searched = goal is not None and len(session.runs) > 1
@@ -222,7 +233,9 @@ def save_picture(path: Path, session: Session, run: Run, goal: Goal | None) -> N
     _draw_latencies(axes[0], run, session)
     if goal is not None and searched:
         _draw_shares(axes[1], session, goal)
-    figure.savefig(path, dpi=120, format="png")
+    with io.BytesIO() as file:
+        figure.savefig(file, dpi=120, format="png")
+        return file.getvalue()
 
 
 def _draw_latencies(axes: "Axes", run: Run, session: Session) -> None:

@@ -25,15 +25,15 @@ from gangway.compiler.kernels.specs import Array
 
 ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
-    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid
-    HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
-    QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish
-    Tan Tanh ThresholdedRelu Where Xor
+    Ceil Celu Clip Cos Cosh DequantizeLinear Div DynamicFakeQuantise Elu Equal Erf Exp Floor Gelu Greater
+    GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg
+    Not Or PRelu Pow QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt
+    Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
 """
 FIRST_AXIS = """
     AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
-    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv Resize SpaceToDepth
-    TreeSums Upsample
+    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv QuantisedConv Resize
+    SpaceToDepth TreeSums Upsample
 """
 VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
@@ -184,7 +184,7 @@ class _Walk:
         return Rows(axes[0])
 
     def _describe(self, node: Node, operands: tuple[Rows | None, ...]) -> Operands:
-        known = {name: value.shape for name, value in self.constants.items() if name in node.inputs}
+        known = {name: self.constants[name].shape for name in node.inputs if name in self.constants}
         shapes = [known.get(name) or self._shape(node, name) for name in node.inputs]
         values = tuple(self.constants.get(name) for name in node.inputs)
         wide_values = tuple(self.wide.get(name, self.constants.get(name)) for name in node.inputs)
@@ -378,7 +378,7 @@ def _images(op: Operands) -> Rows:
 
 def _integer_matmul(op: Operands) -> Rows:
     """A product of two inputs, the others being scales and zero points."""
-    places = (0, 1) if op.node.operator == "MatMulInteger" else (0, 3)
+    places = (0, 3) if op.node.operator == "QLinearMatMul" else (0, 1)
     if any(rows for index, rows in op.batched() if index not in places):
         raise op.unknown("a scale depends on the batch")
     rows, shapes = tuple(op.rows[index] for index in places), tuple(op.shapes[index] for index in places)
@@ -489,7 +489,7 @@ RULES: dict[str, BatchRule] = {
     "Gemm": _gemm,
     "GridSample": _images,
     "MatMul": _matmul,
-    **dict.fromkeys(["MatMulInteger", "QLinearMatMul"], _integer_matmul),
+    **dict.fromkeys(["MatMulInteger", "QLinearMatMul", "QuantisedMatMul"], _integer_matmul),
     "Pad": _pad,
     **dict.fromkeys(["Scatter", "ScatterElements"], partial(_elements, does="it changes certain rows of the batch")),
     "ScatterND": _scatter_nd,

@@ -26,11 +26,11 @@ from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
 from gangway.compiler.frontend.halves import widen_halves
+from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, dtype_name, infer_shapes, opset_of, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
-from gangway.compiler.frontend.zip_maps import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.kernels.specs import Array
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference

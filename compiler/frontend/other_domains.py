@@ -91,11 +91,11 @@ def _define_known(model: Any, constants: dict[str, Array], batched: bool, opset:
         raise UnsupportedModelError(f"its types contradict each other: {error}") from error
     types = tensor_types([*inferred.input, *inferred.value_info, *inferred.output])
     known = dict(constants)
-    graph = Graph((), (), batched, (), known, types, opset=opset)
+    found = tuple(_read(proto, opset) for proto in model.graph.node)
+    graph = Graph((), (), batched, found, known, types, opset=opset)
     nodes: list[Any] = []
     changed = False
-    for proto in model.graph.node:
-        node = _read(proto, opset)
+    for node, proto in zip(found, list(model.graph.node), strict=True):
         if node.operator == "Constant" and "value" in node.attributes:
             known[node.outputs[0]] = numpy_helper.to_array(node.attributes["value"])
         ready = all(name in types or name in known for name in node.inputs if name)

@@ -9,8 +9,9 @@ from onnx import TensorProto
 
 from gangway.compiler.frontend.contrib_operators import DOMAIN, optional
 from gangway.compiler.frontend.decompositions import Body, defines
+from gangway.compiler.frontend.graph import Node
 
-_PAIR_OPSET, _ONE_AXIS_OPSET = 10, 13
+_PAIR_OPSET, _DYNAMIC_OPSET = 10, 11
 _SOFTMAX_SCALE = 1 / 256  # what quantisers give it
 _STEPS = 255.0  # between the ends of uint8
 
@@ -122,8 +123,20 @@ def _whole(body: Body, index: int, zero_point: int) -> str:
 @defines("MatMulIntegerToFloat", domain=DOMAIN)
 def matmul_integer_to_float(body: Body) -> None:
     """A product of integers, times both scales, plus a bias."""
+    x, _, scale, _, zero_point, *_ = [*body.node.inputs, ""]
+    source = body.graph.producers().get(scale)
+    if source and source.operator == "DynamicQuantizeLinear":
+        _integer_product(body, (x, scale, zero_point), 3, 5, optional(body, 6))
+        return
     product = body.op("MatMul", _whole(body, 0, 4), _whole(body, 1, 5))
     _scaled(body, product, body.op("Mul", _single(body, 2), _single(body, 3)), optional(body, 6))
+
+
+def _integer_product(body: Body, x: tuple[str, str, str], scale: int, zero_point: int, bias: str) -> None:
+    """The product of integers of x, with its scale and zero point, and input 1: see `dynamic_quantisation.py`."""
+    zeros = filter(None, (x[2], _single(body, zero_point)))
+    number = body.op("Cast", body.op("MatMulInteger", x[0], body.node.inputs[1], *zeros), to=TensorProto.FLOAT)
+    _scaled(body, number, body.op("Mul", x[1], _single(body, scale)), bias)
 
 
 def _scaled(body: Body, product: str, scale: str, bias: str) -> None:
@@ -137,6 +150,11 @@ def _scaled(body: Body, product: str, scale: str, bias: str) -> None:
 def dynamic_quantise_matmul(body: Body) -> None:
     """Its first operand is quantised to uint8 by its least and largest number, of all rows together."""
     x, rank = body.node.inputs[0], len(body.type(0).shape)
+    if body.graph.opset >= _DYNAMIC_OPSET and body.node.inputs[1] in body.graph.constants:
+        found = tuple(f"{body.node.outputs[0]}/{name}" for name in ("integers", "scale", "zero"))
+        body.nodes.append(Node(f"{body.node.name}/integers", "DynamicQuantizeLinear", (x,), found))
+        _integer_product(body, (found[0], found[1], found[2]), 2, 3, optional(body, 4))
+        return
     zero, one, steps = (body.constant(value, "float32") for value in (0, 1, _STEPS))
     least = body.op("Min", body.reduce("ReduceMin", x, list(range(rank)), keepdims=0), zero)
     largest = body.op("Max", body.reduce("ReduceMax", x, list(range(rank)), keepdims=0), zero)

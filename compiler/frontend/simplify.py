@@ -7,6 +7,7 @@ import numpy as np
 
 from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.batch_independence import check_rows
+from gangway.compiler.frontend.dynamic_quantisation import BIASES
 from gangway.compiler.frontend.graph import (
     Editor,
     Graph,
@@ -40,7 +41,7 @@ def simplify(graph: Graph) -> Graph:
             graph = remove_unused(apply_rule(graph, TABLES))
             folded = apply_rule(graph, CONSTANTS)
             check_rows(graph, folded.constants)
-            return rewrite(remove_unused(folded), GEMMS, AFFINE)
+            return rewrite(remove_unused(folded), BIASES, GEMMS, AFFINE)
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 

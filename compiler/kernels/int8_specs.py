@@ -23,6 +23,7 @@ from gangway.compiler.kernels.specs import (
 
 BYTES_CHANNELS = 64  # of a pixel, beside each other
 PIXELS_CHANNELS = 4
+FACTORS = 4  # numbers that an `Int8FactorsSpec` writes
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Int8ConvSpec(KernelSpec):
     without `output_bytes`, activation(sum multiplier) in float32, blocked. Raw weights: "weights" int8
     [out][in][kh][kw], "bias" int32 [out], less the sum of the weights times x's zero point, "multiplier" float32
     [out], "zero" float32 [1].
+
+    If it is `dynamic`, x's scale is known at run time only: the arguments are x, weights, integers, numbers, factors,
+    [residual,] y, in float32. y is activation(sum scale + bias [+ residual]). Raw weights: "weights", "scales" float32
+    [out], "bias" float32 [out], and zero points of the weights, "zeros" int32 [out], which are 0 unless `weight_zeros`.
+    `factors` are those of `Int8FactorsSpec`.
     """
 
     in_channels: int
@@ -48,6 +54,10 @@ class Int8ConvSpec(KernelSpec):
     activation: Activation = NONE
     input_halo: int = 0
     output_halo: int = 0
+    dynamic: bool = False
+    weight_zeros: bool = False
+    residual: bool = False
+    residual_halo: int = 0
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -70,14 +80,17 @@ class Int8ConvSpec(KernelSpec):
 
     def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
         """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
+        residual = inputs[-1] if self.residual else 0
+        return replace(self, input_halo=inputs[0], residual_halo=residual, output_halo=output)
 
 
 @dataclass(frozen=True)
 class Int8DepthwiseSpec(KernelSpec):
     """Depthwise convolution of a tensor of bytes, each channel by its own window; y is a tensor of bytes.
 
-    Arguments: x, weights, bias, multiplier, zero, y, as those of `Int8ConvSpec`. Sums are below 2^24.
+    Arguments: x, weights, bias, multiplier, zero, y, as those of `Int8ConvSpec`. Sums are below 2^24. If it is
+    `dynamic`, they are x, weights, sums, scales, bias, factors, y, in float32, and weights are int16, less their zero
+    point; raw weights are "weights", "scales", "bias".
     """
 
     channels: int
@@ -89,6 +102,8 @@ class Int8DepthwiseSpec(KernelSpec):
     dilation: tuple[int, int] = (1, 1)
     input_halo: int = 0
     output_halo: int = 0
+    dynamic: bool = False
+    activation: Activation = NONE  # if it is dynamic
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -250,3 +265,62 @@ class Int8HaloSpec(KernelSpec):
     height: int
     width: int
     output_halo: int = 0
+
+
+@dataclass(frozen=True)
+class Int8RangeSpec(KernelSpec):
+    """The least and the largest number of each part of a float32 tensor, and 0. Arguments: x, y. y is [parts][2].
+
+    x is blocked or, as `plain`, a line of numbers, which are its channels.
+    """
+
+    channels: int
+    height: int
+    width: int
+    parts: int
+    plain: bool = False
+    input_halo: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 2 * self.channels * self.height * self.width
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.channels}x{self.height}x{self.width}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
+
+@dataclass(frozen=True)
+class Int8FactorsSpec(KernelSpec):
+    """What ONNX's DynamicQuantizeLinear makes of a range. Arguments: x, the result of an `Int8RangeSpec`, and y.
+
+    y: the scale, the least and the largest number less the zero point, and that, as float32.
+    """
+
+    parts: int
+
+
+@dataclass(frozen=True)
+class Int8QuantiseSpec(KernelSpec):
+    """Blocked float32 numbers to bytes, halo included. Arguments: x, factors, y. `factors`: of an `Int8FactorsSpec`."""
+
+    channels: int
+    height: int
+    width: int
+    input_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{self.channels}x{self.height}x{self.width}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], output_halo=output)

@@ -54,6 +54,7 @@ class Instruction:
     `sources` number the values so far: first the operands, then the results of the instructions before. `parameters`
     are immediate numbers, whose meaning is the operator's (the number of "constant", alpha and beta of an activation).
     Operators are those of `templates/instructions.py` and, of float16 and float32, the activations of `specs.py`.
+    "quantise" is what quantise_int8 and quantise_uint8 are, its limits being the kernel's: see `PointwiseSpec`.
     """
 
     operator: str
@@ -66,12 +67,19 @@ class Instruction:
 class PointwiseSpec(KernelSpec):
     """y[i, j, ...] = program(operands at i, j, ...); y is plain, contiguous, of the last instruction's type.
 
-    Arguments: the operands (six at most), y. A chain of ONNX nodes without other readers becomes one kernel.
+    Arguments: the operands (six at most), y. A chain of ONNX nodes without other readers becomes one kernel. If there
+    are instructions "quantise", "limits" follow the first operand, float32 [n][3], raw weights of this name: of each
+    its scale, and the least and the largest number less the zero point.
     """
 
     shape: tuple[int, ...]
     operands: tuple[Operand, ...]
     program: tuple[Instruction, ...]
+
+    @property
+    def limits(self) -> int:
+        """How many instructions read limits."""
+        return sum(item.operator == "quantise" for item in self.program)
 
     @property
     def checks(self) -> tuple[Check, ...]:

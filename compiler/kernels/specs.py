@@ -106,6 +106,7 @@ ActivationName = Literal[
     "elu",
     "mish",
     "softplus",
+    "quantise",
     "quantise_int8",
     "quantise_uint8",
 ]
@@ -119,7 +120,8 @@ class Activation:
     sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 +
     erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha
     (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)); quantise_int8, quantise_uint8: what is left of x
-    once it was an integer of this type, of scale alpha and zero point beta.
+    once it was an integer of this type, of scale alpha and zero point beta; quantise: the same, where the kernel has
+    limits as data.
     """
 
     name: ActivationName
@@ -557,7 +559,8 @@ class BlockedElementwiseSpec(KernelSpec):
     """One operator over blocked images, then an activation. Arguments: inputs, y.
 
     An input whose `vectors` is true holds one number per channel (a blocked image of one pixel without a halo), which
-    counts for every pixel; the others have the output's size and the halo of the same place in `input_halos`.
+    counts for every pixel; the others have the output's size and the halo of the same place in `input_halos`. If the
+    activation is "quantise", "limits" follow the first input, raw weights of this name: see `PointwiseSpec`.
     """
 
     operator: ElementwiseOperator

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
+from gangway.compiler.frontend.dynamic_quantisation import find_dynamic_products
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
 from gangway.compiler.frontend.lines import as_images
@@ -31,7 +32,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
 
     Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
-    graph = state_shapes(graph)
+    graph = find_dynamic_products(state_shapes(graph))
     replaced: dict[str, UnsupportedModelError] = {}
     while unknown := [node for node in graph.nodes if not has_lowering(node.operator) and has_body(node, graph)]:
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}

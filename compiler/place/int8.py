@@ -24,7 +24,14 @@ from gangway.compiler.kernels.int8_specs import (
     Int8PoolSpec,
     Int8TableSpec,
 )
-from gangway.compiler.kernels.plain_specs import PointwiseSpec, contiguous
+from gangway.compiler.kernels.plain_specs import (
+    CopySpec,
+    GatherSpec,
+    PlainPoolSpec,
+    PointwiseSpec,
+    ReduceSpec,
+    contiguous,
+)
 from gangway.compiler.kernels.specs import (
     NONE,
     Array,
@@ -36,11 +43,13 @@ from gangway.compiler.kernels.specs import (
     PoolSpec,
     RawWeights,
     SequencePackSpec,
+    UnpackSpec,
 )
 from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.place.dynamic_int8 import DynamicProducts, rounds
 from gangway.compiler.place.integers import (
     MOST,
     STEPS,
@@ -56,13 +65,21 @@ LEAST_VECTOR_WEIGHTS = 1 << 13  # of a layer of one pixel: below, steps between 
 MOST_SUM = (1 << 31) - 1
 _MOVES = PackSpec | SequencePackSpec
 _DROPPABLE = (
-    _MOVES | PointwiseSpec | BlockedElementwiseSpec | Int8ElementwiseSpec | Int8PackSpec | Int8TableSpec | Int8PoolSpec
+    _MOVES
+    | UnpackSpec
+    | PointwiseSpec
+    | ReduceSpec
+    | BlockedElementwiseSpec
+    | Int8ElementwiseSpec
+    | Int8PackSpec
+    | Int8TableSpec
+    | Int8PoolSpec
 )
 
 
 def with_int8(steps: Sequence[Step], target: TargetSpec) -> list[Step]:
     """Return equivalent steps, before halos are settled; the same ones if the target has no instructions for it."""
-    if not int8.has_words(target) or not any(_quantises(step) for step in steps):
+    if not int8.has_words(target) or not any(_quantises(step) or rounds(step) for step in steps):
         return list(steps)
     rewriting = _Rewriting(steps, target)
     for step in steps:
@@ -96,6 +113,13 @@ def _result(spec: KernelSpec) -> Quantisation | None:
     if isinstance(spec, PointwiseSpec) and spec.program[-1].parameters:
         return quantisation(spec.program[-1].operator, spec.program[-1].parameters)
     return None
+
+
+def _moves(spec: KernelSpec) -> bool:
+    """Whether a kernel's results are numbers of its first input."""
+    if isinstance(spec, PoolSpec | PlainPoolSpec):
+        return (spec if isinstance(spec, PoolSpec) else spec.pool).mode == "max"
+    return isinstance(spec, _MOVES | UnpackSpec | CopySpec | GatherSpec)
 
 
 def _needed(steps: Sequence[Step]) -> list[Step]:
@@ -132,6 +156,7 @@ class _Rewriting:
         self._writers = {step.output: step for step in steps}
         self._packed: dict[tuple[Buffer, FormatName], Buffer] = {}
         self._weights: dict[int, tuple[Array, tuple[Array, Array] | None]] = {}
+        self._dynamic = DynamicProducts(self._writers, self.steps.append, self._floats, target)
         self._readers: dict[Buffer, list[Step]] = defaultdict(list)
         for step in steps:
             for buffer in step.inputs:
@@ -141,10 +166,10 @@ class _Rewriting:
         """The next step, or what replaces it."""
         if result := _result(step.spec):
             self._found[step.output] = result
-        elif isinstance(step.spec, _MOVES) and step.inputs[0] in self._found:
-            self._found[step.output] = self._found[step.inputs[0]]
+        elif _moves(step.spec) and (moved := self._rounding(step.inputs[0])):
+            self._found[step.output] = moved
         match step.spec:
-            case ConvSpec() if self._convolution(step, step.spec):
+            case ConvSpec() if self._dynamic.add(step, step.spec) or self._convolution(step, step.spec):
                 return
             case BlockedElementwiseSpec() if self._elementwise(step, step.spec):
                 return
@@ -153,6 +178,12 @@ class _Rewriting:
             case GlobalPoolSpec() if self._global_pool(step, step.spec):
                 return
         self._keep(step)
+
+    def _rounding(self, buffer: Buffer | None) -> Quantisation | None:
+        """What integers a tensor's numbers are, or those that it is a part of."""
+        while buffer is not None and buffer not in self._found:
+            buffer = buffer.parent
+        return None if buffer is None else self._found[buffer]
 
     def _keep(self, step: Step) -> None:
         for buffer in step.inputs:
@@ -341,7 +372,8 @@ class _Rewriting:
             return False
         if result is None and spec.activation.name not in ("none", "clip"):
             return False
-        if result is not None and not self._is_wanted(output) and not all(stored):
+        integers = all(known or vector for known, vector in zip(stored, spec.vectors, strict=True))
+        if result is not None and not self._is_wanted(output) and not integers:
             return False
         inputs = [
             self._stored(buffer) if known else self._floats(buffer)

@@ -9,7 +9,8 @@ from gangway.compiler.frontend.patterns import erf
 from gangway.compiler.kernels.specs import Activation, Array
 
 MOST = 127  # of a weight
-TOLERANCE = 1e-6  # a product of float32 numbers is that near to the exact one, relatively
+TOLERANCE = 5e-4  # of a number in steps of the scale; 127 of them are exact to 1e-5 in float32
+CHUNK = 1 << 15  # weights that are looked at together
 MOST_BIAS = float(1 << 30)
 STEPS = 256
 _OFFSETS = {"quantise_uint8": 0, "quantise_int8": 128}
@@ -47,6 +48,19 @@ def quantisation(name: str, parameters: tuple[Any, ...]) -> Quantisation | None:
 def integer_weights(weights: Array) -> tuple[Array, Array] | None:
     """Return int8 weights and the scale of each output, their first axis; None if they are no such products."""
     rows = weights.reshape(len(weights), -1)
+    peak = int(np.abs(rows).max(1).argmax())  # whose scale is, if there is one for all, that of all
+    count = max(1, min(len(rows), rows.size // CHUNK)) if _integer_rows(rows[peak : peak + 1]) else 1
+    parts = []
+    for part in np.array_split(rows, count):
+        if (found := _integer_rows(part, hopeless=count == 1)) is None:
+            return None
+        parts.append(found)
+    integers, scales = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return integers.reshape(weights.shape), scales
+
+
+def _integer_rows(rows: Array, hopeless: bool = True) -> tuple[Array, Array] | None:
+    """The same of a matrix; `hopeless`: if no row is one of integers with the largest possible scales."""
     largest = np.abs(rows).max(1).astype(np.float64)
     scales, integers = np.ones(len(rows)), np.zeros(rows.shape, np.int8)
     left = np.flatnonzero(largest)
@@ -56,14 +70,14 @@ def integer_weights(weights: Array) -> tuple[Array, Array] | None:
         if not len(left):
             break
         scale = largest[left] / most
-        numbers = (rows[left] / scale[:, None].astype(np.float32)).astype(np.float32)
+        numbers = (rows if len(left) == len(rows) else rows[left]) / scale[:, None].astype(np.float32)
         nearest = np.rint(numbers)
-        fits = np.all(np.abs(numbers - nearest) <= 4 * TOLERANCE * np.maximum(1, np.abs(nearest)), 1)
+        fits = np.abs(np.subtract(numbers, nearest, out=numbers), out=numbers).max(1) <= TOLERANCE
         integers[left[fits]], scales[left[fits]] = nearest[fits], scale[fits]
         left = left[~fits]
-        if most == MOST - 1 and len(left) == len(rows):  # float32 weights, almost certainly
+        if hopeless and most == MOST - 1 and len(left) == len(rows):  # float32 weights, almost certainly
             return None
-    return None if len(left) else (integers.reshape(weights.shape), scales)
+    return None if len(left) else (integers, scales)
 
 
 def integer_bias(bias: Array, steps: Array) -> Array | None:

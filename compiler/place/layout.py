@@ -66,8 +66,10 @@ from gangway.compiler.lower.layers import (
     geometry_of,
     sequence,
 )
+from gangway.compiler.place.dynamic_int8 import without_integers
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
 from gangway.compiler.place.int8 import with_filled_halos, with_int8
+from gangway.compiler.place.limits import with_limits
 from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
 from gangway.compiler.place.recurrent import place_recurrent
 
@@ -87,7 +89,7 @@ def place(program: Program, layers: list[Layer], lanes: int, target: TargetSpec 
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
     steps = fuse_chains(memory.steps)
-    steps = with_int8(steps, target) if target else steps
+    steps = with_limits(without_integers(with_int8(steps, target) if target else steps))
     _settle_halos(steps)
     return [_with_halos(step) for step in fuse_depthwise(with_filled_halos(steps), lanes)]
 

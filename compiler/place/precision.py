@@ -44,7 +44,7 @@ def _lowered(step: Step, target: TargetSpec) -> Step:
     """Return the step in bfloat16, if that is faster."""
     if isinstance(step.spec, ConvSpec) and work.is_faster(step.spec, target):
         return replace(step, spec=replace(step.spec, precision="bf16"))
-    if isinstance(step.spec, ConvDepthwiseSpec) and depthwise.computes(step.spec, target):
+    if isinstance(step.spec, ConvDepthwiseSpec) and depthwise.is_faster(step.spec, target):
         return replace(step, spec=replace(step.spec, conv=replace(step.spec.conv, precision="bf16")))
     return step
 

@@ -168,6 +168,7 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
     slot->versions = 0;
+    slot->bf16 = 0;
     memcpy(place->workers, workers, model->ranks * sizeof *workers);
     place->request = (struct fast_request){.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot,
                                            .slot_generation = generation, .priority = slot->priority, .arrival_ns = slot->arrival_ns,

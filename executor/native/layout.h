@@ -152,6 +152,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint32_t, conflicts, )                                                                                              \
     FIELD(uint32_t, preemptions, )                                                                                            \
     FIELD(_Atomic uint32_t, versions, ) /* bit v: version v of a layer was used */                                            \
+    FIELD(uint32_t, bf16, )             /* 1: it is computed in bf16, and the model is there in fp32, too */                  \
     FIELD(uint32_t, rejects_late, )                                                                                           \
     FIELD(uint32_t, max_queue, )                                                                                              \
     FIELD(_Atomic uint32_t, by_bell, ) /* the answer rings the table's bell; no thread waits for it alone */                  \

@@ -193,6 +193,19 @@ FUNCTION(py_lease_position) {
     FINISH;
 }
 
+/* What a look at a running server shows: (model, generation, members, ranks that are wanted, step, start). Not all of one moment. */
+FUNCTION(py_lease_glance) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        struct phase_state state = phase_unpack(atomic_load(&lease->phase));
+        result = Py_BuildValue("IIIIIK", lease->model_id, atomic_load(&lease->generation), lease->member_count, atomic_load(&lease->wanted),
+                               phase_step(lease, state.number), (unsigned long long)atomic_load(&lease->start_ns));
+    }
+    FINISH;
+}
+
 FUNCTION(py_lease_layer_end_ns) {
     Py_ssize_t offset;
     unsigned int first, end;
@@ -222,6 +235,7 @@ PyMethodDef lease_methods[] = {
     METHOD(lease_generation),
     METHOD(lease_start_ns),
     METHOD(lease_position),
+    METHOD(lease_glance),
     METHOD(lease_layer_end_ns),
     {NULL, NULL, 0, NULL},
 };

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable
 
+from gangway.artifact.suggestion import did_you_mean
 from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, Triton, make_triton
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
@@ -62,7 +63,9 @@ def make_policy(text: str, nodes: Nodes = ()) -> Policy:
         return PerNode(lambda: make_policy(text), nodes)
     name, _, argument = text.partition(":")
     if name not in POLICIES:
-        raise ValueError(f"unknown scheduler {name!r}; known: {', '.join(sorted(POLICIES))}")
+        raise ValueError(
+            f"unknown scheduler {name!r}; known: {', '.join(sorted(POLICIES))}{did_you_mean(name, POLICIES)}"
+        )
     return POLICIES[name](argument)
 
 

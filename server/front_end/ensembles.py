@@ -9,7 +9,7 @@ for each other.
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import TracebackType
@@ -21,9 +21,10 @@ from gangway.artifact.format import ALIGNMENT_BYTES
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
+from gangway.server.front_end.python_runs import LeftRun, tell_gone
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import EMPTY_FRAME_BYTES, copy_content, forget_answer
+from gangway.server.requests.codecs import EMPTY_FRAME_BYTES, FrameCodec, copy_content, forget_answer
 from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission, TailLayout
 from gangway.server.requests.ensembles import (
     EnsembleCodec,
@@ -35,6 +36,7 @@ from gangway.server.requests.ensembles import (
     TensorName,
     compound_numbers,
 )
+from gangway.server.requests.python_codec import Left, PythonCodec
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 
@@ -254,6 +256,7 @@ class Prepared:
                 name: Output(codec.output_shapes[name], self.places[tensor.index], block)
                 for name, tensor in model.outputs.items()
             }
+        assert isinstance(codec.frame, FrameCodec), "Python models' answers are taken in another way"
         (view,), ((begin, _),) = self.submission.outputs, self.places
         try:
             parts = codec.frame.parts_in(view)
@@ -323,7 +326,9 @@ def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Ens
 
     Raises PoolExhaustedError, and RequestError.
     """
-    contents = [value.content for value in inputs]
+    contents: Contents = [value.content for value in inputs]
+    if isinstance(codec.frame, PythonCodec):
+        contents = codec.frame.with_about(contents, b"")
     layout = codec.frame.layout(contents)
     taken: list[Block] = []
     try:
@@ -379,8 +384,15 @@ class EnsembleRun:
     """
 
     def __init__(
-        self, plane: DataPlane, watch: ShapeWatch, codec: EnsembleCodec, terms: Terms, clock: RequestClock
+        self,
+        plane: DataPlane,
+        watch: ShapeWatch,
+        codec: EnsembleCodec,
+        terms: Terms,
+        clock: RequestClock,
+        left_run: Callable[[PythonCodec, Left, Terms], LeftRun],
     ) -> None:
+        """Make it. `left_run` returns what goes on with a step that an instance of a Python model has kept."""
         self._plane = plane
         self._pool = SharedMemoryPool(plane)
         self._watch = watch
@@ -389,7 +401,9 @@ class EnsembleRun:
         self._clock = clock
         self._tensors = EnsembleTensors(self._pool, codec.graph, codec.wanted)
         self._waits = list(codec.graph.waits)
-        self._lock = threading.Lock()  # of the two below
+        self._left_run = left_run
+        self._left: LeftRun | None = None
+        self._lock = threading.Lock()  # of what runs
         self._running: list[StepRun] = []
         self._cancelled = threading.Event()
         self.ended: list[StepRun] = []
@@ -413,8 +427,11 @@ class EnsembleRun:
         with self._lock:
             self._cancelled.set()
             submissions = [running.prepared.submission for running in self._running]
+            left = self._left
         for submission in submissions:
             submission.cancel()
+        if left is not None:
+            left.cancel()
 
     def __enter__(self) -> "EnsembleRun":
         return self
@@ -516,6 +533,8 @@ class EnsembleRun:
                 self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded meanwhile
                 return ()
             if outcome.status is not SlotStatus.OK:
+                if isinstance(running.codec.frame, PythonCodec):
+                    tell_gone(running.codec.frame, running.prepared.submission)
                 raise self._failed(step, running.begin_ns, running.failure(outcome))
             if not self._take(running):
                 self._start(running.index, running.begin_ns, not running.prepared.compiled)  # an answer without room
@@ -531,6 +550,9 @@ class EnsembleRun:
     def _take(self, running: StepRun) -> bool:
         """Take a step's outputs over; False if there was too little room for them."""
         step = running.step
+        if isinstance(running.codec.frame, PythonCodec):
+            self._take_python(running, running.codec.frame)
+            return True
         try:
             outputs = running.prepared.outputs(step.model, running.codec)
         except RequestError as error:
@@ -543,6 +565,42 @@ class EnsembleRun:
                 tensor, step.model.outputs[name].datatype, output.shape, output.place, output.block
             )
         return True
+
+    def _take_python(self, running: StepRun, codec: PythonCodec) -> None:
+        """Take the outputs of a Python model's step over. If its instance has kept the request, wait for the rest."""
+        step, (view,), ((begin, _),) = running.step, running.prepared.submission.outputs, running.prepared.places
+        try:
+            found = codec.read(view)
+            is_left = isinstance(found, Left)
+            if isinstance(found, Left):
+                with self._left_run(codec, found, self._terms) as run:
+                    with self._lock:
+                        self._left = run
+                    if self._cancelled.is_set():
+                        run.cancel()
+                    found = run.only().outputs
+            missing = [name for name in step.outputs if name not in found]
+            if missing:
+                message = f"the response of model '{step.model.name}' has no output '{missing[0]}'"
+                raise RequestError(grpc.StatusCode.INTERNAL, message)
+        except RequestError as error:
+            raise self._failed(step, running.begin_ns, error) from error
+        offsets = codec.places_in(view) if not is_left else {}
+        for name, tensor in step.outputs.items():
+            own = step.model.outputs[name]
+            shape, content = own.client_shape(found[name][0]), found[name][1]
+            if name in offsets:
+                place, block = (begin + offsets[name], len(content)), running.prepared.blocks[-1]
+                self._tensors.add_output(tensor, own.datatype, shape, place, block)
+                continue
+            try:
+                block = self._pool.take(len(content))
+            except PoolExhaustedError as error:
+                raise self._failed(step, running.begin_ns, no_room(error)) from error
+            place = block.offset, len(content)
+            self._pool.view(place)[:] = content
+            self._tensors.add_output(tensor, own.datatype, shape, place, block)
+            self._pool.release(block)
 
     def _freed(self, step: Step) -> Sequence[int]:
         """Return the steps that have waited for this one alone."""
@@ -627,4 +685,5 @@ def _both(one: SlotCounts, other: SlotCounts) -> SlotCounts:
         one.conflicts + other.conflicts,
         one.preemptions + other.preemptions,
         one.versions | other.versions,
+        one.bf16 | other.bf16,
     )

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from gangway.executor.logs import OFTEN
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.front_end.model_run import ClientCall
+from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
 from gangway.server.front_end.request import ClientRequest, Resources
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.grpc.gate import LARGE_ANSWER_BYTES
@@ -167,7 +167,7 @@ class Inference:
         if self._refusal:
             unavailable(self._refusal)
         plan = self._take(header, bool(raws))
-        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns)
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self._infer_inner)
         try:
             if not isinstance(raws, list):
                 raws = raws()
@@ -179,6 +179,12 @@ class Inference:
             raise
         finally:
             request.close()
+
+    def _infer_inner(
+        self, header: bytes, request_id: bytes, raws: Sequence[memoryview], call: InnerCall | InnerStream
+    ) -> bytes:
+        """Answer a request that a Python model makes."""
+        return self.infer_parts(header, request_id, list(raws), call, time.monotonic_ns())
 
     def _answer(self, request: ClientRequest, raws: list[memoryview]) -> bytes:
         if request.plan.sequence is None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gangway.artifact.precision import BF16
 from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
-from gangway.server.access import socket_address
+from gangway.server.access import HTTP2_PREFACE, Ports, socket_address
 from gangway.server.front_end.metrics_reading import (
     Labels,
     Machine,
@@ -30,7 +30,7 @@ from gangway.server.front_end.metrics_reading import (
     Source,
     labels,
 )
-from gangway.server.models.config import CHOSEN_PRECISION_PARAMETER
+from gangway.server.models.config import precisions_of
 from gangway.server.models.served import Models
 from gangway.server.models.settings import FIRST_RESPONSE
 from gangway.server.options.endpoints import MetricsOptions
@@ -300,12 +300,8 @@ _MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
     (
         "gangway_bf16",
         "gauge",
-        "1 if the model's kernels multiply bf16 numbers, else 0",
-        lambda model: (
-            int(model.model.config.parameters[CHOSEN_PRECISION_PARAMETER].string_value == BF16)
-            if CHOSEN_PRECISION_PARAMETER in model.model.config.parameters
-            else 0
-        ),
+        "1 if the model's kernels multiply bf16 numbers, for all requests or for some, else 0",
+        lambda model: int(BF16 in precisions_of(model.model.config)),
     ),
 )
 
@@ -325,6 +321,17 @@ def gangway_families(reading: Reading) -> Iterator[str]:
             for model in models
             for key, count in model.figures.own.items()
             if key.startswith(VERSION_PREFIX)
+        ),
+    )
+    yield family(
+        "gangway_precision_requests_total",
+        "Requests that were computed in this precision, of a model whose precision the scheduler chooses",
+        "counter",
+        (
+            (f'{model.labels},precision="{precision}"', count)
+            for model in models
+            if model.model.chooses_precision
+            for precision, count in model.figures.by_precision.items()
         ),
     )
     yield from _of_scheduler(reading)
@@ -453,6 +460,7 @@ def _with_pauses(families: Iterable[str]) -> str:
 PATH = "/metrics"
 MAX_CONNECTIONS = 16
 IO_TIMEOUT_SECONDS = 10.0
+MAX_READ_BYTES = 65536
 COMPRESSION_LEVEL = 3  # of 1 to 9: text like this becomes a tenth at any level
 _NO_THREAD = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\nno thread can be started\n"
 
@@ -462,13 +470,15 @@ class MetricsEndpoint:
 
     It takes the address when it is made (port 0: any), and answers from `start` on. Each connection has a thread.
     Beyond MAX_CONNECTIONS the oldest one is closed, so a slow or silent client holds up no other. `reuse_port`: other
-    processes may listen there, too. Raises OSError if the address is not available.
+    processes may listen there, too. `ports`: where other requests are sent. Raises OSError if the address is not
+    available.
     """
 
-    def __init__(self, host: str, port: int, render: Callable[[], bytes], reuse_port: bool = False) -> None:
+    def __init__(self, host: str, port: int, render: Callable[[], bytes], reuse_port: bool, ports: Ports) -> None:
         kind = _Server6 if ":" in host else _Server
         self._server = kind((host, port), reuse_port)
         self._server.render = render
+        self._server.ports = ports
 
     @property
     def address(self) -> str:
@@ -491,6 +501,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128  # with the usual 5, a client that is not accepted at once tries again after a second
     render: Callable[[], bytes]
+    ports: Ports
 
     def __init__(self, address: tuple[str, int], reuse_port: bool) -> None:
         self._reuse_port = reuse_port
@@ -537,6 +548,7 @@ class _Server6(_Server):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    raw_requestline: bytes
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = IO_TIMEOUT_SECONDS
     server_version = "gangway"
@@ -545,7 +557,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer /metrics; 404 to everything else."""
         if self.path.partition("?")[0] != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, f"only {PATH} is served on this port\n".encode())
+            self._answer(HTTPStatus.NOT_FOUND, f"{self._elsewhere}\n".encode())
             return
         try:
             text = self.server.render()
@@ -561,7 +573,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
+    def parse_request(self) -> bool:
+        """Read the head of a request. False if there is none, and the client has been told why."""
+        if not self.raw_requestline.startswith(HTTP2_PREFACE):
+            return super().parse_request()
+        from gangway.server.grpc_refusal import GrpcRefusal  # noqa: PLC0415 - few clients ask the wrong port
+
+        self.close_connection = True
+        refusal = GrpcRefusal(self._elsewhere)
+        data, ends = self.raw_requestline, False
+        while data and not ends:
+            answer, ends = refusal.receive(data)
+            self.wfile.write(answer)
+            data = b"" if ends else self.rfile.read1(MAX_READ_BYTES)
+        return False
+
+    @property
+    def _elsewhere(self) -> str:
+        return f"only {PATH} is served on this port: {self.server.ports.text}"
+
     def _refuse(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self._answer(HTTPStatus.NOT_FOUND, f"{self._elsewhere}\n".encode())
+            return
         self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD are allowed\n", ("Allow", "GET, HEAD"))
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
@@ -595,7 +629,8 @@ def serve_metrics(
     models: Callable[[], Models],
     plane: DataPlane,
     control: ControlSegment,
-    peers: Peers = Peers(),  # noqa: B008 - frozen
+    peers: Peers,
+    ports: Ports,
 ) -> str:
     """Answer on the metrics' port from now on; return its address ("host:port"), "" if metrics are off.
 
@@ -607,7 +642,7 @@ def serve_metrics(
     exposition = Exposition(Source(models, plane, control, machine, peers), options)
     try:
         host, port, _ = socket_address(options.target)
-        endpoint = MetricsEndpoint(host, port, exposition.render, options.reuse_port)
+        endpoint = MetricsEndpoint(host, port, exposition.render, options.reuse_port, ports)
     except OSError as error:
         raise OSError(f"cannot serve metrics on {options.target}: {error.strerror or error}") from error
     endpoint.start()

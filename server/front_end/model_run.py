@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -12,7 +12,7 @@ import grpc
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, invalid
 from gangway.server.messages import FirstAnswer, ShapeWanted
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
@@ -173,6 +173,51 @@ class ClientCall(Protocol):
         ...
 
 
+class InnerStream:
+    """An inner call that takes any number of responses: `respond` gets each but the last."""
+
+    def __init__(self, call: "InnerCall", respond: Callable[[bytes], None]) -> None:
+        self.call, self.respond = call, respond
+        self.time_remaining, self.add_callback = call.time_remaining, call.add_callback
+
+
+class InnerCall:
+    """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
+
+    `chain`: the models that wait for it, outermost first. Safe for threads.
+    """
+
+    def __init__(self, clock: RequestClock, chain: tuple[str, ...]) -> None:
+        self.clock, self.chain = clock, chain
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self.is_over = False
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None without one."""
+        return (self.clock.limit_ns - time.monotonic_ns()) / 1e9 if self.clock.limit_ns else None
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the client's request is over; False if it is."""
+        with self._lock:
+            if not self.is_over:
+                self._callbacks.append(callback)
+            return not self.is_over
+
+    def end(self) -> None:
+        """The client's request is over."""
+        with self._lock:
+            self.is_over, callbacks, self._callbacks = True, self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def require_other(self, names: Iterable[str]) -> None:
+        """Raise RequestError if one of these models waits for the request: it would wait for itself."""
+        for name in names:
+            if name in self.chain:
+                invalid(f"model '{name}' waits for this request, so it cannot execute it")
+
+
 class ModelRun:
     """A model computes one request. Not safe for threads.
 
@@ -183,6 +228,7 @@ class ModelRun:
 
     submitted_ns = finished_ns = end_ns = 0
     outcome: SlotOutcome | None = None
+    is_whole = True  # the outcome is that of all that was computed
 
     def __init__(
         self, model: ServedModel, shapes: Shapes, max_queue: int, clock: RequestClock, begin_ns: int, watch: ShapeWatch
@@ -241,7 +287,7 @@ class ModelRun:
         times, in_time = self.times_of(outcome), self.is_in_time()
         batch_rows = max(rows, outcome.batch_rows)
         model.statistics.succeeded(rows, times, in_time, outcome.counts, batch_rows, outcome.leads)
-        if not model.isolated_us:
+        if not model.isolated_us and self.is_whole:
             self.watch.answered(model, self.shapes, outcome.compute_us / batch_rows)
         if model.symbols and model.sequence is None:
             self.watch.used(model, model.key_of(self.shapes.sizes))

@@ -25,16 +25,17 @@ from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.access import TlsError, is_in_use, remove_socket, why_not_listening
+from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
-from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, memory_bytes
+from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
 from gangway.server.front_end.model_run import ShapeWatch
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
 from gangway.server.front_end.request import Afterwork, Resources
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
+from gangway.server.front_end.watch import Watch
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
 from gangway.server.messages import (
@@ -45,6 +46,8 @@ from gangway.server.messages import (
     Drain,
     FrontEndMessage,
     InitialLoadDone,
+    Job,
+    JobsUnderWay,
     Leave,
     Listening,
     LogSettings,
@@ -107,6 +110,7 @@ class FrontEnd:
         thread_share: float = 1.0,
         control: ControlSegment | None = None,
         is_alone: bool = True,
+        peers: Peers = Peers(),  # noqa: B008 - frozen
     ) -> None:
         """Make it. `is_alone`: no other front end reads what this one has counted."""
         regions = Regions(mappings)
@@ -123,6 +127,11 @@ class FrontEnd:
         in_threads = scaled(slots, thread_share)
         self.streams = Streams(self.inference.infer_parts, self.inference.order_of, in_threads, limits)
         self._answers = ServerMethods(options.general.id)
+        self._jobs: tuple[Job, ...] = ()
+        self._watch: Watch | None = None
+        if control is not None and options.http.page:
+            source = Source(lambda: self.models, plane, control, None, peers)
+            self._watch = Watch(source, lambda: self.models, lambda: self._jobs, control)
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
@@ -150,6 +159,7 @@ class FrontEnd:
         self._options = options
         self._max_http_threads = in_threads
         self._http: HttpFrontEnd | None = None
+        self.ports = Ports()
 
     @property
     def http(self) -> "HttpFrontEnd":
@@ -159,7 +169,13 @@ class FrontEnd:
 
             options = self._options.http
             self._http = HttpFrontEnd(
-                self.inference.infer_parts, self._methods, lambda: self.models, self._max_http_threads, options
+                self.inference.infer_parts,
+                self._methods,
+                lambda: self.models,
+                self._max_http_threads,
+                options,
+                self.ports,
+                self._watch,
             )
         return self._http
 
@@ -188,6 +204,7 @@ class FrontEnd:
         except RuntimeError:
             raise CannotListenError(why_not_listening(target)) from None
         self.server.start()
+        self.ports.grpc = address
         return address
 
     def watch_memory(self, reason: str, is_full: bool) -> bool:
@@ -220,6 +237,8 @@ class FrontEnd:
                     self._say(applied)
             case Settled():
                 self.changes.settled(message)
+            case JobsUnderWay(jobs):
+                self._jobs = jobs
             case InitialLoadDone(strict_readiness):
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
@@ -446,7 +465,7 @@ def open_metrics(
     """Serve the metrics of all front ends; return where. Raises OSError."""
     from gangway.server.front_end.metrics import serve_metrics  # noqa: PLC0415 - see Listeners
 
-    return serve_metrics(options, lambda: front_end.models, plane, control, peers)
+    return serve_metrics(options, lambda: front_end.models, plane, control, peers, front_end.ports)
 
 
 def beat(heartbeats: Heartbeats, index: int) -> None:
@@ -480,6 +499,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             thread_share=options.thread_share,
             control=control,
             is_alone=not options.other_io_fds,
+            peers=shared.peers,
         )
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)

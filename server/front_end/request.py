@@ -18,14 +18,25 @@ from typing import Final, Protocol
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, unsupported
 from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
-from gangway.server.front_end.model_run import ClientCall, ModelRun, RequestClock, ShapeWatch, no_room
+from gangway.server.front_end.model_run import (
+    ClientCall,
+    InnerCall,
+    InnerStream,
+    ModelRun,
+    RequestClock,
+    ShapeWatch,
+    no_room,
+)
+from gangway.server.front_end.python_runs import Infer, LeftRun, forget_left, refuse_inner, tell_gone
 from gangway.server.front_end.tracing import Tracer
-from gangway.server.requests.codecs import Codec, FrameCodec, TailCodec, TensorCodec, report_of
+from gangway.server.models.settings import Terms
+from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, FrameCodec, TailCodec, TensorCodec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
+from gangway.server.requests.python_codec import Left, PythonCodec, finished, python_in
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 
@@ -112,15 +123,25 @@ class ClientRequest(ModelRun):
     _maps = True  # workers may use tensors where the client has them
 
     def __init__(
-        self, resources: Resources, plan: RequestPlan, request_id: bytes, call: ClientCall, arrival_ns: int
+        self,
+        resources: Resources,
+        plan: RequestPlan,
+        request_id: bytes,
+        call: ClientCall,
+        arrival_ns: int,
+        infer: Infer = refuse_inner,
     ) -> None:
-        """Make it. `arrival_ns`: CLOCK_MONOTONIC."""
+        """Make it. `arrival_ns`: CLOCK_MONOTONIC. `infer` has other models execute what a Python model asks for."""
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
+        self.inner = call.call if isinstance(call, InnerStream) else call if isinstance(call, InnerCall) else None
+        if self.inner is not None and self.inner.clock.deadline_ns:
+            clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
         super().__init__(plan.model, plan.shapes, plan.terms.max_queue, clock, arrival_ns, resources.watch)
         self._resources = resources
         self.plan = plan
         self.request_id = self.response_id = request_id
         self.call = call
+        self._infer = infer
         self._codec: Codec = plan.codec  # type: ignore[assignment] # but of an ensemble
 
     def take_turn(self, plan: RequestPlan) -> None:
@@ -142,24 +163,35 @@ class ClientRequest(ModelRun):
 
     def answer(self, contents: Contents) -> bytes:
         """Return the serialised response. Blocks. Raises RequestError."""
+        if self.inner is not None:
+            self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
         if isinstance(self.plan.codec, EnsembleCodec):
             return self._answer_ensemble(self.plan.codec, contents)
         self.contents = contents
         self.decide(contents)
+        if self.model.is_decoupled and not hasattr(self.call, "respond"):
+            unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
+        python = python_in(self._codec)
+        if python is not None:
+            contents = python.with_about(contents, self.request_id)
         while True:
             submission = self.open(contents)
             try:
                 self.submit(contents)
                 outcome = submission.wait(self.clock.end_ns)
-                if outcome is None:
+                if outcome is None and python is None:
                     raise self.expired()
             except BaseException:
                 submission.close()
                 raise
+            if outcome is None:
+                assert python is not None, "see above"
+                forget_left(python, submission)
+                raise self.expired()
             if (response := self.finish(outcome.status)) is not None:
                 break
         self.conclude(response, outcome)
-        if self.plan.wants_report:
+        if self.plan.wants_report and response:
             response += report_of(outcome, self.shapes.rows, self.target_us, submission.external.count)
         return response
 
@@ -206,11 +238,17 @@ class ClientRequest(ModelRun):
         try:
             if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
+            elif status is SlotStatus.OK and (python := python_in(codec)):
+                response = self._python_response(python, submission)
             elif status is SlotStatus.OK:
                 response = self._codec.answer(self.response_id, submission, self.regions)
+                if response is not None and self.model.chooses_precision:
+                    response += PRECISION_REPORTS[submission.outcome().counts.bf16]
             elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and self._codec is not plan.fallback:
                 self._codec, self._maps = plan.fallback, False
             else:
+                if python := python_in(codec):
+                    tell_gone(python, submission)
                 raise self.failure(submission.outcome())
             if response is None and not self.contents and isinstance(codec, TensorCodec | FrameCodec | TailCodec):
                 self.contents = codec.contents_in(submission)
@@ -231,6 +269,38 @@ class ClientRequest(ModelRun):
         finally:
             self.submission.close()
 
+    def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
+        found, parameters = codec.read(submission.outputs[0]), codec.parameters_in(submission.outputs[0])
+        if isinstance(found, Left):
+            self.is_whole = False
+            submission.close()
+            with self._left_run(codec, found, self.plan.terms) as run:
+                if self.model.is_decoupled:
+                    return self._stream(codec, run)
+                found, parameters, _, _ = run.only()
+        return finished(self._codec, codec.response(self.response_id, found, parameters, self.regions))
+
+    def _stream(self, codec: PythonCodec, run: LeftRun) -> bytes:
+        """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
+        respond: Callable[[bytes], None] = self.call.respond  # type: ignore[attr-defined] # as `answer` has seen
+        for each in run.responses():
+            if each.is_final and each.is_empty and not codec.wants_empty_final:
+                return b""
+            response = finished(
+                self._codec, codec.response(self.response_id, each.outputs, each.parameters, self.regions)
+            )
+            if each.is_final:
+                return response
+            respond(response)
+        return b""
+
+    def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
+        """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
+        chain = () if self.inner is None else self.inner.chain
+        run = LeftRun(self._resources.plane, codec, left, self.clock, terms, self._infer, chain)
+        self._resources.cancel_with(self.call, run)
+        return run
+
     def _external(self, contents: Contents) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""
         mappings, candidates = self._resources.mappings, self.plan.mappable
@@ -243,7 +313,7 @@ class ClientRequest(ModelRun):
     def _answer_ensemble(self, codec: EnsembleCodec, contents: Contents) -> bytes:
         resources, plan = self._resources, self.plan
         terms = replace(plan.terms, rejects_late=plan.refuses_late)
-        with EnsembleRun(resources.plane, resources.watch, codec, terms, self.clock) as run:
+        with EnsembleRun(resources.plane, resources.watch, codec, terms, self.clock, self._left_run) as run:
             resources.cancel_with(self.call, run)
             results = run.execute(contents)
             self.finished_ns = time.monotonic_ns()

@@ -19,6 +19,7 @@ from gangway.server.errors import RequestError, unavailable
 from gangway.server.front_end.model_run import ClientCall, ModelRun
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
+from gangway.server.requests.codecs import PRECISIONS_USED
 from gangway.server.requests.regions import Contents
 from gangway.server.threads import NO_THREAD
 from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
@@ -121,6 +122,7 @@ class Sampled(NamedTuple):
             seen_ns=outcome.seen_ns if outcome else 0,
             started_ns=outcome.started_ns if outcome else 0,
             finished_ns=self.finished_ns,
+            precision=PRECISIONS_USED[outcome.counts.bf16] if outcome and self.model.chooses_precision else "",
         )
 
     def _tensors(self) -> list[TensorRecord]:

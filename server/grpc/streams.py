@@ -47,8 +47,12 @@ class StreamedCall:
     Inference cancels what is still running when a call ends.
     """
 
-    def __init__(self, context: StreamContext) -> None:
+    def __init__(
+        self, context: StreamContext, respond: Callable[["StreamedCall", bytes], None] = lambda call, response: None
+    ) -> None:
+        """Make it. `respond` has a response sent that is not the last one."""
         self._context = context
+        self._respond = respond
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] | None = []
 
@@ -63,6 +67,10 @@ class StreamedCall:
                 return False
             self._callbacks.append(callback)
             return True
+
+    def respond(self, response: bytes) -> None:
+        """Send a serialised response that is not the last one of the request."""
+        self._respond(self, response)
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
         """Return the headers of the stream."""
@@ -187,13 +195,16 @@ _INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 _MARK = ID.encode()  # most headers need no second look
 
 
-def _final() -> bytes:
+def _final(is_final: bool) -> bytes:
     message = pb.ModelInferResponse()
-    message.parameters[FINAL_PARAMETER].bool_param = True
+    message.parameters[FINAL_PARAMETER].bool_param = is_final
     return message.SerializeToString()
 
 
-_FINAL = _final()  # to be appended to a response: one field after the other is one message
+_FINAL, _NOT_FINAL = (
+    _final(True),
+    _final(False),
+)  # to be appended to a response: one field after the other is one message
 
 
 @dataclass(frozen=True)
@@ -235,9 +246,10 @@ def sequence_of(header: bytes) -> SequenceKey | None:
     return (request.model_name, identity) if identity else None
 
 
-def success(response: bytes) -> bytes:
-    """Return the answer with a serialised ModelInferResponse in it, which is said to be the request's last."""
-    return b"".join((length_prefix(_INFER_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
+def success(response: bytes, is_final: bool = True) -> bytes:
+    """Return the answer with a serialised ModelInferResponse in it, and whether it is the request's last."""
+    end = _FINAL if is_final else _NOT_FINAL
+    return b"".join((length_prefix(_INFER_RESPONSE, len(response) + len(end)), response, end))
 
 
 def failure(reason: str, request_id: bytes) -> bytes:
@@ -296,11 +308,12 @@ class _Pending:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """`error` is also in the message."""
+    """`error` is also in the message. Nothing is sent of an empty one. `is_last`: of its request."""
 
     message: bytes
     call: StreamedCall
     error: RequestError | None = None
+    is_last: bool = True
 
 
 class Stream:
@@ -348,6 +361,9 @@ class Stream:
         while (answer := self._next_answer()) is not None:
             if answer.error is not None and self._ends_with(answer.error):
                 raise answer.error
+            if not answer.message:
+                self._sent(answer)
+                continue
             allowed_s = self._limits.stall_seconds + len(answer.message) / self._limits.slow_bytes
             self._give_up_s = time.monotonic() + allowed_s
             yield answer.message  # returns when gRPC has taken it
@@ -404,11 +420,13 @@ class Stream:
             self._give_up_s = 0.0
             if self._ended:
                 return
-            self._calls.discard(answer.call)
+            if answer.is_last:
+                self._calls.discard(answer.call)
             self.held_bytes -= size_bytes
             self.unsent_bytes -= size_bytes
             self._read_on()
-        answer.call.end()
+        if answer.is_last:
+            answer.call.end()
 
     # -- threads that read and execute
 
@@ -432,7 +450,7 @@ class Stream:
                 self._changed.notify_all()
             return
         arrival_ns = time.monotonic_ns()
-        call = StreamedCall(self._context)
+        call = StreamedCall(self._context, self._respond)
         try:
             request = StreamedRequest.of(message)
         except MalformedRequestError as error:
@@ -493,11 +511,23 @@ class Stream:
             _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
             message = "internal error, see the server's log"
             return _refused(work, RequestError(grpc.StatusCode.INTERNAL, message))
+        if not response:
+            return _Answer(b"", work.call)  # all responses are sent
         answer = _Answer(success(response), work.call)
         if len(answer.message) > self._limits.message_bytes:
             message = f"the answer has {len(answer.message)} bytes, {self._limits.message_bytes} are possible"
             return _refused(work, RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
         return answer
+
+    def _respond(self, call: StreamedCall, response: bytes) -> None:
+        """Have a response sent that is not the last one of its request."""
+        answer = _Answer(success(response, is_final=False), call, is_last=False)
+        with self._changed:
+            if call in self._calls:
+                self.held_bytes += len(answer.message)
+                self.unsent_bytes += len(answer.message)
+                self._ready.append(answer)
+                self._changed.notify_all()
 
     def _put(self, work: _Pending, answer: _Answer) -> None:
         """Have an answer sent, when it is its turn."""

@@ -6,13 +6,17 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.server.access import HTTP2_PREFACE, Ports
 from gangway.server.http.replies import error_text
+
+if TYPE_CHECKING:
+    from gangway.server.grpc_refusal import GrpcRefusal
 
 RESERVED: Final = 64  # connections above the limit, which can ask for health only
 GRACE_SECONDS: Final = 5.0  # granted to every request that has begun to come
@@ -102,7 +106,8 @@ MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
 MEMORY_FULL: Final = "gangway.memory_full"  # in the state of a request: why no more of its body is taken
 
-RESERVED_STATE: Final = {"reserved": True}  # `state` in the scope of a connection that is there for health alone
+FOR_HEALTH: Final = "reserved"  # in the state of a connection that is there for health alone
+TRANSPORT: Final = "gangway.transport"  # in the state of every connection
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
 _REASONS: Final = {
@@ -119,13 +124,18 @@ class _RefusedError(Exception):
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Counts what a client sends without getting ahead, and how long it takes for it. `limit`: of all connections."""
+    """Counts what a client sends without getting ahead, and how long it takes for it. `limit`: of all connections.
 
-    def __init__(self, limit: ConnectionLimit, *arguments: Any, **keywords: Any) -> None:
+    `ports`: where a client of gRPC is sent.
+    """
+
+    def __init__(self, limit: ConnectionLimit, ports: Ports, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.phase = Phase.SILENT
         self.since_s = self.loop.time()
         self._limit = limit
+        self._ports = ports
+        self._other: GrpcRefusal | None = None  # the client speaks HTTP/2
         self._open = False  # a request has begun and is not complete
         self._in_head = False  # its headers are not complete
         self._offered: bytes | None = None  # the head of a request that offers another protocol, without the offer
@@ -142,11 +152,12 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse what is too much, at once."""
         super().connection_made(transport)
+        self.app_state: dict[str, Any] = {TRANSPORT: transport}
         if not self._limit.admit(self, self.since_s):
             self._refuse(503, f"more than {self._limit.limit} connections")
             return
         if self._limit.exceeded:
-            self.app_state = RESERVED_STATE
+            self.app_state[FOR_HEALTH] = True
         self.timeout_keep_alive_task = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -167,6 +178,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser."""
+        if self._other is not None or (self.phase is Phase.SILENT and data.startswith(HTTP2_PREFACE)):
+            self._refuse_grpc(data)
+            return
         before = self._progress
         self._feed(data)
         if self.transport.is_closing():
@@ -201,8 +215,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self.phase is not Phase.ANSWERING:
             self.since_s = self.loop.time()
             self._limit.enter(self, Phase.RECEIVING)
-        if self.app_state and not self._limit.exceeded:
-            self.app_state = {}
+        if not self._limit.exceeded:
+            self.app_state.pop(FOR_HEALTH, None)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -300,6 +314,19 @@ class BoundedConnection(HttpToolsProtocol):
                 return
             else:
                 return
+
+    def _refuse_grpc(self, data: bytes) -> None:
+        """Tell a client of gRPC that this is not its port."""
+        if self._other is None:
+            from gangway.server.grpc_refusal import GrpcRefusal  # noqa: PLC0415 - few clients ask the wrong port
+
+            self._other = GrpcRefusal(f"this port speaks HTTP/1.1, not gRPC: {self._ports.text}")
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(STALL_SECONDS, self.transport.close)
+        answer, ends = self._other.receive(data)
+        self.transport.write(answer)
+        if ends:
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._stall_timer is not None:

@@ -9,7 +9,6 @@ which lets other threads run. Large arrays of numbers are taken out, and read in
 been found right.
 """
 
-import base64
 import json
 import math
 import re
@@ -23,7 +22,6 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
-from google.protobuf.message import Message
 
 from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings, split_strings
@@ -196,36 +194,6 @@ def shown(value: Any) -> str:
 
 def _scalar(value: Any) -> str:
     return kind_of(value) if isinstance(value, list | dict | Numbers) else str(value)[:_SHOWN_CHARACTERS]
-
-
-def to_json(message: Message) -> dict[str, Any]:
-    """Return a message with all its fields by name, numbers as numbers, enumerations by name; unset messages are left
-    out.
-    """
-    content = {}
-    for field in message.DESCRIPTOR.fields:
-        if field.has_presence and not message.HasField(field.name):
-            continue
-        content[field.name] = _field(field, getattr(message, field.name))
-    return content
-
-
-def _field(field: Any, value: Any) -> Any:
-    if not field.is_repeated:
-        return _message_scalar(field, value)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        kind = field.message_type.fields_by_name["value"]
-        return {str(key): _message_scalar(kind, value[key]) for key in sorted(value)}
-    return [_message_scalar(field, item) for item in value]
-
-
-def _message_scalar(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        return to_json(value)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def set_parameters(target: Any, content: Any, where: str) -> None:

@@ -34,7 +34,6 @@ from gangway.server.http.json_text import (
     parse_object,
     shown,
     string_of,
-    to_json,
     utf8,
 )
 from gangway.server.http.replies import (
@@ -49,6 +48,7 @@ from gangway.server.http.replies import (
     json_reply,
     refusal,
 )
+from gangway.server.models.message_json import to_json
 from gangway.server.models.served import Models
 from gangway.server.requests.contents import Raws
 
@@ -64,6 +64,7 @@ OperationName: TypeAlias = Literal[
     "system_status", "system_register", "system_unregister",
     "cuda_status", "cuda_register", "cuda_unregister",
     "trace", "logging",
+    "page", "state", "events",
 ]  # fmt: skip
 
 _UNDER_A_MODEL: dict[str, OperationName] = {
@@ -104,6 +105,8 @@ class Route:
 
 def route_of(raw_path: bytes) -> Route | None:
     """Return the route of a path as it came, None if there is no such path."""
+    if raw_path == b"/":
+        return Route("page")
     return _route_of(raw_path) if len(raw_path) <= MAX_PATH_BYTES and raw_path.startswith(b"/v2") else None
 
 
@@ -120,6 +123,10 @@ def _route_of(raw_path: bytes) -> Route | None:
             return Route(_HEALTH[state])
         case ["v2", "logging"]:
             return Route("logging")
+        case ["v2", "gangway", "state"]:
+            return Route("state")
+        case ["v2", "gangway", "events"]:
+            return Route("events")
         case ["v2", "trace", "setting"]:
             return Route("trace")
         case ["v2", "models", "stats"]:
@@ -375,6 +382,7 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
 
 
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
+WATCHING = frozenset({"page", "state", "events"})  # always GET; no method of the service: see `watching.py`
 HEADER_LENGTH = b"inference-header-content-length"
 
 
@@ -392,11 +400,15 @@ class Incoming:
 
 def verbs_of(route: Route) -> tuple[str, ...]:
     """Return the HTTP methods that a path has."""
+    if route.operation in WATCHING:
+        return ("GET",)
     return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
 
 
 def method_of(route: Route, verb: str) -> str:
-    """Return the method of the service that a route stands for."""
+    """Return the method of the service that a route stands for, or, of those of WATCHING, is restricted with."""
+    if route.operation in WATCHING:
+        return "ModelStatistics"
     return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
 
 

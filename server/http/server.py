@@ -15,11 +15,30 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
-from gangway.server.access import CATEGORY_OF_METHOD, Restrictions, port_of, socket_address
+from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions, port_of, socket_address
 from gangway.server.front_end.protocol import AnyMethod
-from gangway.server.http.connection import IDLE_SECONDS, MEMORY_FULL, BoundedConnection, ConnectionLimit
+from gangway.server.front_end.watch import Watch
+from gangway.server.http.connection import (
+    FOR_HEALTH,
+    IDLE_SECONDS,
+    MEMORY_FULL,
+    TRANSPORT,
+    BoundedConnection,
+    ConnectionLimit,
+)
 from gangway.server.http.replies import HttpCall, HttpError, Reply, error_text
-from gangway.server.http.routes import HEALTH, Incoming, Infer, Route, Service, method_of, route_of, verbs_of
+from gangway.server.http.routes import (
+    HEALTH,
+    WATCHING,
+    Incoming,
+    Infer,
+    Route,
+    Service,
+    method_of,
+    route_of,
+    verbs_of,
+)
+from gangway.server.http.watching import Watchers, page
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.system import max_connections
@@ -33,6 +52,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 WATCH_AFTER_SECONDS: Final = 0.01  # whether the client is still there; most answers are quicker, and watching costs
 MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
 JOIN_BYTES: Final = 64 * 1024  # smaller bodies are sent in one piece
+STREAM: Final = Reply(200)  # states follow as server-sent events
 FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
@@ -44,16 +64,22 @@ class App:
     """The ASGI application, in the server's event loop: reads a request, has a thread answer it, sends the reply.
 
     Nothing here blocks or computes. A thread waits for each inference, as in the gRPC server: the data plane's wait
-    blocks, without the interpreter's lock.
+    blocks, without the interpreter's lock. `watchers` None: the server cannot be watched.
     """
 
     def __init__(
-        self, service: Service, threads: CountingPool, max_body_bytes: int, restrictions: Restrictions
+        self,
+        service: Service,
+        threads: CountingPool,
+        max_body_bytes: int,
+        restrictions: Restrictions,
+        watchers: Watchers | None = None,
     ) -> None:
         self._service = service
         self._threads = threads
         self._max_body_bytes = max_body_bytes
         self._restrictions = restrictions
+        self._watchers = watchers
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +87,13 @@ class App:
         headers = dict(scope["headers"])
         call = HttpCall(headers)
         try:
-            await _send(await self._reply(scope, receive, call, headers), send)
+            reply = await self._reply(scope, receive, call, headers)
+            if reply is STREAM and self._watchers is not None:
+                await self._watchers.stream(receive, send, scope["state"][TRANSPORT])
+            else:
+                await _send(reply, send)
+        except HttpError as error:
+            await _send(error.reply, send)
         except ClientGoneError:
             return
         finally:
@@ -70,11 +102,13 @@ class App:
     async def _reply(self, scope: Scope, receive: Receive, call: HttpCall, headers: Mapping[bytes, bytes]) -> Reply:
         body = _Body()
         try:
-            route = _route(scope)
+            route = _route(scope, self._watchers is not None)
             self._admit(route, scope["method"], headers)
-            if "reserved" in scope["state"] and route.operation not in HEALTH:
+            if FOR_HEALTH in scope["state"] and route.operation not in HEALTH:
                 raise HttpError(503, "too many connections", closes=True)
             await self._read(body, scope, headers, receive)
+            if self._watchers is not None and route.operation in WATCHING:
+                return await self._watched(route, self._watchers)
             incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
             return await self._answer(incoming, receive)
         except HttpError as error:
@@ -84,11 +118,19 @@ class App:
 
     def _admit(self, route: Route, verb: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""
-        if not self._restrictions.groups:
+        if not self._restrictions.groups or route.operation == "page":  # which holds nothing of this server
             return
         restriction = self._restrictions.of(CATEGORY_OF_METHOD[method_of(route, verb)])
         if restriction is not None and not restriction.admits([headers.get(restriction.key.encode(), b"")]):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
+
+    async def _watched(self, route: Route, watchers: Watchers) -> Reply:
+        match route.operation:
+            case "page":
+                return page()
+            case "state":
+                return await watchers.state()
+        return STREAM
 
     async def _read(self, body: "_Body", scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> None:
         """Read the body. Raises HttpError, ClientGoneError. The connection handles clients that stall.
@@ -188,10 +230,10 @@ def _finish(done: "asyncio.Future[Reply]", reply: Reply) -> None:
         done.set_result(reply)
 
 
-def _route(scope: Scope) -> Route:
+def _route(scope: Scope, is_watchable: bool) -> Route:
     """Return what the path means. Raises HttpError: 404, 405."""
     route = route_of(scope["raw_path"])
-    if route is None:
+    if route is None or (route.operation in WATCHING and not is_watchable):
         raise HttpError(404, "Not Found")
     verbs = verbs_of(route)
     if scope["method"] not in verbs:
@@ -229,7 +271,10 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (soc
 
 
 class HttpFrontEnd:
-    """Serves one address. `max_in_flight` requests wait in a thread each; the data plane refuses further ones."""
+    """Serves one address. `max_in_flight` requests wait in a thread each; the data plane refuses further ones.
+
+    `ports`: where this front end listens, which it adds its own address to.
+    """
 
     def __init__(
         self,
@@ -238,11 +283,15 @@ class HttpFrontEnd:
         models: Callable[[], Models],
         max_in_flight: int,
         options: HttpOptions,
+        ports: Ports,
+        watch: Watch | None = None,
     ) -> None:
+        self._ports = ports
         threads = CountingPool(max_in_flight + SPARE_THREADS, "http", READY_THREADS)
         self._threads = threads
         service = Service(infer, methods, models, options.max_body_bytes)
-        self._app = App(service, threads, options.max_body_bytes, options.restrictions)
+        watchers = None if watch is None else Watchers(watch)
+        self._app = App(service, threads, options.max_body_bytes, options.restrictions, watchers)
         self._reuse_port = options.reuse_port
         self._state = ServerState()
         self._socket: socket.socket | None = None
@@ -266,7 +315,8 @@ class HttpFrontEnd:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
         self._started.wait()
-        return port_of(target, port)
+        self._ports.http = port_of(target, port)
+        return self._ports.http
 
     def _bind(self, target: str) -> int:
         host, port, family = socket_address(target)
@@ -330,7 +380,9 @@ class HttpFrontEnd:
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()))
 
         def connection() -> BoundedConnection:
-            return BoundedConnection(limit, config=config, server_state=self._state, app_state={}, _loop=loop)
+            return BoundedConnection(
+                limit, self._ports, config=config, server_state=self._state, app_state={}, _loop=loop
+            )
 
         server = await loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
         self._started.set()

@@ -6,7 +6,6 @@ texts of the messages are Triton's.
 """
 
 import codecs
-import difflib
 import itertools
 import logging
 import math
@@ -22,6 +21,8 @@ from google.protobuf.message import Message
 
 from gangway.artifact.files import require_regular
 from gangway.artifact.format import MAX_TENSORS
+from gangway.artifact.precision import BF16, FP32
+from gangway.artifact.suggestion import did_you_mean
 from gangway.protos.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelInstanceGroup, ModelOutput
 from gangway.server.errors import (
     MAX_REASON_CHARACTERS,
@@ -39,6 +40,7 @@ from gangway.server.models.config_table import (
 
 _log = logging.getLogger(__name__)
 
+PYTHON_BACKEND = "python"
 ENSEMBLE_PLATFORM = "ensemble"
 MAX_STEPS = 64  # those of inner ensembles count, too
 MAX_DEPTH = 16  # of ensembles within ensembles
@@ -52,6 +54,14 @@ _NOT_FOR_ENSEMBLES = (
     ("model_warmup", "model_warmup can not be specified for ensemble"),
 )
 _OTHER_PARAMETERS = ("max_queue_size", "gangway_buckets", "batching")  # which only the composing models can honour
+
+
+def precisions_of(config: ModelConfig) -> Collection[str]:
+    """Return the precisions that a completed config says the model is there in; none if onnxruntime executes it."""
+    parameters = config.parameters
+    if CHOSEN_PRECISION_PARAMETER not in parameters:
+        return ()
+    return parameters[CHOSEN_PRECISION_PARAMETER].string_value.split(", ")
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -163,7 +173,6 @@ PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX file
 BACKEND = "onnxruntime"
 RUNTIMES = (BACKEND, "libtriton_onnxruntime.so")
 GPU_FIELD = "ModelInstanceGroup.kind"
-NEAR = 0.75  # how alike two names are of which one may be meant for the other, 0 to 1
 IMAGE_RANK = 3
 MAX_INSTANCES = 2**31 - 1
 
@@ -176,8 +185,13 @@ def check_fields(config: ModelConfig) -> tuple[str, ...]:
     return tuple(accepted)
 
 
-def without_effect(config: ModelConfig) -> tuple[str, ...]:
-    """Return all parts of a configuration without effect, each with the reason. Raises ConfigError."""
+def without_effect(config: ModelConfig, is_python: bool = False) -> tuple[str, ...]:
+    """Return all parts of a configuration without effect, each with the reason. Raises ConfigError.
+
+    `is_python`: Python code computes the model, and may read any parameter.
+    """
+    if is_python:
+        return check_fields(config)
     engine = foreign_engine(config)
     return (
         *((f"{engine} (the ONNX file is compiled, or executed by onnxruntime)",) if engine else ()),
@@ -206,8 +220,7 @@ def log_without_effect(name: str, in_vain: Sequence[str]) -> None:
 
 
 def _unknown(parameter: str) -> str:
-    near = difflib.get_close_matches(parameter.lower().replace("-", "_"), PARAMETERS, 1, NEAR)
-    return f"unknown, did you mean '{near[0]}'?" if near else "unknown"
+    return f"unknown{did_you_mean(parameter, PARAMETERS).replace(';', ',')}"
 
 
 def field_name(field: FieldDescriptor) -> str:
@@ -294,8 +307,14 @@ def _check_batching(config: ModelConfig) -> None:
             raise ConfigError(f"dynamic_batching.preferred_batch_size: expected 1 to max_batch_size, got {size}")
 
 
+def _check_decoupled(config: ModelConfig) -> None:
+    if config.model_transaction_policy.decoupled and config.backend != PYTHON_BACKEND:
+        raise ConfigError("model_transaction_policy.decoupled is not supported: an ONNX model gives exactly one answer")
+
+
 _CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
     _check_instances,
+    _check_decoupled,
     _check_formats,
     _check_batching,
 )
@@ -311,6 +330,7 @@ LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multip
 TARGET_SINCE_PARAMETER = "gangway_target_since"  # when a target that is a multiple began to count; set by the server
 FIRST_ANSWER = "the first answer"  # in place of that moment while it has not come
 CHOSEN_PRECISION_PARAMETER = "gangway_precision"  # of products in kernels; set by the server
+BOTH_PRECISIONS = f"{FP32}, {BF16}"  # its value where the scheduler chooses for each request
 PRECISION_NOTE_PARAMETER = "gangway_precision_note"  # how well it agrees with fp32, or why it is not used; likewise
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
 NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})

@@ -165,8 +165,8 @@ FIELDS: Mapping[str, FieldSupport] = {
     "ModelEnsembling.max_inflight_requests": _accepted(
         "a step gives one answer, so nothing piles up between steps; the server's requests are bounded together"
     ),
-    "ModelConfig.model_transaction_policy": _honoured("only the usual one: one request, one answer"),
-    "ModelTransactionPolicy.decoupled": _refused("an ONNX model gives exactly one answer"),
+    "ModelConfig.model_transaction_policy": _honoured("one request, one answer; any number of them for Python models"),
+    "ModelTransactionPolicy.decoupled": _honoured("Python models only: an ONNX model gives exactly one answer"),
     # where it runs
     "ModelConfig.instance_group": _honoured("how many queries of the model may be under way at the same time"),
     "ModelInstanceGroup.name": _accepted("nothing refers to it"),
@@ -235,12 +235,15 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "max_queue_size": _honoured("see targets.md"),
     "batching": _honoured("`off`: requests are neither joined nor split; `auto` is the default; see batching.md"),
     PRECISION_PARAMETER: _honoured(
-        "`fp32`, `bf16`, or `auto`: bf16 where the processor has it; the default is that of `--precision`;"
-        " see precision.md"
+        "`fp32`, `bf16`, `auto`: bf16 where the processor has it, or `deadline`: bf16 for requests that would be late"
+        " in fp32; the default is that of `--precision`; see precision.md"
     ),
     MIN_COSINE_PARAMETER: _honoured(
         "answers in bf16 agree with those in fp32 by at least so much, else layers stay in fp32; 0.999"
     ),
+    "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
+    "gangway_python_timeout_s": _honoured("Python models: how long an execution may hold a core; 60"),
+    "gangway_python_memory_mib": _honoured("Python models: data of an instance; a quarter of the server's limit"),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),

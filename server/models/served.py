@@ -8,6 +8,7 @@ from itertools import count
 import grpc
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.suggestion import did_you_mean
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import RequestError, invalid, unavailable
@@ -63,7 +64,8 @@ class ServedModel:
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
     outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
     has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
-    executes may be joined with other requests. `compounds`: as in ModelReady.
+    executes may be joined with other requests. `compounds`, `chooses_precision`: as in ModelReady. `is_python`:
+    model.py executes it.
     """
 
     name: str
@@ -88,6 +90,8 @@ class ServedModel:
     sequence: SequenceTensors | None = None
     joins: bool = True
     compounds: Compounds = ()
+    chooses_precision: bool = False
+    is_python: bool = False
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
@@ -95,7 +99,7 @@ class ServedModel:
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
         layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
-        whole = message.engine is Engine.ONNXRUNTIME or is_ensemble(config)
+        whole = message.engine is not Engine.NATIVE or is_ensemble(config)
         return cls(
             name=message.name,
             version=message.version,
@@ -118,12 +122,19 @@ class ServedModel:
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
             joins=not is_batching_off(config),
             compounds=message.compounds,
+            chooses_precision=message.chooses_precision,
+            is_python=message.engine is Engine.PYTHON,
         )
 
     @property
     def is_ensemble(self) -> bool:
         """Whether it is made of other models; then it has no number that the executor knows."""
         return is_ensemble(self.config)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether a request may have any number of responses."""
+        return self.config.model_transaction_policy.decoupled
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
@@ -298,7 +309,8 @@ class Models:
         number = parse_version(version)
         known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name and not _is_unknown(entry)}
         if not known:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+            near = did_you_mean(name, {model.name for model in self.served()})
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found{near}")
         if number is None:
             usable = [entry for entry in known.values() if isinstance(entry, ServedModel)]
             if not usable and all(_is_unloaded(entry) for entry in known.values()):

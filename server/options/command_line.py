@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from gangway.artifact.command_line import CommandParser
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
@@ -115,7 +116,7 @@ class _Accept(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        given = getattr(namespace, self.dest)
+        given = getattr(namespace, self.dest, ())
         if self.option_strings[0] not in given:
             setattr(namespace, self.dest, (*given, self.option_strings[0]))
 
@@ -205,21 +206,54 @@ class ServeOptions:
 
 
 DESCRIPTION = """
-Serve every model of a repository over Triton's gRPC and HTTP protocols.
+Serve models over Triton's gRPC and HTTP protocols: ONNX files, and folders of
+models (repositories).
 
-A repository is a folder with one folder per model: NAME/VERSION/model.onnx and, if wanted, NAME/config.pbtxt.
-Models that are not in the cache are compiled first. `gangway zoo DIR` writes an example repository.
+A repository has one folder per model: NAME/VERSION/model.onnx and, if wanted,
+NAME/config.pbtxt. Models that are not in the cache are compiled first.
+`gangway zoo DIR` writes an example repository.
 """
 
 EPILOG = """
+examples:
+  gangway serve model.onnx
+  gangway serve models --http-port 9000
+  gangway serve first=a/model.onnx second=b/model.onnx
+
 The latency target of a model stands in its config.pbtxt:
   parameters { key: "qos_ms" value: { string_value: "15" } }   15 milliseconds
-  parameters { key: "qos_ms" value: { string_value: "3x" } }   three times its latency when it is alone on these cores
+  parameters { key: "qos_ms" value: { string_value: "3x" } }   3 x latency alone
+
+Every flag is also a variable (GANGWAY_HTTP_PORT=9000), and a key of a file:
+a flag counts more than a variable, and a variable more than --config FILE.
 
 SIGTERM and SIGINT refuse new requests, finish the running ones and exit with 0.
 """
 
-USAGE = "gangway serve --model-repository DIR [OPTIONS]"
+USAGE = "gangway serve MODELS... [OPTIONS]"
+# What most servers are started with: --help shows no more than fits a screen.
+COMMON = (
+    "--model-repository",
+    "--model-control-mode",
+    "--repository-poll-secs",
+    "--load-model",
+    "--exit-on-error",
+    "--cache-config",
+    "--batching",
+    "--precision",
+    "--cores",
+    "--cache-dir",
+    "--scheduler",
+    "--no-profile",
+    "--grpc-port",
+    "--grpc-address",
+    "--http-port",
+    "--http-address",
+    "--metrics-port",
+    "--trace-config",
+    "--log-verbose",
+    "--log-file",
+)
 # By their fields in ServeOptions, in the order of the help.
 GROUPS: Mapping[str, FlagGroup] = {
     "repository": REPOSITORY,
@@ -234,23 +268,15 @@ GROUPS: Mapping[str, FlagGroup] = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Does not list a hundred flags when one is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and leave with status 2."""
-        print(f"gangway serve: error: {message}\nusage: {USAGE}; --help lists all options", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> CommandParser:
     """Return the parser of `gangway serve`."""
-    parser = Parser(
+    parser = CommandParser(
         prog="gangway serve",
         usage=USAGE,
+        common=COMMON,
+        usage_hint=f"usage: {USAGE}; --help-all lists all flags",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     for group in GROUPS.values():

@@ -200,13 +200,14 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 class HttpOptions:
     """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and which routes are restricted.
 
-    `reuse_port`: other servers may listen on the same port.
+    `reuse_port`: other servers may listen on the same port. `page`: the server can be watched.
     """
 
     allowed: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
     reuse_port: bool = False
+    page: bool = True
     max_body_bytes: int = MAX_BODY_BYTES
     restrictions: Restrictions = field(default_factory=Restrictions)
 
@@ -225,6 +226,8 @@ def add_http_flags(parser: argparse._ArgumentGroup) -> None:
     add("--http-address", default=HttpOptions.address, metavar="HOST", help="address to listen on (%(default)s)")
     add("--reuse-http-port", type=boolean, default=False, metavar="BOOL",
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
+    add("--allow-page", type=boolean, default=HttpOptions.page, metavar="BOOL",
+        help="show cores, models and jobs: the page / and what `gangway top` reads (true)")  # fmt: skip
     add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     add("--http-restricted-api", type=restriction, action="append", default=[],
@@ -240,6 +243,7 @@ def read_http(arguments: argparse.Namespace) -> HttpOptions:
         address=arguments.http_address,
         port=arguments.http_port,
         reuse_port=arguments.reuse_http_port,
+        page=arguments.allow_page,
         max_body_bytes=arguments.http_max_input_size,
         restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
     )

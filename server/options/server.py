@@ -1,10 +1,13 @@
 """Flags of the server itself: the repository, how models are executed, cores and scheduling, traces, the log."""
 
 import argparse
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gangway.artifact.format import Engine
 from gangway.artifact.precision import FP32, PRECISIONS
@@ -18,17 +21,39 @@ from gangway.server.options.values import (
     boolean,
     folder,
     integer,
+    readable_file,
     seconds,
     writable_file,
 )
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
 
 ALL_MODELS = "*"
+ONNX_SUFFIX = ".onnx"
+
+URL = re.compile(r"(?:([^=/]+)=)?([A-Za-z][A-Za-z0-9+.-]*://.+)")
+COPIES = "repositories"  # in the cache folder
+
+ModelFile: TypeAlias = tuple[str, Path]  # a model's name, and the ONNX file that it is, without a repository
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """`url`: of a repository, or of an ONNX file that is the model `name`. `folder`: of its copy on this machine."""
+
+    url: str
+    folder: Path
+    name: str = ""
+
+    @property
+    def protocol(self) -> str:
+        """What stands before "://"."""
+        return self.url.partition("://")[0]
 
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """`folders` hold one folder per model. `mode`: who decides what is loaded after the start.
+    """`folders` hold one folder per model, those of the copies of `remotes`, too; `files` are models. `mode`: who
+    decides what is loaded after the start.
 
     `load_models` (explicit only): names to load at the start; ALL_MODELS alone means every one. `complete_configs`:
     what a configuration leaves out is taken from the model. Times are in seconds, 0: never.
@@ -41,13 +66,18 @@ class RepositoryOptions:
     strict_readiness: bool = True
     exit_on_error: bool = False
     complete_configs: bool = True
+    files: tuple[ModelFile, ...] = ()
+    remotes: tuple[RemoteSource, ...] = ()
 
 
 def add_repository_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
     add = parser.add_argument
-    add("--model-repository", "--model-store", action="append", required=True, type=folder,
-        metavar="DIR", help="folder of models; may be given several times")  # fmt: skip
+    add("models", nargs="*", type=_source, metavar="MODELS",
+        help="folders of models, and ONNX files, each a model with the name of its file; NAME=FILE gives another"
+        " name; also s3://, gs://, hf:// and https:// URLs")  # fmt: skip
+    add("--model-repository", "--model-store", action="append", default=[], type=_source,
+        metavar="DIR", help="the same as MODELS; may be given several times")  # fmt: skip
     add("--model-control-mode", choices=("none", "poll", "explicit"), default=RepositoryOptions.mode,
         help="none: load every model at the start; poll: follow changes of the repository; "
         "explicit: load and unload what clients ask for (none)")  # fmt: skip
@@ -64,14 +94,25 @@ def add_repository_flags(parser: argparse._ArgumentGroup) -> None:
 
 
 def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
-    """Return the values."""
+    """Return the values. Raises OptionError."""
+    sources = [*arguments.models, *arguments.model_repository]
+    if not sources:
+        raise OptionError("MODELS", "name a folder of models or an ONNX file")
+    remotes = tuple(_remote(source, arguments.cache_dir) for source in sources if isinstance(source, str))
+    folders = tuple(source for source in sources if isinstance(source, Path))
+    files = tuple(source for source in sources if isinstance(source, tuple))
+    for name, count in Counter(name for name, _ in files).items():
+        if count > 1:
+            raise OptionError("MODELS", f"{count} files are models called {name!r}: give another name, as NAME=FILE")
     names = tuple(dict.fromkeys(arguments.load_model))
     if names and arguments.model_control_mode != "explicit":
         raise OptionError("--load-model", "only with --model-control-mode=explicit")
     if ALL_MODELS in names and len(names) > 1:
         raise OptionError("--load-model", f"{ALL_MODELS} is possible only alone")
     return RepositoryOptions(
-        folders=tuple(arguments.model_repository),
+        folders=(*folders, *(remote.folder for remote in remotes)),
+        files=files,
+        remotes=remotes,
         mode=arguments.model_control_mode,
         poll_seconds=arguments.repository_poll_secs,
         load_models=names,
@@ -79,6 +120,40 @@ def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
         exit_on_error=arguments.exit_on_error,
         complete_configs=not arguments.disable_auto_complete_config,
     )
+
+
+def _source(text: str) -> Path | ModelFile | str:
+    """Read a folder of models, an ONNX file, NAME=FILE, or a URL, which stays as it is."""
+    if URL.fullmatch(text):
+        return text
+    path = Path(text)
+    name, equals, file = text.partition("=")
+    if equals and not path.exists():
+        return _model_file(Path(file), name)
+    if path.suffix == ONNX_SUFFIX and not path.is_dir():
+        return _model_file(path, path.stem)
+    if path.is_file():
+        raise argparse.ArgumentTypeError(f"{path} is not a folder, nor a file that ends with {ONNX_SUFFIX}")
+    return folder(text)
+
+
+def _remote(text: str, cache_dir: Path) -> RemoteSource:
+    """Read the URL of a repository or of an ONNX file, or NAME=URL."""
+    matched = URL.fullmatch(text)
+    assert matched is not None, text
+    name, url = matched.groups(default="")
+    if url.partition("?")[0].endswith(ONNX_SUFFIX):
+        name = name or url.partition("?")[0].rpartition("/")[2].removesuffix(ONNX_SUFFIX)
+    elif name:
+        raise OptionError("MODELS", f"{text}: only an ONNX file can be given a name")
+    return RemoteSource(url, cache_dir / COPIES / sha256(text.encode()).hexdigest()[:16], name)
+
+
+def _model_file(path: Path, name: str) -> ModelFile:
+    readable_file(str(path))
+    if name.startswith(".") or "/" in name or not name.isprintable():
+        raise argparse.ArgumentTypeError(f"{name!r} is no name for a model: give one, as NAME={path}")
+    return name, path.absolute()
 
 
 REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository)

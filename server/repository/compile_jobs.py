@@ -34,6 +34,7 @@ from gangway.executor.process import leave_idle_priority, use_idle_priority
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
 from gangway.server.repository.repository import Stamp
+from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 
@@ -43,11 +44,13 @@ _log = logging.getLogger(__name__)
 class ProgressDisplay:
     """Shows the phases of one job while it is open: a bar on a terminal, otherwise one line per model.
 
-    A model that is found in the cache shows nothing.
+    A model that is found in the cache shows nothing. `jobs`: who else is told.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, jobs: Jobs | None = None) -> None:
         self._name = name
+        self._jobs = jobs
+        self._job: int | None = None
         self._phase = ""
         self._bar: ProgressBars | None = None
         console = Console(stderr=True)
@@ -59,6 +62,10 @@ class ProgressDisplay:
         """Show that `done` of `total` steps of a phase are done."""
         if phase == "key":  # asking the cache
             return
+        if self._jobs is not None:
+            if self._job is None:
+                self._job = self._jobs.begin("compile", self._name)
+            self._jobs.advance(self._job, f"{phase}, {done} of {total}")
         if self._bar is not None:
             text = f"compiling {self._name}: {phase}"
             self._bar.update(self._task, description=text, completed=done, total=total, visible=True)
@@ -76,6 +83,8 @@ class ProgressDisplay:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._jobs is not None and self._job is not None:
+            self._jobs.end(self._job)
 
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
@@ -101,6 +110,7 @@ class Compiler:
     `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
     `timeout_seconds`: of the job for a file. `limit_bytes`: of the cache, 0: none; the artifacts whose keys `in_use`
     returns are never removed. `idle_seconds`: how long a process waits for the next size of a model, 0: not at all.
+    `jobs`: where jobs are told.
     """
 
     def __init__(
@@ -111,6 +121,7 @@ class Compiler:
         limit_bytes: int = 0,
         in_use: Callable[[], Collection[str]] = tuple,
         idle_seconds: float = 0.0,
+        jobs: Jobs | None = None,
     ) -> None:
         self._cache_dir = cache_dir
         self._log = log
@@ -118,6 +129,7 @@ class Compiler:
         self._limit_bytes = limit_bytes
         self._in_use = in_use
         self._idle_seconds = idle_seconds
+        self._jobs = jobs
         self._used_keys: UsedKeys | None = None
         self._stopping = False
         self._job: Child | None = None
@@ -159,7 +171,7 @@ class Compiler:
             folder = None if not is_plain else self._found.pop((path, stamp), None)
             report: dict[str, Any] = {"folder": folder, "cached": True}
             if folder is None:
-                with ProgressDisplay(name) as display:
+                with ProgressDisplay(name, self._jobs) as display:
                     report = await self._job_for(path, dimensions, optional, flags, precision, display.update)
                     killed = "error" in report and "kind" not in report and not self._stopping
                     if killed and not (dimensions or optional or whole):

@@ -15,13 +15,14 @@ from typing import Final
 import grpc
 
 from gangway.scheduler.backoff import Backoff
-from gangway.server.errors import LOAD_ERRORS, RequestError
+from gangway.server.errors import LOAD_ERRORS, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
 from gangway.server.repository.ensembles import EnsembleControl, in_load_order, with_members
 from gangway.server.repository.loaded import LoadedModel
 from gangway.server.repository.loader import ModelLoader
+from gangway.server.repository.remote import sync
 from gangway.server.repository.repository import (
     BrokenModel,
     Entry,
@@ -70,6 +71,7 @@ class ModelControl:
         self._models = ServedModels(loader, clients, overrides, self._reload)
         self._ensembles = self._models.ensembles
         self._locks = NameLocks()
+        self._is_first = True
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -117,6 +119,11 @@ class ModelControl:
         A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
         before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
         """
+        if self._options.remotes and (override is None or override.folder is None):
+            try:
+                await asyncio.to_thread(sync, self._options.remotes, name)
+            except OSError as error:
+                unavailable(f"{NOT_FOUND.format(name)}: {error}")
         await self._load_members(name, override, users)
         async with self._locks.hold(name):
             entries = await asyncio.to_thread(self._read, name, override)
@@ -182,17 +189,21 @@ class ModelControl:
     # -- what there is
 
     def read_all(self) -> dict[str, list[Entry]]:
-        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError."""
-        return {name: read_only_one(folders) for name, folders in find_models(self._options.folders).items()}
+        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError.
+
+        Copies of remote repositories are brought up to date, and the first time read as a whole.
+        """
+        sync(self._options.remotes, whole=self._is_first)
+        self._is_first = False
+        found = find_models(self._options.folders, self._options.files)
+        return {name: read_only_one(name, folders) for name, folders in found.items()}
 
     def _read(self, name: str, override: Override | None) -> list[Entry]:
         """Return what there is of one model; nothing if there is nothing."""
         if override is not None and override.folder is not None:
             return read_model(override.folder, name, override)
-        folders = find_models(self._options.folders).get(name, [])
-        if len(folders) == 1:
-            return read_model(folders[0], name, override)
-        return read_only_one(folders) if folders else []
+        folders = find_models(self._options.folders, self._options.files).get(name, [])
+        return read_only_one(name, folders, override) if folders else []
 
     def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
         """Return what is to be served of it, ensembles after their models."""

@@ -63,6 +63,8 @@ def check_members(ensemble: str, config: ModelConfig, members: Sequence[ModelCon
                 f"in ensemble {ensemble}, model {step.model_name} keeps state between requests (sequence_batching):"
                 " it cannot be a step"
             )
+        if member.model_transaction_policy.decoupled:
+            raise ConfigError(f"in ensemble {ensemble}, model {step.model_name} is decoupled: it cannot be a step")
         if 0 < member.max_batch_size < config.max_batch_size:
             raise ConfigError(
                 f"ensemble {ensemble} allows maximum batch size {config.max_batch_size}, but it contains model"

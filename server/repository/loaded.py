@@ -145,13 +145,18 @@ class ModelVariants:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """`isolated`: how fast it is when it is alone, if that is known. `shaped`: what is compiled for certain sizes."""
+    """A model in the scheduler and its workers.
+
+    `isolated`: how fast it is when it is alone, if that is known. `variants`: what is compiled for certain sizes.
+    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was.
+    """
 
     entry: ModelVersion
     ready: ModelReady
     isolated: IsolatedLatency | None
     engine: Engine
     variants: ModelVariants | None
+    bf16_id: int = -1
 
 
 def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:

@@ -1,74 +1,60 @@
 """From a repository entry to a model that can answer requests: compile, complete its config, load, warm up, measure.
 
-The config is completed from, and checked against, the model's signature. That comes from the manifest of the compiled
-artifact, not from the ONNX file: no serving process reads ONNX, and a start from a warm cache touches no model file.
+No serving process reads ONNX, and a start from a warm cache touches no model file.
 """
 
 import asyncio
 import base64
 import heapq
+import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
-from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec, staging_bytes
+from gangway.artifact.format import Engine, Manifest, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
-from gangway.artifact.precision import WantedPrecision
+from gangway.artifact.precision import DEADLINE, IN_FP32, WantedPrecision
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.peer import MAX_MESSAGE_BYTES
-from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
-from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError, shortened
+from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, open_symbols, to_json
-from gangway.server.models.config import (
-    BACKEND,
-    BUCKETS_PARAMETER,
-    CHOSEN_PRECISION_PARAMETER,
-    DEFAULT_MODEL_FILENAME,
-    ENGINE_PARAMETER,
-    FALLBACK_PARAMETER,
-    FIRST_ANSWER,
-    LEAST_TARGET_PARAMETER,
-    MAX_CONFIG_BYTES,
-    PLATFORM,
-    PRECISION_NOTE_PARAMETER,
-    TARGET_SINCE_PARAMETER,
-    Qos,
-    bucket_sizes,
-    buckets_of,
-    check_supported,
-    log_without_effect,
-    require_complete,
-)
+from gangway.server.models.config import BUCKETS_PARAMETER, bucket_sizes, log_without_effect, require_complete
 from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
-from gangway.server.models.sequences import (
-    DEFAULT_IDLE_US,
-    check_hidden,
-    hidden_inputs,
-    hidden_outputs,
-    initial_state_files,
-)
+from gangway.server.models.message_json import to_json as message_json
+from gangway.server.models.sequences import initial_state_files
 from gangway.server.models.settings import (
     ModelBatching,
     ModelLimits,
     label_files,
     precision_of,
-    response_bounds_ns,
     show_dynamic_batching,
     tell_batching,
 )
-from gangway.server.models.tensors import datatype_name, datatype_value
 from gangway.server.options.command_line import ServeOptions
-from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.repository.completed_config import (
+    MOST_ROWS,
+    complete_config,
+    computable_rows,
+    counts_rows,
+    declared_sizes,
+    fixed_sizes,
+    is_one_batch,
+    max_rows,
+    names_first_dimension,
+    optional_inputs,
+    tell_engine,
+    tell_least_target,
+    tell_target,
+)
 from gangway.server.repository.loaded import (
     IsolatedLatency,
     LoadedModel,
@@ -78,15 +64,28 @@ from gangway.server.repository.loaded import (
     resolve_qos_us,
     warn_of_target,
 )
+from gangway.server.repository.precisions import NOT_WANTED, InBf16, PrecisionPairs
 from gangway.server.repository.profiles import BackgroundProfiler
+from gangway.server.repository.python_models import (
+    Environments,
+    check_python,
+    completed_config,
+    describe,
+    plan_of,
+    python_batching,
+    write_description,
+)
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.repository.schedules import FoundSchedules
 from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
 from gangway.server.supervisor.announcements import Announcements
+from gangway.server.supervisor.python_instances import PythonInstances
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import arenas_bytes
 
 _log = logging.getLogger(__name__)
+
+INSTANCE_MEMORY_SHARE: Final = 4  # of the memory limit, the data of an instance of a Python model at most
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,13 @@ class ModelLoader:
         clients: Announcements,
         profiles: BackgroundProfiler,
         trials: Trials,
+        python: PythonInstances,
         on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
+        self._python = python
+        self._environments = Environments()
+        self._descriptions: dict[str, Manifest] = {}  # of Python models, by key
         self._compiler = compiler
         self._scheduler = scheduler
         self._profiles = profiles
@@ -125,9 +128,11 @@ class ModelLoader:
         self._workers = len(options.general.cores)
         self._max_shapes = options.general.max_shapes
         self._free_ids = list(range(_native.MAX_MODELS))
+        self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._spec)
         self._variants = ShapeCache(
-            compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles
-        )
+            compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles,
+            self._pairs,
+        )  # fmt: skip
         general = options.general
         self.schedules = FoundSchedules(general.cache_dir, self._workers, scheduler, lambda: compiler.target)
         self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
@@ -135,7 +140,9 @@ class ModelLoader:
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
         """Find in one go what the cache has of models that are about to be loaded."""
-        await self._compiler.look_up([(entry.path, entry.stamp) for entry in entries if not entry.is_ensemble])
+        await self._compiler.look_up(
+            [(entry.path, entry.stamp) for entry in entries if not (entry.is_ensemble or entry.is_python)]
+        )
 
     async def load(self, entry: ModelVersion) -> LoadedModel:
         """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
@@ -151,6 +158,8 @@ class ModelLoader:
         begin = time.monotonic()
         if not self._options.repository.complete_configs:
             require_complete(entry.config)
+        if entry.is_python:
+            return await self._load_python(entry, begin)
         require_one_front_end(entry.config, self._options.general.front_ends)
         files = ModelFiles(
             labels=tuple(label_files(entry.folder, entry.config).items()),
@@ -160,7 +169,8 @@ class ModelLoader:
         log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(entry.config)
         with_batch = entry.config.max_batch_size > 0
-        precision = precision_of(entry.config, self._options.models.precision)
+        wanted = precision_of(entry.config, self._options.models.precision)
+        precision = wanted.each[0]
         manifest = await self._compiler.compile(
             entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch, precision=precision
         )
@@ -181,12 +191,14 @@ class ModelLoader:
             )
         if bucket_sizes(config) and len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
+        sizes: Mapping[str, int] = {}
         if symbols and len(fixed) == len(symbols):
             manifest = await self._compiled_for(entry, manifest, fixed, batched, precision)
-            declared = []
-        tell_engine(config, manifest)
+            declared, sizes = [], fixed
+        in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, wanted, sizes)
         self._require_memory(manifest)
-        rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
+        most_rows = min(self._computable_rows(each) for each in (manifest, in_bf16.manifest) if each is not None)
+        rows = max_rows(config, counts_rows(config, manifest), most_rows)
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
@@ -196,9 +208,46 @@ class ModelLoader:
         await self._scheduler.load(spec)
         self._mapped_bytes[spec.model_id] = manifest.weights_bytes
         try:
-            model = await self._tried(entry, spec, manifest, config, declared, files)
+            model = await self._tried(entry, spec, manifest, config, declared, files, wanted, in_bf16)
         except BaseException:
+            self._pairs.unload(spec.model_id)
             self._scheduler.unload(spec.model_id)
+            raise
+        seconds = time.monotonic() - begin
+        _log_ready(model, manifest, seconds)
+        return replace(model, ready=replace(model.ready, load_seconds=seconds))
+
+    async def _load_python(self, entry: ModelVersion, begin: float) -> LoadedModel:
+        settings = check_python(entry.config)
+        log_without_effect(entry.name, entry.without_effect)
+        environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
+        completes = self._options.repository.complete_configs
+        memory_bytes = memory_limit_bytes() // INSTANCE_MEMORY_SHARE
+        plan = plan_of(entry, settings, environment, completes, memory_bytes)
+        model_id = self._take_id()
+        try:
+            instances = self._python.add(model_id, plan)
+            config = completed_config(await instances.completed_config(), entry.config, entry.name)
+            check_python(config)
+            files = ModelFiles(tuple(label_files(entry.folder, config).items()), ())
+            limits = ModelLimits.of(config, entry.name, entry.version, self._options.models.rates)
+            await instances.initialise(json.dumps(message_json(config)))
+            manifest = describe(config, entry.name)
+            await asyncio.to_thread(write_description, self._options.general.cache_dir, manifest)
+            self._descriptions[manifest.key] = manifest
+            tell_batching(config, self._options.models.batching)
+            tell_engine(config, manifest)
+            rows = max_rows(config, manifest.batched, MOST_ROWS)
+            spec = self._spec(f"{entry.name}, version {entry.version}", manifest, rows, model_id)
+            spec = limits.applied_to(python_batching(config).applied_to(spec))
+        except BaseException:
+            self.forget(model_id)
+            raise
+        await self._scheduler.load(spec)
+        try:
+            model = await self._tried(entry, spec, manifest, config, (), files)
+        except BaseException:
+            self._scheduler.unload(model_id)
             raise
         seconds = time.monotonic() - begin
         _log_ready(model, manifest, seconds)
@@ -217,6 +266,7 @@ class ModelLoader:
         if model.variants is not None:
             model.variants.ready = ready
         self._scheduler.set_profile(profile_message(ready.model_id, ready, isolated))
+        self._pairs.set_target(ready)
         if qos.multiple is not None:
             _log.info(
                 "%s, version %d: its latency target is %.3f ms from now on: its first request took %.3f ms a row",
@@ -235,18 +285,21 @@ class ModelLoader:
     def withdrawn(self, model: LoadedModel) -> None:
         """Clients get it no more, though requests that have begun may still use it."""
         self._profiles.remove(model.ready.model_id)
+        self._pairs.withdrawn(model.ready.model_id)
         if model.variants is not None:
             self._variants.forget(model.variants)
 
     async def unloaded(self, model: LoadedModel, timeout_seconds: float) -> bool:
         """Return when that has happened; False if it takes too long."""
-        return await self._scheduler.unloaded(model.ready.model_id, timeout_seconds)
+        ids = (model.ready.model_id, model.bf16_id)
+        return all(await asyncio.gather(*[self._scheduler.unloaded(each, timeout_seconds) for each in ids]))
 
     def unload(self, model: LoadedModel) -> None:
         """Give back all that a model takes, when no request uses it any more."""
         self.withdrawn(model)
         if model.variants is not None:
             self._variants.drop(model.variants)
+        self._pairs.unload(model.ready.model_id)
         self._scheduler.unload(model.ready.model_id)
 
     def shape_wanted(self, message: ShapeWanted) -> None:
@@ -255,6 +308,9 @@ class ModelLoader:
 
     def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        if self._pairs.failed(model_id, reason):
+            return
+        self._pairs.unload(model_id)
         if not self._variants.model_failed(model_id, at_fault):
             self._on_model_lost(model_id, reason, at_fault)
 
@@ -272,7 +328,7 @@ class ModelLoader:
     def forget(self, model_id: int) -> None:
         """No worker maps the model any more: its number may be another's."""
         self._mapped_bytes.pop(model_id, None)
-        heapq.heappush(self._free_ids, model_id)
+        self._python.remove(model_id, then=lambda: heapq.heappush(self._free_ids, model_id))
 
     async def compile_shapes(self) -> None:
         """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
@@ -283,6 +339,10 @@ class ModelLoader:
         for task in self._recompiling.values():
             task.cancel()
         self._compiler.stop()
+
+    def close(self) -> None:
+        """Remove what was unpacked for Python models, whose instances have ended."""
+        self._environments.close()
 
     async def _compiled_for(
         self,
@@ -310,7 +370,10 @@ class ModelLoader:
         config: ModelConfig,
         declared: Sequence[tuple[int, ...]],
         files: ModelFiles,
+        wanted: WantedPrecision = IN_FP32,
+        in_bf16: InBf16 = NOT_WANTED,
     ) -> LoadedModel:
+        tell_engine(config, manifest, in_bf16)
         ready = ModelReady(
             model_id=spec.model_id,
             name=entry.name,
@@ -342,42 +405,56 @@ class ModelLoader:
             config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
         tell_least_target(config, tried.busy_cost_us)
         tell_target(config, entry.qos, tried.isolated)
+        qos_us = resolve_qos_us(entry.qos, tried.isolated)
+
+        async def attempt(model_id: int) -> IsolatedLatency | None:
+            again = replace(ready, model_id=model_id)
+            return (await self._trials.try_model(again, manifest, config, entry.folder, sizes)).isolated
+
+        bf16_id = await self._pairs.load(spec, in_bf16, ready, attempt, qos_us, self._require_memory)
+        if bf16_id >= 0:
+            self._mapped_bytes[bf16_id] = in_bf16.weights_bytes
+        else:
+            tell_engine(config, manifest, replace(in_bf16, manifest=None))
         ready = replace(
             ready,
             config=_encoded(config),
-            qos_us=resolve_qos_us(entry.qos, tried.isolated),
+            qos_us=qos_us,
             isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
+            weights_bytes=manifest.weights_bytes + (in_bf16.weights_bytes if bf16_id >= 0 else 0),
+            chooses_precision=wanted.name == DEADLINE,
         )
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        shaped = await self._variants.prepare(
-            ready, entry.path, declared, spec, entry.qos, precision_of(entry.config, self._options.models.precision)
-        )
+        shaped = await self._variants.prepare(ready, entry.path, declared, spec, entry.qos, wanted)
         if shaped is None and bucket_sizes(config) and ready.symbols:
             why = "nothing is compiled with optional inputs or strings"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
         if tried.isolated is not None:
             self._profiles.add(spec.model_id, manifest)
-        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped)
+        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, bf16_id)
 
-    def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
+    def _take_id(self) -> int:
         if not self._free_ids:
             raise ModelLoadError(f"{_native.MAX_MODELS} models are loaded, more are not possible")
+        return heapq.heappop(self._free_ids)
+
+    def _spec(self, name: str, manifest: Manifest, rows: int, model_id: int | None = None) -> LoadModel:
         return LoadModel(
-            model_id=heapq.heappop(self._free_ids),
+            model_id=self._take_id() if model_id is None else model_id,
             name=name,
             key=manifest.key,
             layers=len(manifest.layers),
             max_ranks=_max_ranks(manifest),
             arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
-            indivisible=manifest.engine is Engine.ONNXRUNTIME,
+            indivisible=manifest.is_whole,
             long_layers=_long_layers(manifest),
             layer_us=estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
             pass_layers=manifest.pass_layers,
             pass_rows=manifest.pass_rows,
-            splits=not manifest.tail,  # a request has one answer
+            splits=not (manifest.tail or manifest.is_whole),  # a request has one answer
         )
 
     def _computable_rows(self, manifest: Manifest) -> int:
@@ -391,6 +468,10 @@ class ModelLoader:
 
     async def _compile_again(self, spec: LoadModel) -> None:
         try:
+            if spec.key in self._descriptions:
+                await asyncio.to_thread(
+                    write_description, self._options.general.cache_dir, self._descriptions[spec.key]
+                )
             await self._compiler.compile_again(spec.key)
         except LOAD_ERRORS as error:
             _log.error("%s: cannot be compiled again, so fewer workers serve it: %s", spec.name, error)
@@ -430,12 +511,13 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
 
 def _long_layers(manifest: Manifest) -> tuple[int, ...]:
     """Return the layers that onnxruntime computes."""
-    whole = manifest.engine is Engine.ONNXRUNTIME
-    return tuple(number for number, layer in enumerate(manifest.layers) if whole or layer.onnx_file)
+    return tuple(number for number, layer in enumerate(manifest.layers) if manifest.is_whole or layer.onnx_file)
 
 
 def _max_ranks(manifest: Manifest) -> int:
     """Return beyond how many cores no layer gets faster; a profile says more about onnxruntime."""
+    if manifest.engine is Engine.PYTHON:
+        return 1
     if manifest.engine is Engine.ONNXRUNTIME:
         return MOST_THREADS
     return max(layer.max_ranks for layer in manifest.layers)
@@ -457,6 +539,8 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         if model.variants.loaded:
             sizes = ", ".join("x".join(map(str, each)) for each in model.variants.loaded)
             served_by = f"compiled for ({symbols}) of {sizes}; onnxruntime serves other sizes until they are compiled"
+    elif model.engine is Engine.PYTHON:
+        served_by = "computed by Python"
     elif model.engine is Engine.ONNXRUNTIME:
         level, served_by = logging.WARNING, f"served by onnxruntime: {manifest.fallback_reason}"
     elif islands := manifest.islands:
@@ -466,247 +550,3 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         served_by += f" in {manifest.precision} ({manifest.precision_note})"
     name, version = model.entry.name, model.entry.version
     _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
-
-
-MOST_ROWS: Final = (1 << 31) - 1
-
-Tensor = ModelInput | ModelOutput
-
-
-def complete_config(
-    config: ModelConfig,
-    name: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    batched: bool,
-    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
-) -> ModelConfig:
-    """Return a copy of `config` with everything filled in that the model `name` determines.
-
-    A config that lists no tensors gets the default max_batch_size if the first dimension may be a batch (`batched`), as
-    in Triton; one that lists tensors means what it says. Raises ConfigError where config and model differ.
-    """
-    check_supported(config, name)
-    response_bounds_ns(config)  # raises what is wrong with them
-    complete = ModelConfig()
-    complete.CopyFrom(config)
-    complete.name = name
-    complete.platform, complete.backend = PLATFORM, BACKEND
-    complete.default_model_filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
-    if not config.HasField("version_policy"):
-        complete.version_policy.latest.num_versions = 1
-    if not (config.max_batch_size or config.input or config.output) and batched:
-        complete.max_batch_size = default_max_batch_size
-    if complete.max_batch_size and not batched:
-        obstacle = _batch_obstacle(inputs, outputs)
-        remedy = "set max_batch_size: 0 and write the batch in dims"
-        raise ConfigError(f"max_batch_size is {complete.max_batch_size}, but {obstacle} {remedy}")
-    _complete_sequences(complete)
-    hidden = hidden_inputs(complete)
-    for spec in inputs if not config.input else ():
-        if spec.name not in hidden:
-            complete.input.add(name=spec.name)
-    states = hidden_outputs(complete)
-    for spec in outputs if not config.output else ():
-        if spec.name not in states:
-            complete.output.add(name=spec.name)
-    check_hidden(complete, inputs, outputs)
-    _fit_tensors(complete.input, inputs, "input", complete.max_batch_size > 0)
-    _fit_tensors(complete.output, outputs, "output", complete.max_batch_size > 0)
-    for tensor in complete.input:
-        tensor.optional = next(spec.optional for spec in inputs if spec.name == tensor.name)
-    known = hidden.union(tensor.name for tensor in complete.input)
-    missing = [spec.name for spec in inputs if spec.name not in known]
-    if missing:
-        raise ConfigError(f"the config leaves out input {_quoted(missing)} of the ONNX model")
-    if complete.ByteSize() > MAX_CONFIG_BYTES:
-        size_bytes = complete.ByteSize()
-        raise ConfigError(f"the completed configuration has {size_bytes} bytes, {MAX_CONFIG_BYTES} are possible")
-    return complete
-
-
-def _complete_sequences(config: ModelConfig) -> None:
-    """Fill in what Triton does of `sequence_batching`."""
-    if not config.HasField("sequence_batching"):
-        return
-    batching = config.sequence_batching
-    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US
-    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size:
-        batching.oldest.preferred_batch_size.append(config.max_batch_size)
-
-
-def optional_inputs(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of the inputs that requests may leave out."""
-    return tuple(sorted(tensor.name for tensor in config.input if tensor.optional))
-
-
-def tell_engine(config: ModelConfig, manifest: Manifest) -> None:
-    """Say in the config's parameters what executes the model, why, if that is onnxruntime, and in which precision."""
-    config.parameters[ENGINE_PARAMETER].string_value = manifest.engine.value
-    if manifest.fallback_reason:
-        config.parameters[FALLBACK_PARAMETER].string_value = manifest.fallback_reason
-    if manifest.engine is Engine.NATIVE:
-        config.parameters[CHOSEN_PRECISION_PARAMETER].string_value = manifest.precision
-    if note := manifest.precision_note:
-        config.parameters[PRECISION_NOTE_PARAMETER].string_value = note
-
-
-def tell_target(config: ModelConfig, qos: Qos, isolated: IsolatedLatency | None) -> None:
-    """Say in the config's parameters since when a target counts that is a multiple of the model's time alone."""
-    if qos.multiple is not None:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        config.parameters[TARGET_SINCE_PARAMETER].string_value = now if isolated else FIRST_ANSWER
-
-
-def tell_least_target(config: ModelConfig, least_us: float) -> None:
-    """Say in the config's parameters what no target that is a multiple is less than."""
-    config.parameters[LEAST_TARGET_PARAMETER].string_value = f"{least_us / 1e3:.3f}"
-
-
-def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
-    """Whether the first dimension of every tensor counts rows that can be computed apart, or the config says so.
-
-    Without max_batch_size it does where the compiler knows that; what onnxruntime executes must have one name for it.
-    A model that can be compiled for each number of rows only is, unless it has sequences. So is what onnxruntime
-    executes, if buckets name its first dimension.
-    """
-    is_open = manifest.engine is not Engine.NATIVE and not config.HasField("sequence_batching")
-    if is_open and (manifest.fixed_rows or names_first_dimension(config, manifest.inputs)):
-        return False
-    if config.max_batch_size or manifest.engine is Engine.NATIVE:
-        return manifest.batched
-    return manifest.batched and not manifest.mixes_rows and is_one_batch(manifest.inputs)
-
-
-def names_first_dimension(config: ModelConfig, inputs: Sequence[TensorSpec]) -> bool:
-    """Whether buckets name the first dimension of an input, which then is a size like others. Raises ConfigError."""
-    return not _first_symbols(inputs).isdisjoint(bucket_sizes(config))
-
-
-def _first_symbols(inputs: Sequence[TensorSpec]) -> set[str]:
-    return {spec.symbols[0] for spec in inputs if spec.symbols and spec.symbols[0]}
-
-
-def declared_sizes(
-    config: ModelConfig, manifest: Manifest, symbols: Sequence[str], fixed: Mapping[str, int]
-) -> list[tuple[int, ...]]:
-    """Return the sizes of all symbols that a completed config has compiled before the model is ready.
-
-    They come from dims (`fixed`) and buckets. Rows that influence each other are one, unless buckets say how many.
-    Raises ConfigError.
-    """
-    first = _first_symbols(manifest.inputs)
-    for name, sizes in bucket_sizes(config).items():
-        if name in first and config.max_batch_size and max(sizes) > config.max_batch_size:
-            raise ConfigError(
-                f"parameter {BUCKETS_PARAMETER}: '{name}' is the batch, of which max_batch_size allows"
-                f" {config.max_batch_size}, not {max(sizes)}"
-            )
-    rows = {name for name in symbols if name in first} if manifest.fixed_rows and config.max_batch_size else set()
-    known = dict(fixed) | {name: 1 for name in rows if name not in bucket_sizes(config)}
-    buckets = buckets_of(config, symbols, known, () if first.intersection(symbols) else first)
-    if not buckets and fixed and all(name in known for name in symbols):
-        return [tuple(known[name] for name in symbols)]
-    return buckets
-
-
-def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:
-    """Return how many rows one request to a completed config's model may have; `most_rows` if that says nothing."""
-    if config.max_batch_size:
-        return config.max_batch_size
-    if not batched:
-        return 1
-    return min((tensor.dims[0] for tensor in config.input if tensor.dims[0] > 0), default=most_rows)
-
-
-def computable_rows(manifest: Manifest, arena_bytes: float) -> int:
-    """Return how many rows of a model can be computed at a time in an arena of this size."""
-    if manifest.engine is Engine.ONNXRUNTIME:
-        return MOST_ROWS
-    versions = [version for layer in manifest.layers for version in layer.versions]
-    tasks = max(kernel.tasks for version in versions for kernel in (version, version.batch) if kernel)
-    row_bytes = manifest.arena_bytes + staging_bytes(manifest)
-    return max(1, min(MAX_TASKS // tasks, int(arena_bytes / row_bytes) if row_bytes else MAX_TASKS))
-
-
-def fixed_sizes(config: ModelConfig, inputs: Sequence[TensorSpec], symbols: Sequence[str]) -> dict[str, int]:
-    """Return the sizes that a completed config's dims give to symbols of a model. Raises ConfigError for two of one."""
-    specs = {spec.name: spec for spec in inputs}
-    found: dict[str, int] = {}
-    for tensor in config.input if any(symbols) else ():
-        names = specs[tensor.name].symbols[config.max_batch_size > 0 :]
-        for name, size in zip(names, tensor.dims, strict=False) if not tensor.HasField("reshape") else ():
-            if name in symbols and size > 0 and found.setdefault(name, size) != size:
-                raise ConfigError(
-                    f"input '{shortened(tensor.name)}': dims give '{name}' the size {size}, those of another input"
-                    f" {found[name]}; dimensions of one name are equal in the ONNX model"
-                )
-    return {name: found[name] for name in symbols if name in found}
-
-
-def is_one_batch(inputs: Sequence[TensorSpec]) -> bool:
-    """Whether the first dimensions of all inputs have one name, as far as they have names."""
-    named = {spec.symbols[0] for spec in inputs if spec.symbols and spec.symbols[0] != f"{spec.name}.0"}
-    return len(named) <= 1
-
-
-def _batch_obstacle(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """Return why the first dimension cannot be a batch."""
-    for group, specs in (("input", inputs), ("output", outputs)):
-        for spec in specs:
-            if spec.shape[:1] != (-1,):
-                return (
-                    f"{group} '{shortened(spec.name)}' of the ONNX model has no symbolic first dimension, its shape is"
-                    f" {list(spec.shape)}: export it with a symbolic first dimension, or"
-                )
-    first = {spec.symbols[0] for spec in inputs if spec.symbols}
-    others = [name for spec in inputs for name in spec.symbols[1:] if name in first]
-    if others:
-        return f"'{others[0]}', the first dimension of the ONNX model, is another one, too:"
-    return "a run with zeros shows that outputs of the ONNX model do not have a row for each row of its inputs:"
-
-
-def _fit_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], group: str, strip_batch: bool) -> None:
-    """Fill in type and dims where the config leaves them out, and compare where it does not."""
-    known = {spec.name: spec for spec in specs}
-    for tensor in tensors:
-        spec = known.get(tensor.name)
-        if spec is None:
-            raise ConfigError(
-                f"{group} '{shortened(tensor.name)}' is not in the ONNX model, which has {_quoted(list(known))}"
-            )
-        expected = datatype_value(spec.datatype)
-        if tensor.data_type not in (0, expected):
-            raise ConfigError(
-                f"{group} '{shortened(tensor.name)}': data_type is TYPE_{datatype_name(tensor.data_type)}, "
-                f"but the ONNX model has TYPE_{spec.datatype}"
-            )
-        tensor.data_type = expected
-        shape = list(spec.shape[1:] if strip_batch else spec.shape)
-        if not tensor.dims and not tensor.HasField("reshape"):
-            tensor.dims.extend(shape)
-        _check_dims(tensor, shape, group)
-
-
-def _check_dims(tensor: Tensor, shape: list[int], group: str) -> None:
-    dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
-    fits = len(dims) == len(shape) and all(
-        dim == size or (size == -1 and dim > 0) for dim, size in zip(dims, shape, strict=True)
-    )
-    if not fits:
-        raise ConfigError(
-            f"{group} '{shortened(tensor.name)}': dims are {dims}, but the ONNX model has {shape}"
-            " (with max_batch_size > 0 the batch dimension is left out of both)"
-        )
-    if tensor.HasField("reshape") and -1 in tensor.dims:
-        raise ConfigError(f"{group} '{shortened(tensor.name)}': reshape needs fixed dims, got {list(tensor.dims)}")
-    if tensor.HasField("reshape") and -1 in shape:
-        raise ConfigError(f"{group} '{shortened(tensor.name)}': reshape needs max_batch_size > 0")
-    if tensor.HasField("reshape") and math.prod(dims) != math.prod(tensor.dims):
-        raise ConfigError(
-            f"{group} '{shortened(tensor.name)}': dims {list(tensor.dims)} and reshape {dims} differ in size"
-        )
-
-
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f"'{shortened(name)}'" for name in names)

@@ -30,6 +30,7 @@ from gangway.artifact.profile import (
 )
 from gangway.executor.control import ControlSegment
 from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 from gangway.server.supervisor.scheduler import SchedulerControl
@@ -81,7 +82,9 @@ class BackgroundProfiler:
         scheduler: SchedulerControl,
         seconds: float,
         log: ServerLog,
+        jobs: Jobs,
     ) -> None:
+        self._jobs = jobs
         self._log = log
         self._cache_dir = cache_dir
         self._cores = cores
@@ -154,9 +157,11 @@ class BackgroundProfiler:
             child = self._start(manifest)
         except OSError as error:
             return str(error)
+        job = self._jobs.begin("profile", manifest.model_name)
         try:
             disturbed = await self._watch(child)
         finally:
+            self._jobs.end(job)
             if child.returncode is None:
                 child.kill()
         if disturbed:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ONNX_SUFFIX,
     PLATFORM,
+    PYTHON_BACKEND,
     Qos,
     check_supported,
     foreign_engine,
@@ -35,6 +36,7 @@ from gangway.server.models.config import (
     read_config,
     without_effect,
 )
+from gangway.server.models.python_settings import CODE_FILENAME, CODE_SUFFIX, ENVIRONMENT_PARAMETER, PythonSettings
 from gangway.server.models.sequences import SequenceSettings
 from gangway.server.models.settings import QueuePolicies
 
@@ -55,16 +57,18 @@ class ModelVersion:
 
     `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
     `without_effect`: parts of the configuration without effect, for the log; only the highest version has it.
+    `is_alone`: the file lies in no repository, and has no configuration.
     """
 
     name: str
     version: int
-    path: Path  # the ONNX file; an ensemble has none there
+    path: Path  # the ONNX file, or model.py; an ensemble has none there
     config: ModelConfig
     qos: Qos
     stamp: Stamp = ()
     override: Override | None = None
     without_effect: tuple[str, ...] = ()
+    is_alone: bool = False
 
     @property
     def is_ensemble(self) -> bool:
@@ -72,9 +76,14 @@ class ModelVersion:
         return is_ensemble(self.config)
 
     @property
+    def is_python(self) -> bool:
+        """Whether Python code computes it."""
+        return not self.is_ensemble and self.path.suffix == CODE_SUFFIX
+
+    @property
     def folder(self) -> Path:
-        """The model's folder, which holds those of its versions."""
-        return self.path.parents[1]
+        """The model's folder, which holds those of its versions; of a file alone the one in which it lies."""
+        return self.path.parent if self.is_alone else self.path.parents[1]
 
     def is_same(self, other: "ModelVersion") -> bool:
         """Whether loading the other one would change nothing."""
@@ -276,17 +285,17 @@ def _not_polled(name: str, reason: str, code: grpc.StatusCode = grpc.StatusCode.
 
 
 CONFIG_FILENAME = "config.pbtxt"
-CODE_FILENAME = "model.py"  # of Triton's Python backend
 NO_MODELS = ("lost+found",)  # folders of file systems
+DATA_SUFFIXES = (".data", "_data")  # what exporters append to the name of the file with a model's external data
 LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
 
 
-def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:
-    """Return the folders of every model, by name: more than one if more than one repository has it.
+def find_models(directories: Sequence[Path], files: Iterable[tuple[str, Path]] = ()) -> dict[str, list[Path]]:
+    """Return the folders of every model, by name, or its file: more than one if more than one repository has it.
 
     Raises OSError when a directory cannot be listed.
     """
-    found: dict[str, list[Path]] = {}
+    found = {name: [path] for name, path in files}
     for directory in directories:
         for folder in directory.iterdir():
             if folder.is_dir() and _is_model(folder.name):
@@ -331,14 +340,34 @@ def read_repository(directories: Sequence[Path]) -> list[Entry]:
 
     Raises OSError when a directory cannot be listed.
     """
-    return [entry for folders in find_models(directories).values() for entry in read_only_one(folders)]
+    return [entry for name, folders in find_models(directories).items() for entry in read_only_one(name, folders)]
 
 
-def read_only_one(folders: Sequence[Path]) -> list[Entry]:
-    """Return the versions of a model that one folder alone must have."""
+def read_only_one(name: str, folders: Sequence[Path], override: Override | None = None) -> list[Entry]:
+    """Return the versions of a model that one folder alone must have, or one file."""
     if len(folders) > 1:
-        return [BrokenModel(folders[0].name, WHOLE_MODEL, DUPLICATE)]
-    return read_model(folders[0])
+        return [BrokenModel(name, WHOLE_MODEL, DUPLICATE)]
+    path = folders[0]
+    is_file = path.suffix == ONNX_SUFFIX and not path.is_dir()
+    return [_read_file(name, path, override)] if is_file else read_model(path, name, override)
+
+
+def _read_file(name: str, path: Path, override: Override | None) -> Entry:
+    """Return the one version of a model that is a file alone."""
+    config = ModelConfig() if override is None or override.config is None else override.config
+    try:
+        check_supported(config, name)
+        qos = qos_of(config)
+        QueuePolicies.of(config)
+        SequenceSettings.of(config)
+        in_vain = without_effect(config)
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+        beside = [path, *(path.with_name(path.name + suffix) for suffix in DATA_SUFFIXES), path.with_suffix(".data")]
+        stamp = tuple(_stamp(path.parent, file) for file in beside)
+    except (ValueError, OSError) as error:
+        return BrokenModel(name, WHOLE_MODEL, str(error))
+    return ModelVersion(name, 1, path, config, qos, stamp, override, in_vain, is_alone=True)
 
 
 def read_model(folder: Path, name: str = "", override: Override | None = None) -> list[Entry]:
@@ -352,10 +381,12 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         SequenceSettings.of(config)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
-        filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
-        paths = {version: folder / str(version) / filename for version in versions}
+        paths = {version: _file_of(config, folder / str(version)) for version in versions}
         reasons = {version: _missing(config, path) for version, path in paths.items()}
-        in_vain = dict.fromkeys(versions[-1:], without_effect(config))
+        in_vain = {version: without_effect(config, paths[version].suffix == CODE_SUFFIX) for version in versions[-1:]}
+        if any(path.suffix == CODE_SUFFIX for path in paths.values()):
+            PythonSettings.of(config)
+            _require_own_code(override)
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
         return [BrokenModel(name, WHOLE_MODEL, str(error))]
     return [
@@ -366,17 +397,43 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
     ]
 
 
+def _require_own_code(override: Override | None) -> None:
+    """Raise ConfigError if a client's load request would have the server run code that its owner has not put there."""
+    if override is not None and override.folder is not None:
+        raise ConfigError("code in Python cannot come with a load request, only from the repository")
+    if override is not None and override.config is not None and ENVIRONMENT_PARAMETER in override.config.parameters:
+        raise ConfigError(
+            f"parameter {ENVIRONMENT_PARAMETER} cannot come with a load request, only from the repository"
+        )
+
+
+def _file_of(config: ModelConfig, folder: Path) -> Path:
+    """Return the file of a version. It is model.py if the configuration says so, or nothing and there is no other."""
+    code, usual = folder / CODE_FILENAME, folder / DEFAULT_MODEL_FILENAME
+    says_nothing = not (foreign_engine(config) or config.backend or config.platform)
+    if config.default_model_filename:
+        return folder / config.default_model_filename
+    if code.is_file() and (config.backend == PYTHON_BACKEND or (says_nothing and not usual.exists())):
+        return code
+    return usual
+
+
 def _missing(config: ModelConfig, path: Path) -> str:
     """Say why a version's file cannot be served, nothing if it can. Whatever is named to execute it, ONNX is ONNX."""
     if is_ensemble(config):
         return ""
+    if path.suffix == CODE_SUFFIX and config.backend in ("", PYTHON_BACKEND):
+        return "" if path.is_file() else f"there is no {path.parent.name}/{path.name}"
     foreign, found, place = foreign_engine(config), path.is_file(), f"{path.parent.name}/{path.name}"
     why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
     if foreign and path.with_name(CODE_FILENAME).exists():
         why = f"there is {path.parent.name}/{CODE_FILENAME}"  # which would do more than execute the ONNX file
     elif found and (not foreign or path.suffix == ONNX_SUFFIX):
         return ""
-    return f"{foreign} is not supported, only ONNX ('{PLATFORM}', '{BACKEND}'), and {why}" if foreign else why
+    if config.backend == PYTHON_BACKEND and not found:
+        return f"there is neither {path.parent.name}/{CODE_FILENAME} nor {place}"
+    ours = f"only ONNX ('{PLATFORM}', '{BACKEND}') and Python ('{PYTHON_BACKEND}')"
+    return f"{foreign} is not supported, {ours}, and {why}" if foreign else why
 
 
 def _config_of(folder: Path, override: Override | None) -> ModelConfig:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -23,10 +22,10 @@ from gangway.server.supervisor.announcements import Announcements
 _log = logging.getLogger(__name__)
 
 
-async def refresh_index(repositories: Sequence[Path], clients: Announcements) -> None:
+async def refresh_index(options: RepositoryOptions, clients: Announcements) -> None:
     """Show in the index what the repositories hold: announce new models, and remove those that have gone."""
     try:
-        found = await asyncio.to_thread(find_models, repositories)
+        found = await asyncio.to_thread(find_models, options.folders, options.files)
     except OSError as error:
         _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
         return
@@ -94,7 +93,7 @@ class RepositoryService:
 
     async def _do(self, call: RepositoryCall) -> None:
         if call.kind == "index":
-            await refresh_index(self._options.folders, self._clients)
+            await refresh_index(self._options, self._clients)
             return
         if self._options.mode != "explicit":
             unavailable(NOT_EXPLICIT)

@@ -9,7 +9,7 @@ is, when requests ask for it after a pause.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,15 @@ from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
 from gangway.server.models.config import Qos
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import ModelVariants, Sizes, Trials, profile_message, resolve_qos_us
+from gangway.server.repository.loaded import (
+    IsolatedLatency,
+    ModelVariants,
+    Sizes,
+    Trials,
+    profile_message,
+    resolve_qos_us,
+)
+from gangway.server.repository.precisions import PrecisionPairs
 from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
@@ -69,6 +77,7 @@ class ShapeCache:
         computable_rows: Callable[[Manifest], int],
         trials: Trials,
         profiles: BackgroundProfiler,
+        pairs: PrecisionPairs,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -78,6 +87,7 @@ class ShapeCache:
         self._computable_rows = computable_rows
         self._trials = trials
         self._profiles = profiles
+        self._pairs = pairs
         self._models: dict[tuple[str, int], ModelVariants] = {}
         self._queue = ShapeQueue()
         self._news = asyncio.Event()
@@ -177,7 +187,9 @@ class ShapeCache:
         title = model.title(sizes)
         try:
             dimensions = dict(zip(model.symbols, sizes, strict=True))
-            manifest = await self._compiler.compile(title, model.path, dimensions, precision=model.precision)
+            precision = model.precision.each[0]
+            manifest = await self._compiler.compile(title, model.path, dimensions, precision=precision)
+            in_bf16 = await self._pairs.compiled(title, model.path, manifest, model.precision, dimensions)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"
@@ -185,8 +197,8 @@ class ShapeCache:
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
             rows = model.ready.max_rows if manifest.batched else 1
-            if not model.ready.max_batch_size:
-                rows = min(rows, self._computable_rows(manifest))
+            for each in (manifest, in_bf16.manifest) if not model.ready.max_batch_size else ():
+                rows = rows if each is None else min(rows, self._computable_rows(each))
             spec = model.spec_of(self._make_spec(title, manifest, rows))
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
@@ -206,22 +218,30 @@ class ShapeCache:
         tensors = manifest.inputs, manifest.outputs
         variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
         isolated = await self._trials.try_variant(ready, variant)
-        if model.is_dropped:
-            self._scheduler.unload(spec.model_id)
-            return
         if model.qos.multiple is not None:
             variant = replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
+
+        def attempt(model_id: int) -> Awaitable[IsolatedLatency | None]:
+            return self._trials.try_variant(ready, replace(variant, model_id=model_id))
+
+        if not model.is_dropped:
+            await self._pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)
+        if model.is_dropped:
+            self._pairs.unload(spec.model_id)
+            self._scheduler.unload(spec.model_id)
+            return
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
         self._profiles.add(spec.model_id, manifest)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._clients.announce_variant(variant)
-        precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
-        _log.info("%s: ready, compiled for these sizes%s", title, precision)
+        in_precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
+        _log.info("%s: ready, compiled for these sizes%s", title, in_precision)
 
     def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
         model_id = model.loaded.pop(sizes).model_id
+        self._pairs.unload(model_id)
         self._profiles.remove(model_id)
         self._scheduler.unload(model_id)
 

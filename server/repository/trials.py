@@ -42,6 +42,7 @@ from gangway.server.repository.loaded import IsolatedLatency, TrialResult
 from gangway.server.repository.trial_runs import SymbolSizes, TrialError, measure_isolated, possible_sizes, run_once
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
+from gangway.server.requests.python_codec import python_in
 from gangway.server.requests.sequence_codecs import standalone_codec
 from gangway.server.requests.validation import RequestPlanner
 
@@ -125,8 +126,11 @@ class ModelTrials:
     ) -> IsolatedLatency | ModelLoadError:
         """Return how fast the model is alone, or why no run has succeeded of one that may not take zeros.
 
-        While others are served the model is not alone. An earlier measurement counts if it was quicker.
+        While others are served the model is not alone. An earlier measurement counts if it was quicker. Code in Python
+        may do more than compute, so it gets no requests that nobody has made.
         """
+        if ready.engine is Engine.PYTHON:
+            return ModelLoadError("a Python model gets no trial requests")
         try:
             isolated = await asyncio.to_thread(
                 measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
@@ -213,6 +217,8 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             call, tensors = plan.codec, plan.model.sequence
             if plan.sequence is not None and tensors is not None:
                 call = standalone_codec(call, tensors, plan.sequence)
+            if python := python_in(call):
+                contents = python.with_about(contents, b"")
             for _ in range(sample.count):
                 run_once(plane, call, contents, stop, plan.shapes.rows)
         except (RequestError, ModelLoadError, ValueError) as error:

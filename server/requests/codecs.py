@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import grpc
 
+from gangway.artifact.precision import BF16, FP32
 from gangway.executor.frames import Frame, Part, header_of, join_strings, needed_bytes, plan_frame, read_frame
 from gangway.executor.slots import MAX_TENSORS, SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
@@ -66,6 +67,19 @@ def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int =
         message.parameters[name].int64_param = round(number)
     message.parameters["versions"].string_param = ",".join(map(str, versions_of(outcome.counts.versions)))
     return message.SerializeToString()
+
+
+def _precision_report(precision: str) -> bytes:
+    message = pb.ModelInferResponse()
+    message.parameters["precision"].string_param = precision
+    return message.SerializeToString()
+
+
+PRECISIONS_USED: Final = (FP32, BF16)
+"""Of a model whose precision the scheduler chooses, by `SlotCounts.bf16`."""
+
+PRECISION_REPORTS: Final = tuple(map(_precision_report, PRECISIONS_USED))
+"""Parameters that say so, to append to a serialised response."""
 
 
 def with_id(response: bytes, request_id: bytes) -> bytes:
@@ -362,7 +376,7 @@ def frame_codec_of(
     """Return how onnxruntime answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    size = AnswerSize(_expected_bytes(model, shapes))
+    size = AnswerSize(expected_bytes(model, shapes))
     return FrameCodec(model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, inputs=inputs, shapes=own)
 
 
@@ -370,7 +384,7 @@ def tail_codec_of(
     model: ServedModel, compiled: Compiled, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
 ) -> TailCodec:
     """Return how a compiled model with a tail answers a request with inputs of these shapes."""
-    size = AnswerSize(_expected_bytes(model, shapes))
+    size = AnswerSize(expected_bytes(model, shapes))
     places = tuple(tensor.index for tensor, _ in shapes.inputs)
     return TailCodec(
         model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, memory=compiled.layout, places=places
@@ -406,7 +420,7 @@ def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sink
     return TensorCodec(compiled.layout, places, response, sinks)
 
 
-def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
+def expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     """Return the size of the answer's frame: exact where all is known, generous where not."""
     largest = max((math.prod(shape) for _, shape in shapes.inputs), default=1)
     tensors = []

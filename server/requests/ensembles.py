@@ -30,6 +30,7 @@ from gangway.server.requests.codecs import (
     classified,
     frame_codec_of,
 )
+from gangway.server.requests.python_codec import PythonCodec, python_codec_of
 from gangway.server.requests.regions import Region
 
 TensorName: TypeAlias = tuple[str, ...]
@@ -186,6 +187,9 @@ class _Builder:
         if strangers:
             message = f"in ensemble '{self.name}', {title}: the model has no tensor '{strangers[0]}'"
             raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        if member.is_decoupled:
+            message = f"in ensemble '{self.name}', {title}: the model is decoupled, which steps cannot be"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
         if member.sequence is not None:
             message = f"in ensemble '{self.name}', {title}: the model has sequences, which steps cannot have"
             raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
@@ -217,7 +221,7 @@ class StepCodec:
 
     shapes: Shapes
     compiled: Compiled | None
-    frame: FrameCodec
+    frame: FrameCodec | PythonCodec
     output_shapes: Mapping[str, Shape]
 
 
@@ -256,7 +260,8 @@ def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
             own = compiled.outputs[tensor.index].shape
             own = tuple(max(size, 0) for size in own[1:]) if model.batched else own
             output_shapes[name] = tensor.client_shape((rows, *own) if model.batched else own)
-    return StepCodec(shapes, compiled, frame_codec_of(model, shapes, list(model.outputs.values())), output_shapes)
+    codec_of = python_codec_of if model.is_python else frame_codec_of
+    return StepCodec(shapes, compiled, codec_of(model, shapes, list(model.outputs.values())), output_shapes)
 
 
 def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:

@@ -43,6 +43,7 @@ from gangway.server.requests.contents import (
 )
 from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
+from gangway.server.requests.python_codec import about_of, python_codec_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
 
 MAX_CACHED_PLANS = 1024
@@ -246,12 +247,12 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
         graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
         codec, members = EnsembleCodec(graph, shapes, tuple(outputs), sinks, classes), graph.members
     else:
-        codec, fallback = _calls(model, shapes, outputs, sinks, classes)
+        codec, fallback = _calls(model, shapes, outputs, sinks, classes, request)
     terms = model.policies.terms(timeout_us, priority, model.target_us(shapes))
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
     decides = model.has_values and model.sequence is None and not model.is_ensemble
-    calls = (lambda decided: _calls(model, decided, outputs, sinks, classes)) if decides else None
+    calls = (lambda decided: _calls(model, decided, outputs, sinks, classes, request)) if decides else None
     return RequestPlan(
         model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, may_be_cached, members, step,
         calls=calls,
@@ -269,9 +270,19 @@ def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) ->
 
 
 def _calls(
-    model: ServedModel, shapes: Shapes, outputs: list[Tensor], sinks: Sinks, classes: Mapping[str, Classes]
+    model: ServedModel,
+    shapes: Shapes,
+    outputs: list[Tensor],
+    sinks: Sinks,
+    classes: Mapping[str, Classes],
+    request: pb.ModelInferRequest,
 ) -> tuple[Codec, Codec | None]:
     """Return how a model answers, and another way if that one may go."""
+    if model.is_python:
+        python = python_codec_of(
+            model, shapes, outputs, sinks, about_of(request), _flag(request, EMPTY_FINAL_PARAMETER, model)
+        )
+        return ClassifyingCodec(python, classes, model.max_batch_size > 0) if classes else python, None
     codec = codec_of(model, shapes, outputs, sinks)
     may_go = model.symbols and not isinstance(codec, FrameCodec)
     fallback: Codec | None = frame_codec_of(model, shapes, outputs, sinks) if may_go else None

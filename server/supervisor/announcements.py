@@ -10,6 +10,7 @@ from gangway.server.messages import (
     WHOLE_MODEL,
     FrontEndMessage,
     InitialLoadDone,
+    JobsUnderWay,
     ModelReady,
     ModelRemoved,
     ModelTarget,
@@ -51,6 +52,7 @@ class Announcements:
         self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
         self._retiring: dict[int, _Retiring] = {}  # by model number
         self._load_done: InitialLoadDone | None = None
+        self._jobs = JobsUnderWay(())
 
     @property
     def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
@@ -99,10 +101,15 @@ class Announcements:
         self._load_done = InitialLoadDone(strict_readiness)
         self._send(self._load_done)
 
+    def announce_jobs(self, message: JobsUnderWay) -> None:
+        """Tell which jobs are under way."""
+        self._jobs = message
+        self._send(message)
+
     def known(self) -> list[FrontEndMessage]:
         """Return all that a front end is told that starts now."""
         done = [] if self._load_done is None else [self._load_done]
-        return [*self._models.values(), *self._variants.values(), *done]
+        return [*self._models.values(), *self._variants.values(), self._jobs, *done]
 
     async def retired(self, model_id: int, timeout_seconds: float) -> bool:
         """Return when no request uses a number that clients do not get any more; False if that takes too long.

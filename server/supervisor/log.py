@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from gangway.artifact.precision import BF16
 from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
 from gangway.server.messages import LogSettings, ModelReady
 from gangway.server.statistics import Figures, Totals
@@ -351,4 +352,6 @@ def describe(totals: Totals) -> str:
             parts.append(f"{totals.batch_rows / totals.executions:.3g} rows per batch")
         versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
         parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
+        if in_bf16 := own[BF16]:
+            parts.append(f"{in_bf16} in bf16, by deadlines")
     return "; ".join(parts)

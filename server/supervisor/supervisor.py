@@ -8,9 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
-from gangway.artifact.console import Console
+from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine
 from gangway.executor.process import missing_privilege, raise_own_priority
 from gangway.server.messages import DUPLICATE, LogSettings
@@ -27,8 +25,10 @@ from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.front_ends import FrontEndControl
+from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.supervisor.processes import HeartbeatWatch
+from gangway.server.supervisor.python_instances import PythonInstances
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory, place
@@ -80,7 +80,10 @@ class Supervisor:
             on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
             on_artifact_missing=lambda spec, reason: self._loader.artifact_missing(spec, reason),
         )
-        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._regions)
+        self._python = PythonInstances(log)
+        self._workers = WorkerSet(
+            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, self._python.sockets
+        )
         self._front_ends = FrontEndControl(
             memory,
             options,
@@ -95,12 +98,14 @@ class Supervisor:
             on_repository_call=lambda call: self._repository.take(call),
             on_log_settings=self._set_log,
         )
+        jobs = Jobs(self._announcements.announce_jobs)
         self._compiler = Compiler(
             general.cache_dir,
             log,
             limit_bytes=general.max_cache_gib << 30,
             in_use=self._scheduler.loaded_keys,
             idle_seconds=IDLE_SECONDS,
+            jobs=jobs,
         )
         self._profiler = BackgroundProfiler(
             general.cache_dir,
@@ -110,6 +115,7 @@ class Supervisor:
             self._scheduler,
             general.profile_seconds,
             log,
+            jobs,
         )
         self._trials = ModelTrials(memory.own_data_plane(), lambda: self._front_ends.grpc, placement.way_back_us)
         self._loader = ModelLoader(
@@ -119,6 +125,7 @@ class Supervisor:
             self._announcements,
             self._profiler,
             self._trials,
+            self._python,
             on_model_failed=lambda model_id, reason, at_fault: self._models.model_failed(model_id, reason, at_fault),
         )
         self._overrides = OverrideStore()
@@ -217,6 +224,8 @@ class Supervisor:
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
+        await self._python.stop()
+        self._loader.close()
         self._overrides.close()
         self._regions.close()
         await self._exporter.stop(EXIT_GRACE_SECONDS)
@@ -304,7 +313,7 @@ def client_url(address: str) -> str:
 
 
 def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = Table()
     for heading, side in (("model", "left"), ("version", "right"), ("alone", "right"), ("target", "right")):
         table.add_column(heading, justify="right" if side == "right" else "left")
     table.add_column("batches", overflow="fold")

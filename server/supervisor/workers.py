@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerSet:
-    """Worker i serves core `cores[i]`."""
+    """Worker i serves core `cores[i]`. `sockets`: what addresses of Python models' instances begin with."""
 
     def __init__(
         self,
@@ -41,13 +41,16 @@ class WorkerSet:
         scheduler: SchedulerControl,
         log: ServerLog,
         regions: RegionRegistry,
+        sockets: str,
     ) -> None:
         self._memory = memory
         self._log = log
         self._scheduler = scheduler
         self._regions = regions
         self._plans = [
-            WorkerPlan(index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir)
+            WorkerPlan(
+                index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir, sockets=sockets
+            )
             for index, core in enumerate(cores)
         ]
         self._kept = [self._keep(index) for index in range(len(cores))]
@@ -138,9 +141,11 @@ class WorkerSet:
         if self._stopping:
             return
         control = self._memory.control
-        crashed = child.pid in self._stuck or -(child.returncode or 0) in CRASHES
+        lease, status = control.status(index).lease, child.returncode or 0
+        # A library that calls exit() while it computes ends the process as surely as a signal does.
+        crashed = child.pid in self._stuck or -status in CRASHES or (status > 0 and lease is not None)
         self._stuck.discard(child.pid)
-        lease = control.status(index).lease if crashed else None
+        lease = lease if crashed else None
         control.server_block.worker_restarted(index)
         control.forget_worker(index)
         self._scheduler.worker_died(index, child.pid, crashed, lease)

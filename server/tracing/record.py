@@ -50,7 +50,7 @@ class TraceRecord(NamedTuple):
 
     `front_end`: GRPC or HTTP. `parent` and `tracestate`: the headers of W3C's trace context that came with it.
     `status`: the code's name, OK if it was answered. `versions` is a mask. `timestamps`: whether these are wanted.
-    `steps`: of an ensemble.
+    `steps`: of an ensemble. `precision`: of a model whose precision the scheduler chooses; empty of others.
     """
 
     model: str
@@ -82,6 +82,7 @@ class TraceRecord(NamedTuple):
     seen_ns: int = 0  # the scheduler has read it
     started_ns: int = 0  # the scheduler has chosen its cores
     finished_ns: int = 0  # the front end has heard that it is computed
+    precision: str = ""
 
     def encode(self) -> str:
         """Return the record as JSON."""

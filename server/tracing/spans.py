@@ -171,6 +171,8 @@ def _attributes_of(record: TraceRecord, number: int) -> dict[str, str | int | fl
             "gangway.preemptions": record.preemptions,
             "gangway.versions": _numbers_in(record.versions),
         }
+    if record.precision:
+        attributes["gangway.precision"] = record.precision
     return attributes
 
 

@@ -7,23 +7,34 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 
-from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.console import Console, ProgressBars, Table
 
 NAMES = ("[/* columns */ 4]", "[bold]x[/bold]", ":smile:", "[link=http://x]y")
 
 
 def test_names_are_no_markup() -> None:
     console = Console(record=True, width=60)
-    table = Table("name", title=NAMES[0])
+    table = Table("name", title=NAMES[0] + "\x1b[31m")
     for name in (*NAMES, "a\x1b[31mb\rc"):
         table.add_row(name)
     console.print(table)
     console.print(*NAMES, markup=True, emoji=True, soft_wrap=True)
     text = console.export_text()
     assert all(text.count(name) >= 2 for name in NAMES)
-    assert r"a\x1b[31mb\rc" in text
+    assert r"a\x1b[31mb\rc" in text and "\x1b" not in text
+
+
+def test_nothing_of_a_table_is_left_out_in_narrow_terminals() -> None:
+    words = [f"{letter}" * 30 for letter in "abcdefgh"]
+    for width in (40, 80, 200):
+        console = Console(record=True, width=width)
+        table = Table(*words, title="a title that is longer than its table")
+        table.add_row(*(word.upper() for word in words))
+        console.print(table)
+        text = console.export_text()
+        assert all(text.count(letter) >= 30 for letter in "abcdefghABCDEFGH")
+        assert "…" not in text
 
 
 def test_names_are_no_markup_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from benchmarks.serving.points import (
 from benchmarks.serving.servers import known_servers, write_repository
 from benchmarks.serving.table import add_tables, anything_holds
 from gangway.protos import model_config_pb2 as mc
+from gangway.server.models.settings import precision_of
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes, summarise
 
@@ -117,7 +118,12 @@ def test_repositories_have_targets_and_link_to_the_models(compiled_zoo, tmp_path
     with_target = text_format.Parse((tmp_path / "mlp" / "config.pbtxt").read_text(), mc.ModelConfig())
     without = text_format.Parse((tmp_path / "simple" / "config.pbtxt").read_text(), mc.ModelConfig())
     assert with_target.parameters["qos_ms"].string_value == "7.250"
-    assert "qos_ms" not in without.parameters
+    assert not {"qos_ms", "precision_min_cosine"} & without.parameters.keys()
+    low = tmp_path / "low"
+    low.mkdir()
+    write_repository(low, compiled_zoo.repository, {"mlp": None}, min_cosine=0.0)
+    config = text_format.Parse((low / "mlp" / "config.pbtxt").read_text(), mc.ModelConfig())
+    assert precision_of(config, "bf16").min_cosine == 0
     assert (tmp_path / "mlp" / "1" / "model.onnx").samefile(compiled_zoo.onnx_file("mlp"))
 
 

@@ -29,7 +29,7 @@ def test_what_cannot_pass_is_not_called(tmp_path) -> None:
     assert [outcome.result for outcome in outcomes] == ["not applicable"] * 4
     assert [outcome.detail for outcome in outcomes] == [
         "CUDA shared memory needs a GPU",
-        "decoupled models are not supported",
+        "asks for a model of a backend in C++",
         "it speaks to port 8001 only",
         "it speaks to port 8000 only",
     ]

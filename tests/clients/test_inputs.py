@@ -10,8 +10,11 @@ from gangway.clients.connection import InputError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
+    Normalisation,
     TensorMetadata,
+    dtype_of,
     image_tensor,
+    infer_request,
     npy_tensors,
     random_tensors,
 )
@@ -87,7 +90,7 @@ def test_the_crop_is_the_middle(tmp_path: Path) -> None:
     pixels[:, 64:128] = 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
     values = image_tensor([tensor("FP32", 1, 3, 56, 56)], tmp_path / "a.png", batch=1)["x"]
-    bright = (1 - IMAGENET_MEAN) / IMAGENET_DEVIATION
+    bright = (1 - np.array(IMAGENET_MEAN, np.float32)) / np.array(IMAGENET_DEVIATION, np.float32)
     np.testing.assert_allclose(values[0, :, :, 28], np.repeat(bright[:, None], 56, axis=1), rtol=1e-6)
 
 
@@ -95,5 +98,57 @@ def test_pictures_need_a_model_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match="cannot read"):
         image_tensor([PICTURE], tmp_path / "a.png", batch=1)
-    with pytest.raises(InputError, match="needs a model with one FP32 input"):
+    with pytest.raises(InputError, match="needs an input of floats or UINT8"):
         image_tensor([tensor("FP32", 1, 16)], tmp_path / "a.png", batch=1)
+    with pytest.raises(InputError, match="with one input"):
+        image_tensor([PICTURE, PICTURE], tmp_path / "a.png", batch=1)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="fixed shape"):
+        image_tensor([tensor("FP32", 1, 3, 8, 8)], tmp_path / "a.png", batch=2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape"),
+    [
+        (tensor("FP32", -1, 3, 20, 30), (1, 3, 20, 30)),
+        (tensor("FP16", -1, 20, 30, 3), (1, 20, 30, 3)),
+        (tensor("UINT8", -1, 20, 30, 1), (1, 20, 30, 1)),
+        (tensor("FP32", -1, -1, -1, 3), (1, 20, 30, 3)),
+        (tensor("UINT8", -1, -1, 3), (20, 30, 3)),
+        (tensor("FP64", 1, -1, -1), (1, 20, 30)),
+    ],
+    ids=str,
+)
+def test_every_layout_of_pixels_is_known(tmp_path: Path, wanted: TensorMetadata, shape: tuple[int, ...]) -> None:
+    Image.new("RGB", (30, 20), (50, 100, 150)).save(tmp_path / "a.png")
+    values = image_tensor([wanted], tmp_path / "a.png", 1, Normalisation((0.0,), (1 / 255,)))["x"]
+    assert values.shape == shape and values.dtype == dtype_of(wanted.datatype)
+    grey = Image.new("RGB", (1, 1), (50, 100, 150)).convert("L").getpixel((0, 0))
+    colours = [50, 100, 150] if 3 in shape else [grey]
+    np.testing.assert_allclose(np.unique(values), colours, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape"),
+    [
+        (tensor("UINT8", -1), (10,)),
+        (tensor("UINT8", -1, -1), (1, 10)),
+        (tensor("BYTES", 1), (1,)),
+        (tensor("BYTES", -1, 1), (1, 1)),
+    ],
+    ids=str,
+)
+def test_a_model_that_decodes_gets_the_file(tmp_path: Path, wanted: TensorMetadata, shape: tuple[int, ...]) -> None:
+    (tmp_path / "a.png").write_bytes(b"0123456789")
+    values = image_tensor([wanted], tmp_path / "a.png", batch=1)["x"]
+    assert values.shape == shape
+    request = infer_request("m", "", {"x": (wanted.datatype, values)})
+    assert request.raw_input_contents[0].endswith(b"0123456789")
+    assert len(request.raw_input_contents[0]) == (14 if wanted.datatype == "BYTES" else 10)
+
+
+@pytest.mark.parametrize("numbers", [(1.0, 2.0), (1.0, 2.0, 3.0, 4.0)])
+def test_means_are_one_or_three(tmp_path: Path, numbers: tuple[float, ...]) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="one number, or three"):
+        image_tensor([tensor("FP32", -1, 3, 8, 8)], tmp_path / "a.png", 1, Normalisation(numbers))

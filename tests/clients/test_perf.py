@@ -1,5 +1,6 @@
 """`gangway perf` as a user runs it, against a real server; and its parts on made-up runs."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_one_run_says_everything_of_each_model(gangway_server: LiveServer, tmp_p
     result, picture = tmp_path / "result.json", tmp_path / "latency.png"
     load = ("--mix", "mlp=3,simple=1", "--rate", "200", "--queries", "60", "--warmup", "0.1", "--seed", "5")
     wanted = ("--qos", "1000x,20000", f"--json={result}", f"--png={picture}", f"--client={client}")
+    wanted += (f"--html={tmp_path / 'page.html'}",)
     done = perf(gangway_server.url, *load, *wanted)
     assert done.returncode == 0, done.stderr
     for said in ("in 1000x %", "in 20000ms %", "p99", "x isolated", "errors", "queue ms", "blocks", "sender late"):
@@ -71,6 +73,8 @@ def test_one_run_says_everything_of_each_model(gangway_server: LiveServer, tmp_p
     assert run["server"]["mlp"]["queries"] >= run["models"][0]["queries"]  # warm-up, too
     assert run["server"]["mlp"].keys() >= {"mean_queue_us", "mean_compute_us", "blocks", "conflicts", "preemptions"}
     assert picture.read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text()
+    assert "in 1000x %" in page and base64.b64encode(picture.read_bytes()).decode() in page
 
 
 def test_a_search_ends_at_the_rate_that_the_target_allows(gangway_server: LiveServer, tmp_path: Path, perf: Perf):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gangway.artifact.console import Console
-from gangway.clients.command import server_times, show_outputs, show_timing, top_of
+from gangway.clients.command import is_scores, server_times, show_outputs, show_timing
 from gangway.clients.connection import RefusedError
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -52,23 +52,25 @@ def test_foreign_requests_are_mentioned() -> None:
     assert "means over 3 requests" in printed(console)
 
 
-def test_largest_values_first() -> None:
-    row = np.array([0.1, 0.9, -3, 0.5], dtype=np.float32)
-    assert top_of(row, 2) == [
-        (1, pytest.approx(0.9)),
-        (3, pytest.approx(0.5)),
-    ]
-
-
-def test_scores_are_ranked_and_other_outputs_are_not() -> None:
-    console = Console(record=True, width=100)
+def test_classes_and_other_outputs_are_shown() -> None:
+    console = Console(record=True, width=80)
     outputs = {
-        "scores": np.array([[0.25, 0.75, 0.5]], dtype=np.float32),
+        "scores": np.array([[b"0.75:1:left:right", b"0.5:2"]], object),
         "counts": np.array([[4, 3, 2]], dtype=np.int32),
+        "texts": np.array([b"caf\xc3\xa9", b"\xff"], object),
     }
-    show_outputs(console, outputs, top=1)
+    show_outputs(console, outputs, classified=["scores"])
     text = printed(console)
-    assert "1x3" in text
-    assert "0.25, 0.75, 0.5" in text
-    assert "largest values of scores" in text
-    assert "largest values of counts" not in text
+    assert "best classes of scores" in text and "left:right" in text and "0.75" in text
+    assert "1x3" in text and "4, 3, 2" in text
+    assert "'café', '\\\\xff'" in text
+
+
+def test_scores_are_floats_of_one_dimension_beside_the_batch() -> None:
+    def output(datatype: str, *shape: int) -> pb.ModelMetadataResponse.TensorMetadata:
+        return pb.ModelMetadataResponse.TensorMetadata(name="y", datatype=datatype, shape=shape)
+
+    assert (
+        is_scores(output("FP32", -1, 1000)) and is_scores(output("FP64", 1000)) and is_scores(output("FP32", 1, 9, 1))
+    )
+    assert not is_scores(output("INT32", -1, 1000)) and not is_scores(output("FP32", -1, 7, 7))

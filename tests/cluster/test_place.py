@@ -21,7 +21,7 @@ from benchmarks.lib.repository import GANGWAY
 from tests.helpers.tiny_model import orders_of, save_served
 from tests.helpers.whole_server import until
 
-pytestmark = pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 
 CORES = sorted(os.sched_getaffinity(0))
 TASK_US = 20  # a request takes 19 ms on a core

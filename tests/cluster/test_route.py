@@ -29,7 +29,7 @@ from tests.helpers.certificates import Authority
 from tests.helpers.steady_calls import simple_inputs, steady_calls
 from tests.helpers.whole_server import all_pids, small_repository, until
 
-pytestmark = pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 
 CALLS = 500  # of each protocol: before and after what happens to a server
 CORES = sorted(os.sched_getaffinity(0))

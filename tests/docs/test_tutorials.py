@@ -22,6 +22,8 @@ import pytest
 from benchmarks.lib.live_server import free_port
 from tests.conftest import CompiledZoo
 
+pytestmark = pytest.mark.long
+
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
 COMMENT = r"^<!-- (file|run|serve)(?: ([^:\n]+?))?(?:: ([^\n]+?))? -->\n"
 BLOCK = re.compile(COMMENT + r"```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)

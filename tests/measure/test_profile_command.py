@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gangway.artifact.precision import BF16
 from gangway.artifact.profile import profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.measure import profile_command
+from gangway.compiler.target import detect, for_precision
+from gangway.measure import plan_command, profile_command
 from gangway.measure.profile_command import summary, wholeness
 from tests.helpers.profiles import PROFILE
 from tests.helpers.small_cache import small_cache
@@ -37,6 +39,30 @@ def test_mlp_end_to_end(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixt
     if len(profile.cores) > 1:
         assert f"{profile.cores[-1]} gangs of 1 core at once" in shown
         assert "all cores at once: the slowest did" in shown
+
+
+def test_both_precisions(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`deadline` is fp32 and bf16 for all commands that look at a model; `gangway plan` finds what was measured."""
+    cache = compiled_zoo.linked_cache(tmp_path)
+    options = [str(compiled_zoo.repository / "mobilenetv2"), f"--cache-dir={cache}", "--precision=deadline"]
+    options += ["--min-cosine=0.9"]
+    with small_cache():
+        file = tmp_path / "both.json"
+        assert profile_command.main([*options, "--seconds=0.3", f"--json={file}"]) == 0
+    keys = [read_profile(path).key for path in (file, tmp_path / "both-bf16.json")]
+    manifests = [read_manifest(cache / key) for key in keys]
+    has_bf16 = bool(for_precision(detect(), BF16).extensions)
+    assert [manifest.precision for manifest in manifests] == ["fp32", "bf16" if has_bf16 else "fp32"]
+    capsys.readouterr()
+    plan = tmp_path / "plan.json"
+    assert plan_command.main([*options, f"--json={plan}"]) == 0
+    assert capsys.readouterr().out.count("mobilenetv2") >= 2
+    assert plan.exists() and plan.with_name("plan-bf16.json").exists()
+    assert status_of("compile", *options) == 0
+    shown = capsys.readouterr().out
+    assert " fp32 kernels for " in shown and (not has_bf16 or " bf16 kernels for " in shown)
+    assert status_of("report", *options, f"--output={tmp_path / 'report'}") == 1
+    assert "mobilenetv2 has not been tuned on this machine" in capsys.readouterr().err
 
 
 def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:

@@ -27,6 +27,8 @@ from gangway.measure import plan_command, profile_command, report_command, tune_
 from gangway.measure.model_runner import ModelRunner
 from tests.helpers.small_cache import small_cache
 
+pytestmark = pytest.mark.long
+
 TRIALS = 6  # two artifacts of samples
 SIZES = {"H": 20}  # of the model's height, which is open
 DIMENSION = "--dimension=H=20"
@@ -153,7 +155,9 @@ def test_report_wants_a_profile_then_draws(tuned: Tuned, tmp_path: Path, capsys:
     with small_cache():
         assert profile_command.main([*arguments, "--seconds=0.3"]) == 0
     assert plan_command.main(arguments) == 0
-    assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 0
+    page = tmp_path / "page.html"
+    assert report_command.main([*arguments, "-o", str(tmp_path / "report"), "--html", str(page)]) == 0
+    assert page.read_text().count("data:image/png;base64,") == len(list((tmp_path / "report").glob("*.png")))
     names = ("speed_up", "interference", "loss_by_count", "pareto", "version_counts")
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         f"{n}.{kind}" for n in names for kind in ("csv", "png")

@@ -55,6 +55,9 @@ def check(wheel: Path, python: str, folder: Path, lowest: bool) -> None:
     install(core, python, str(wheel), lowest)
     with server(core, folder) as port:
         assert add(port, COMPILED, NUMBERS) == [n + 1 for n in NUMBERS]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+            assert b"<title>Gangway</title>" in page.read()
+        run(core, "top", f"127.0.0.1:{port}", "--once")
         assert "pip install 'gangway-serve[onnxruntime]'" in refusal(port, STRINGS)
     assert "pip install 'gangway-serve[compile]'" in failure(core, "zoo", folder / "others")
     empty = f"--cache-dir={folder / 'empty'}"

@@ -1,6 +1,7 @@
 """What is written about each decision."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from gangway.scheduler.observability import TraceWriter, describe
@@ -26,6 +27,7 @@ def test_a_line_says_what_was_decided_and_on_what_grounds() -> None:
         "reason": "it was the oldest",
         "blocks": (),
         "together": False,
+        "precision": "",
         "model": "resnet50",
         "next_layer": 3,
         "age_us": 500.0,
@@ -39,6 +41,14 @@ def test_a_line_says_what_was_decided_and_on_what_grounds() -> None:
     }
     assert describe(Stop(11), SNAPSHOT)["slack_us"] is None
     assert "model" not in describe(Wake(2000.0), SNAPSHOT)
+
+
+def test_a_line_names_the_model_that_is_chosen() -> None:
+    in_bf16 = replace(MODEL, model_id=5, name="resnet50, in bf16")
+    query = replace(WAITING, model_id=5, fp32_id=4, started=False, next_layer=0)
+    state = replace(SNAPSHOT, waiting=[query], models={4: MODEL, 5: in_bf16})
+    names = [describe(Start(12, 9, (1,), precision=precision), state)["model"] for precision in ("fp32", "bf16")]
+    assert names == ["resnet50", "resnet50, in bf16"]
 
 
 def test_the_file_has_a_line_per_decision_and_an_end(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from gangway.server.grpc.streams import StreamLimits
 from gangway.server.messages import InitialLoadDone, ModelReady
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
-from gangway.server.repository.loader import complete_config, max_rows
+from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http

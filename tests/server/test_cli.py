@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.server.cli import COMMANDS
+from gangway.artifact.commands import COMMANDS
 from gangway.server.options.command_line import parse_options
 
 
@@ -33,8 +33,8 @@ def test_help_imports_nothing_heavy() -> None:
     [
         ((), 2, "usage: gangway"),
         (("--version",), 0, "gangway 0."),
-        (("sreve",), 2, "unknown command 'sreve'"),
-        (("serve",), 2, "--model-repository"),
+        (("sreve",), 2, "unknown command 'sreve'; did you mean 'serve'?"),
+        (("serve",), 2, "name a folder of models or an ONNX file"),
         (("serve", "--model-repository", "/no/such"), 2, "/no/such is not a folder"),
         (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "not available to this process"),
         (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),

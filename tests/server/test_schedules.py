@@ -92,6 +92,7 @@ def test_gangs_do_not_cross_nodes(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     write_found(tmp_path, FOUND)
     scheduler = Scheduler()
     scheduler.node_count = 2
+    caplog.set_level(logging.INFO, "gangway.server.repository.schedules")
     assert schedules(tmp_path, scheduler).use("ensemble e", [[0, 1]], [4, 5]) == [] and scheduler.told == []
     assert "several NUMA nodes" in caplog.text
 

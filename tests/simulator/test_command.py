@@ -25,13 +25,16 @@ def rows(path):
 
 def test_at_a_rate(tmp_path, capsys):
     arguments = ("--cores", 4, "--policy", f"{DEFAULT_POLICY},model_fcfs", "--mix", "light", "--rate", 60)
-    assert simulate(*arguments, "--queries", 200, "--timeline", "--trace-decisions", "-o", tmp_path) == 0
+    assert simulate(*arguments, "--queries", 200, "--timeline", "--trace-decisions", "-o", tmp_path,
+                    "--html", tmp_path / "page.html") == 0  # fmt: skip
     assert "light, 4 modelled cores, 200 queries, seed 1" in capsys.readouterr().out
     found = rows(tmp_path / "model_fcfs.csv")
     assert [row["model"] for row in found] == ["efficientnet_b0", "mobilenetv2", "tiny_yolov2", "total"]
     assert sum(int(row["queries"]) for row in found[:-1]) == int(found[-1]["queries"]) == 200
     assert 0 < float(found[-1]["satisfied"]) <= 100
     assert (tmp_path / "policies.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text()
+    assert "model_fcfs" in page and "warning:</strong>" in page and "data:image/png;base64," in page
     events = json.loads((tmp_path / "model_fcfs.trace.json").read_text())["traceEvents"]
     busy_us = sum(event["dur"] for event in events if event["ph"] == "X")
     assert busy_us == pytest.approx(float(rows(tmp_path / "model_fcfs.counters.csv")[0]["core_busy_us"]), rel=1e-3)
@@ -84,6 +87,46 @@ def test_other_profiles(tmp_path):
     arguments = ("--mix", "mine=1", "--qos", "50", "--rate", 5, "--queries", 20, "-o", tmp_path / "out")
     assert simulate("--profile", path, "--cores", 1, *arguments) == 0
     assert [row["model"] for row in rows(tmp_path / "out" / f"{DEFAULT_POLICY}.csv")] == ["mine", "total"]
+
+
+def scaled(numbers, factor):
+    """Times of any nesting, all of them so many times as long."""
+    return [scaled(each, factor) for each in numbers] if isinstance(numbers, list) else factor * numbers
+
+
+@pytest.fixture
+def twice_as_fast(tmp_path):
+    """tiny_yolov2 as if it had been measured in bf16."""
+    fields = json.loads(shipped_models()["tiny_yolov2"].read_text())
+    times = ("latency_us", "batch_us", "isolated_us", "together_us", "memory_us", "compute_us")
+    path = tmp_path / "bf16.json"
+    path.write_text(json.dumps({**fields, **{name: scaled(fields[name], 0.5) for name in times}}))
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_deadlines_choose_between_two_precisions(tmp_path, twice_as_fast, batch):
+    """At a rate that fp32 alone hardly carries more are in time; at a low one nearly all stay in fp32."""
+    mix = ("--mix", "tiny_yolov2=1", "--qos", "3x", "--cores", 2, "--queries", 400, "--batch", batch)
+    in_time, in_fp32 = {}, {}
+    for rate, bf16 in itertools.product((4, 38), ((), ("--bf16-profile", twice_as_fast))):
+        folder = tmp_path / f"{rate}-{len(bf16)}"
+        assert simulate(*mix, "--rate", rate, *bf16, "--trace-decisions", "-o", folder) == 0
+        stem = folder / DEFAULT_POLICY
+        in_time[rate, bool(bf16)] = float(rows(stem.with_suffix(".csv"))[-1]["satisfied"])
+        counters = rows(stem.with_suffix(".counters.csv"))[0]
+        counted = int(counters["in_fp32"]), int(counters["in_bf16"])
+        assert bool(sum(counted)) == bool(bf16)
+        if bf16:
+            in_fp32[rate] = counted[0] / sum(counted)
+    assert in_time[38, True] > in_time[38, False] + 5
+    assert in_time[4, True] >= 99
+    assert in_fp32[4] > 0.95 and 0.05 < in_fp32[38] < in_fp32[4]
+
+
+def test_a_model_in_bf16_must_be_in_the_mix(tmp_path, twice_as_fast, capsys):
+    assert simulate("--mix", "resnet50=1", "--rate", 5, "--bf16-profile", twice_as_fast, "-o", tmp_path) == 1
+    assert "measured in bf16, but not in the mix: tiny_yolov2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

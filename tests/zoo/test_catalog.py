@@ -33,6 +33,8 @@ PUBLISHED = {
     "simple_dyna_sequence": (0, 0.0),
     "simple_string_dyna_sequence": (0, 0.0),
     "accumulator": (0, 0.0),
+    "digits_pixels": (0, 0.0),
+    "digits_network": (9_610, 9.472e-6),
 }
 
 

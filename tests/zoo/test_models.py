@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from PIL import Image
 
 from gangway.zoo import write_model
+from gangway.zoo.digits import DIGITS
+from gangway.zoo.repository import write_ensemble
 
 # vgg16, alexnet and resnet101 have the layers of others here, and are too large to be written in a test.
 IMAGES = [
@@ -71,3 +74,14 @@ def test_the_classifier_sees_colours(tmp_path: Path) -> None:
     assert (tmp_path / "simple_image" / "labels.txt").read_text() == "red\ngreen\nblue\n"
     config = (tmp_path / "simple_image" / "config.pbtxt").read_text()
     assert 'label_filename: "labels.txt"' in config and "format: FORMAT_NCHW" in config
+
+
+def test_the_digits_network_recognises_what_it_was_not_trained_with(tmp_path: Path) -> None:
+    models = [(session(tmp_path, "digits_pixels"), "PIXELS"), (session(tmp_path, "digits_network"), "CELLS")]
+    answers = {}
+    for path in (write_ensemble(tmp_path, "digits") / "samples").iterdir():
+        value = np.asarray(Image.open(path).convert("RGB"))[None]
+        for model, tensor in models:
+            (value,) = model.run(None, {tensor: value})
+        answers[path.stem] = DIGITS[int(value.argmax())]
+    assert answers == {name: name for name in DIGITS}

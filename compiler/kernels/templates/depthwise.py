@@ -67,7 +67,8 @@ from gangway.compiler.kernels.templates.tiling import (
     tile_price,
 )
 
-PRICE_OF_TILES = 0.1  # of an operation by tiles of bfloat16, of one by vectors of float32
+# Of an operation in bfloat16 by tiles and by vectors, inputs rounded, of one by vectors of float32.
+PRICE_OF_TILES, PRICE_OF_WORDS = 0.1, 0.6
 _GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task computes some lines of its neighbour, so more are more work
 
 
@@ -235,7 +236,9 @@ class Work:
     @property
     def first_price(self) -> float:
         """What an operation of the first convolution costs, of one of the second."""
-        return PRICE_OF_TILES if self.spec.conv.precision == "bf16" else 1.0
+        if self.spec.conv.precision == "fp32":
+            return 1.0
+        return PRICE_OF_TILES if bf16.has_tiles(self.target) else PRICE_OF_WORDS
 
     def cost_us(self, tasks: Tasks) -> float:
         """Mean time of the layer over the gang sizes, in microseconds of one core. Each task begins with lines that

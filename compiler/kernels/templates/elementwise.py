@@ -15,7 +15,13 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
-from gangway.compiler.kernels.specs import BlockedElementwiseSpec, ElementwiseOperator, KernelPlan
+from gangway.compiler.kernels.specs import (
+    BlockedElementwiseSpec,
+    ElementwiseOperator,
+    KernelPlan,
+    PackedWeights,
+    RawWeights,
+)
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,
     Argument,
@@ -24,6 +30,7 @@ from gangway.compiler.kernels.templates.builder import (
     Register,
     at_most,
     constant,
+    keep,
     kernel,
     lanes_at,
     load,
@@ -40,7 +47,7 @@ from gangway.compiler.kernels.templates.builder import (
     when,
     widen,
 )
-from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.float32_math import activate, quantised
 from gangway.compiler.kernels.templates.instructions import evaluate, undivided
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -53,6 +60,8 @@ from gangway.compiler.kernels.templates.tiling import (
     plane_tasks,
 )
 
+LIMITS = 3  # numbers of a quantisation: scale, least, largest
+Limits = tuple[Expr, Expr, Expr]
 UNROLLED = 2  # vectors per iteration on blocked images
 
 
@@ -117,6 +126,17 @@ def pointwise_candidates(spec: PointwiseSpec, target: TargetSpec) -> Iterator[Ke
     yield make_plan(spec, knobs, count, f"{text or 'copy'} {lines}x{part}", sum(items) * lines * part, 1)
 
 
+def pack(spec: PointwiseSpec | BlockedElementwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """Limits of quantisations."""
+    return (raw["limits"],)
+
+
+def _limits(buffer: Buffer, index: int, lanes: int) -> Limits:
+    """Vectors of scale, least and largest number of a quantisation."""
+    scale, least, largest = (widen(buffer[index * LIMITS + k], lanes) for k in range(LIMITS))
+    return scale, least, largest
+
+
 def _result(spec: PointwiseSpec) -> str:
     """The type of y."""
     return spec.program[-1].dtype if spec.program else spec.operands[0].dtype
@@ -134,6 +154,8 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
         marks = [Register(lanes, constant(0, lanes, dtype), dtype) for dtype in _checked_dtypes(spec)]
         *inputs, y = buffers[:-1] if marks else buffers
+        limits = inputs.pop(1) if spec.limits else None
+        quantisations = [_limits(limits, number, lanes) for number in range(spec.limits)]
         first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
 
         def line(offset: Expr) -> None:
@@ -150,7 +172,7 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
                     for n, value in enumerate(values)
                 ]
-                result = run(spec, found, lanes, marks)
+                result = run(spec, found, lanes, marks, quantisations)
                 target_place = (first_line + offset) * loops.length + place
                 store(y, target_place, stored(result, _result(spec), lanes), lanes)
 
@@ -165,6 +187,8 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         Argument(f"x{i}", size, memory_dtype(operand.dtype))
         for i, (size, operand) in enumerate(zip(sizes, spec.operands, strict=True))
     ]
+    if spec.limits:
+        arguments.insert(1, Argument("limits", LIMITS * spec.limits))
     arguments.append(Argument("y", math.prod(spec.shape), memory_dtype(_result(spec))))
     return kernel(symbol, [*arguments, *([REFUSED] if spec.checks else [])], task)
 
@@ -191,19 +215,31 @@ def _operand(
     return load(read, spec.operands[index].dtype, lanes)
 
 
-def run(spec: PointwiseSpec, operands: list[Expr], lanes: int, marks: Sequence[Register] = ()) -> Expr:
+def run(
+    spec: PointwiseSpec,
+    operands: list[Expr],
+    lanes: int,
+    marks: Sequence[Register] = (),
+    quantisations: Sequence[Limits] = (),
+) -> Expr:
     """The last value of the program; each check sets lanes of its mark where it finds something.
+
+    `quantisations`: scale and limits of each instruction "quantise".
 
     Raises UnsupportedSpecError for an operator that is not there for its type.
     """
     values, dtypes = list(operands), [operand.dtype for operand in spec.operands]
-    unused = iter(marks)
+    unused, unread = iter(marks), iter(quantisations)
     for item in spec.program:
         dtype = dtypes[item.sources[-1]] if item.sources else item.dtype
         for check in spec.checks_of(item) if marks else ():
             x, y = (values[source] for source in item.sources)
             mark = next(unused)
             mark.set(mark.value | undivided(check, x, y, dtype, lanes))
+        if item.operator == "quantise":
+            values.append(keep(quantised(values[item.sources[0]], *next(unread), lanes)))
+            dtypes.append(item.dtype)
+            continue
         try:
             values.append(evaluate(item, [values[source] for source in item.sources], dtype, lanes))
         except KeyError as error:
@@ -253,15 +289,16 @@ def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
 
 
 def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: one or two inputs, y."""
+    """The kernel. Arguments: an input, limits if there are any, perhaps another input, y."""
     spec = plan.spec
     assert isinstance(spec, BlockedElementwiseSpec)
-    lanes = target.lanes
+    lanes, quantises = target.lanes, spec.activation.name == "quantise"
     *x_images, y_image = _images(spec, target)
     tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *inputs, y = buffers
+        limits = _limits(inputs.pop(1), 0, lanes) if quantises else None
 
         def line(block: Expr, row: Expr) -> None:
             def place(image: Image, column: Expr) -> Expr:
@@ -272,10 +309,9 @@ def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 return inputs[index][lanes_at(base, lanes)]
 
             def pixel(column: Expr) -> None:
-                values = [operand(index, column) for index in range(len(inputs))]
-                store(
-                    y, place(y_image, column), activate(combined(spec.operator, values), spec.activation, lanes), lanes
-                )
+                value = combined(spec.operator, [operand(index, column) for index in range(len(inputs))])
+                value = quantised(value, *limits, lanes) if limits else activate(value, spec.activation, lanes)
+                store(y, place(y_image, column), value, lanes)
 
             def pixels(index: Expr) -> None:
                 for u in range(UNROLLED):
@@ -290,4 +326,6 @@ def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     names = ["a", "b"][: len(x_images)]
     arguments = [Argument(name, image.elements) for name, image in zip(names, x_images, strict=True)]
+    if quantises:
+        arguments.insert(1, Argument("limits", LIMITS))
     return kernel(symbol, [*arguments, Argument("y", y_image.elements)], task)

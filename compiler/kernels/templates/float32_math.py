@@ -96,10 +96,16 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
 
 
 def _quantise(x: Expr, activation: Activation, lowest: int, highest: int, lanes: int) -> Expr:
-    scale, zero_point = constant(activation.alpha, lanes), activation.beta
-    limited = clip(x / scale, lowest - zero_point, highest - zero_point, lanes)
-    lowest_of_nan = constant(lowest - zero_point, lanes)
-    return tirx.Select(is_nan(x, "float32", lanes), lowest_of_nan, round_even(limited, "float32", lanes)) * scale
+    limits = (lowest - activation.beta, highest - activation.beta)
+    least, largest = (constant(limit, lanes) for limit in limits)
+    return quantised(x, constant(activation.alpha, lanes), least, largest, lanes)
+
+
+def quantised(x: Expr, scale: Expr, least: Expr, largest: Expr, lanes: int) -> Expr:
+    """The nearest multiple of a scale between two limits, which are in steps of it; NaN becomes the least."""
+    limited = tirx.Max(least, tirx.Min(largest, x / scale))
+    nearest = round_even(limited, "float32", lanes)
+    return tirx.Select(is_nan(x, "float32", lanes), least, nearest) * scale
 
 
 def _gelu(x: Expr, lanes: int) -> Expr:

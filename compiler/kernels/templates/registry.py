@@ -49,6 +49,7 @@ from gangway.compiler.kernels.templates.bf16 import dense as bf16_dense
 from gangway.compiler.kernels.templates.bf16 import depthwise as bf16_depthwise
 from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
+from gangway.compiler.kernels.templates.int8 import dynamic as int8_dynamic
 from gangway.compiler.kernels.templates.int8 import images as int8_images
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
@@ -115,8 +116,10 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     plain_specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),
     plain_specs.ReduceSpec: _Template(reduce.candidates, reduce.emit),
     plain_specs.RemapSpec: _Template(movements.remap_candidates, movements.remap_emit),
-    plain_specs.PointwiseSpec: _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit),
-    specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.blocked_emit),
+    plain_specs.PointwiseSpec: _Template(
+        elementwise.pointwise_candidates, elementwise.pointwise_emit, elementwise.pack
+    ),
+    specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.blocked_emit, elementwise.pack),
     specs.SequencePackSpec: _Template(layout.sequence_candidates, layout.sequence_emit),
     specs.LayerNormSpec: _Template(
         normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
@@ -140,6 +143,9 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     ),
     int8_specs.Int8PackSpec: _Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack),
     int8_specs.Int8TableSpec: _Template(int8_images.table_candidates, int8_images.table_emit, int8_images.table_pack),
+    int8_specs.Int8RangeSpec: _Template(int8_dynamic.range_candidates, int8_dynamic.range_emit),
+    int8_specs.Int8FactorsSpec: _Template(int8_dynamic.factors_candidates, int8_dynamic.factors_emit),
+    int8_specs.Int8QuantiseSpec: _Template(int8_dynamic.quantise_candidates, int8_dynamic.quantise_emit),
     int8_specs.Int8HaloSpec: _Template(int8_images.halo_candidates, int8_images.halo_emit, int8_images.halo_pack),
 }
 

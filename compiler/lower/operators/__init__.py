@@ -1,6 +1,6 @@
 """The table of ONNX operators that have layers of their own, one small function each."""
 
 from gangway.compiler.lower.layers import LOWERINGS
-from gangway.compiler.lower.operators import dense, elementwise, images, movements, recurrent, resize, trees
+from gangway.compiler.lower.operators import dense, elementwise, images, movements, quantised, recurrent, resize, trees
 
-__all__ = ["LOWERINGS", "dense", "elementwise", "images", "movements", "recurrent", "resize", "trees"]
+__all__ = ["LOWERINGS", "dense", "elementwise", "images", "movements", "quantised", "recurrent", "resize", "trees"]

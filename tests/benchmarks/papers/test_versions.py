@@ -3,9 +3,13 @@
 import csv
 from pathlib import Path
 
+import pytest
+
 from benchmarks.papers import veltair_versions
 from benchmarks.papers.figures import FigureRequest
 from gangway.artifact.console import Console
+
+pytestmark = pytest.mark.long
 
 
 def test_the_figure_is_drawn_of_ever_more_versions(tmp_path: Path) -> None:

@@ -258,21 +258,6 @@ def test_products_of_integers(same: Check) -> None:
     same(dynamic, {"x": floats(3, 32)}, constants, batched=False)
 
 
-def test_rows_that_are_quantised_together_are_mixed(tmp_path: Path, compile_file: Callable[..., Compiled]) -> None:
-    """Its scale depends on all rows of a batch."""
-    graph = helper.make_graph(
-        [contrib("DynamicQuantizeMatMul", ["x", "w", "s"], ["y"])],
-        "test",
-        [helper.make_tensor_value_info("x", 1, ["N", 4])],
-        [helper.make_tensor_value_info("y", 1, ["N", 2])],
-        [numpy_helper.from_array(np.ones((4, 2), np.int8), "w"), numpy_helper.from_array(np.float32(0.1), "s")],
-    )
-    path = tmp_path / "model.onnx"
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=9), path)
-    assert "it reduces the batch" in compile_file(path).manifest.mixes_rows
-
-
 def test_features_and_linear_models(same: Check) -> None:
     nan = float("nan")
     constants = {"columns": np.array([3, 0, 2], np.int64)}

@@ -1,6 +1,7 @@
 """Kernels against numpy: buffers in the compiler's layouts, and one shared library per test."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
+from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, extended
 
 Kernel = Callable[[Sequence[Array]], None]
 
@@ -24,6 +26,17 @@ def target(request: pytest.FixtureRequest) -> TargetSpec:
         return detect(request.param)
     except UnsupportedTargetError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=["vectors", "tiles"])
+def int8_target(request: pytest.FixtureRequest) -> TargetSpec:
+    """What this machine has for 8-bit numbers, without tiles and with them."""
+    found = extended(detect())
+    names = [name for name in found.extensions if name == "avx512_vnni" or request.param == "tiles"]
+    chosen = replace(found, extensions=tuple(names))
+    if not int8.has_words(chosen) or int8.has_tiles(chosen) != (request.param == "tiles"):
+        pytest.skip(f"this machine has no {request.param} of 8-bit numbers")
+    return chosen
 
 
 @pytest.fixture

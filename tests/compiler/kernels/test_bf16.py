@@ -31,6 +31,7 @@ from gangway.compiler.kernels.specs import (
 )
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.bf16 import words as bf16
+from gangway.compiler.kernels.templates.bf16 import work
 from gangway.compiler.target import TARGETS, extended
 from tests.compiler.kernels.test_conv_depthwise import both
 from tests.compiler.kernels.test_dense_batch import GUARD, answered
@@ -243,10 +244,6 @@ def test_long_reductions_and_large_bands(low: TargetSpec, library_path: Path) ->
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     given = PAIRS[name]
-    if not bf16.has_tiles(low):
-        with pytest.raises(registry.UnsupportedSpecError):
-            registry.plan(given, low)
-        return
     conv, second = given.conv, given.depthwise
     options = itertools.product(
         (False, True) if conv.in_channels % 32 == 0 else (False,),
@@ -254,6 +251,8 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
     )
     specs = [ConvDepthwiseSpec(replace(conv, input_bf16=x), replace(second, output_bf16=y)) for x, y in options]
     plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
+    kind = "tiles" if bf16.has_tiles(low) else "vectors"
+    assert all(f"bf16 {kind}" in plan.description for plan in plans.values())
     library = build(plans, low, library_path)
     x = rng.standard_normal((conv.in_channels, conv.height, conv.width), np.float32)
     raw = {
@@ -379,6 +378,31 @@ def test_pooling_and_normalisation(
     exact = x.astype(np.float64)
     wanted = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + norm.epsilon)
     close(y, wanted * scale[:, None, None] + shift[:, None, None], 0, last)
+
+
+FASTER = {
+    "long reduction": ConvSpec(512, 28, 28, 128),
+    "residual": ConvSpec(64, 56, 56, 256, residual=True, activation=RELU),
+    "stride 2": ConvSpec(256, 28, 28, 256, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1),
+    "first 7x7": ConvSpec(3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_planar=True, input_halo=3),
+    "few channels": ConvSpec(144, 56, 56, 24, residual=True),
+    "dense, 128 positions": ConvSpec(768, 1, 128, 3072),
+}
+SLOWER = {
+    "3x3, of which Winograd's algorithm saves more": ConvSpec(
+        64, 56, 56, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1
+    ),
+    "first 3x3, three products a row": ConvSpec(
+        3, 416, 416, 16, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*FASTER, *SLOWER])
+def test_vectors_are_chosen_where_they_are_faster(name: str) -> None:
+    target = replace(TARGETS["avx512"], extensions=VECTORS)
+    assert work.is_faster({**FASTER, **SLOWER}[name], target) == (name in FASTER)
+    assert not work.is_faster({**FASTER, **SLOWER}[name], TARGETS["avx512"])
 
 
 def test_numbers_are_rounded_to_the_nearest_even() -> None:

@@ -1,15 +1,12 @@
 """Kernels of 8-bit numbers against numpy: sums are exact, so results are the same bit for bit."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.int8_specs import (
     Int8ConvSpec,
     Int8DepthwiseSpec,
@@ -20,12 +17,19 @@ from gangway.compiler.kernels.int8_specs import (
     Int8PoolSpec,
     Int8TableSpec,
 )
-from gangway.compiler.kernels.specs import NONE, RELU, Activation, Array, KernelSpec, PoolSpec
-from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.target import detect, extended
+from gangway.compiler.kernels.specs import NONE, RELU, Activation, Array, PoolSpec
+from tests.helpers.int8_memory import (
+    ZERO,
+    as_blocked,
+    as_bytes,
+    as_pixels,
+    check_halo,
+    image,
+    quantised,
+    run_plans,
+    sums_of,
+)
 
-ZERO = 37
 CONVOLUTIONS: Mapping[str, Int8ConvSpec] = {
     "1x1": Int8ConvSpec(64, 13, 17, 96),
     "1x1 with halos": Int8ConvSpec(128, 7, 7, 16, input_halo=1, output_halo=1),
@@ -54,62 +58,51 @@ DEPTHWISE: Mapping[str, Int8DepthwiseSpec] = {
 }
 
 
-@pytest.fixture(params=["vectors", "tiles"])
-def target(request: pytest.FixtureRequest) -> TargetSpec:
-    """What this machine has for 8-bit numbers, without tiles and with them."""
-    found = extended(detect())
-    names = [name for name in found.extensions if name == "avx512_vnni" or request.param == "tiles"]
-    chosen = replace(found, extensions=tuple(names))
-    if not int8.has_words(chosen) or int8.has_tiles(chosen) != (request.param == "tiles"):
-        pytest.skip(f"this machine has no {request.param} of 8-bit numbers")
-    return chosen
-
-
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution_is_that_of_integers(
-    name: str, target: TargetSpec, library_path: Path, rng: np.random.Generator
+    name: str, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     spec = CONVOLUTIONS[name]
     x = rng.integers(0, 256, (spec.in_channels, spec.height, spec.width), np.uint8)
     raw = _raw(rng, (spec.out_channels, spec.in_channels, *spec.kernel))
-    sums = _sums(x, raw["weights"], spec.stride, spec.pads, spec.dilation) + raw["sums_bias"][:, None, None]
+    sums = sums_of(x, raw["weights"], spec.stride, spec.pads, spec.dilation) + raw["sums_bias"][:, None, None]
     numbers = sums.astype(np.float32) * raw["multiplier"][:, None, None]
-    given = _pixels(x, spec.input_halo) if spec.input_pixels else _bytes(x, spec.input_halo)
+    given = as_pixels(x, spec.input_halo) if spec.input_pixels else as_bytes(x, spec.input_halo)
     height, width = spec.output_size
     if spec.output_bytes:
-        y = _bytes(np.zeros((spec.out_channels, height, width), np.uint8), spec.output_halo)
+        y = as_bytes(np.zeros((spec.out_channels, height, width), np.uint8), spec.output_halo)
     else:
-        y = _blocked(np.zeros((spec.out_channels, height, width), np.float32), spec.output_halo)
-    for tasks in _run(spec, raw, [given], y, target, library_path):
+        y = as_blocked(np.zeros((spec.out_channels, height, width), np.float32), spec.output_halo)
+    for tasks in run_plans(spec, raw, [given], y, int8_target, library_path):
         if spec.output_bytes:
-            expected = _quantised(numbers)
-            np.testing.assert_array_equal(_image(y, spec.out_channels, spec.output_halo), expected, tasks)
-            _check_halo(y, spec.out_channels, spec.output_halo)
+            expected = quantised(numbers)
+            np.testing.assert_array_equal(image(y, spec.out_channels, spec.output_halo), expected, tasks)
+            check_halo(y, spec.out_channels, spec.output_halo)
         else:
             expected = np.maximum(numbers, 0) if spec.activation == RELU else numbers
-            np.testing.assert_array_equal(_image(y, spec.out_channels, spec.output_halo), expected, tasks)
+            np.testing.assert_array_equal(image(y, spec.out_channels, spec.output_halo), expected, tasks)
 
 
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_depthwise_convolution_is_that_of_integers(
-    name: str, target: TargetSpec, library_path: Path, rng: np.random.Generator
+    name: str, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     spec = DEPTHWISE[name]
     x = rng.integers(0, 256, (spec.channels, spec.height, spec.width), np.uint8)
     raw = _raw(rng, (spec.channels, 1, *spec.kernel))
     sums = np.concatenate(
-        [_sums(x[c : c + 1], raw["weights"][c : c + 1], spec.stride, spec.pads, (1, 1)) for c in range(spec.channels)]
+        [sums_of(x[c : c + 1], raw["weights"][c : c + 1], spec.stride, spec.pads, (1, 1)) for c in range(spec.channels)]
     )
     numbers = (sums + raw["sums_bias"][:, None, None]).astype(np.float32) * raw["multiplier"][:, None, None]
-    y = _bytes(np.zeros((spec.channels, *spec.output_size), np.uint8), spec.output_halo)
-    for tasks in _run(spec, raw, [_bytes(x, spec.input_halo)], y, target, library_path):
-        np.testing.assert_array_equal(_image(y, spec.channels, spec.output_halo), _quantised(numbers), tasks)
+    y = as_bytes(np.zeros((spec.channels, *spec.output_size), np.uint8), spec.output_halo)
+    for tasks in run_plans(spec, raw, [as_bytes(x, spec.input_halo)], y, int8_target, library_path):
+        np.testing.assert_array_equal(image(y, spec.channels, spec.output_halo), quantised(numbers), tasks)
 
 
 @pytest.mark.parametrize("activation", [NONE, RELU, Activation("sigmoid")], ids=lambda each: each.name)
 @pytest.mark.parametrize("channels", [128, 40])
 def test_sum_of_bytes_and_of_float32(
-    channels: int, activation: Activation, target: TargetSpec, library_path: Path, rng: np.random.Generator
+    channels: int, activation: Activation, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     a = rng.integers(0, 256, (channels, 9, 11), np.uint8)
     b = rng.standard_normal(a.shape).astype(np.float32)
@@ -122,45 +115,49 @@ def test_sum_of_bytes_and_of_float32(
     total = (a.astype(np.float64) - zero) * scale + b
     with np.errstate(over="ignore"):
         value = {"none": total, "clip": np.maximum(total, 0), "sigmoid": 1 / (1 + np.exp(-total))}[activation.name]
-    y = _bytes(np.zeros_like(a), 1)
-    for tasks in _run(spec, {"factors": factors}, [_bytes(a, 1), _blocked(b, 0)], y, target, library_path):
-        difference = _image(y, channels, 1).astype(int) - _quantised(value / step)
+    y = as_bytes(np.zeros_like(a), 1)
+    for tasks in run_plans(
+        spec, {"factors": factors}, [as_bytes(a, 1), as_blocked(b, 0)], y, int8_target, library_path
+    ):
+        difference = image(y, channels, 1).astype(int) - quantised(value / step)
         assert np.abs(difference).max() <= 1, tasks  # a number half way between two
         assert np.mean(difference != 0) < 1e-3, tasks
 
 
-def test_product_with_a_vector(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+def test_product_with_a_vector(int8_target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     a, gate = rng.integers(0, 256, (96, 5, 5), np.uint8), rng.random((96, 1, 1), np.float32)
     spec = Int8ElementwiseSpec("mul", 96, 5, 5, (True, False), (False, True), False, input_halos=(0, 0))
     factors = np.array([0.5, -ZERO * 0.5, 1, 0, 1, 0], np.float32)
-    y = _blocked(np.zeros((96, 5, 5), np.float32), 0)
-    for tasks in _run(spec, {"factors": factors}, [_bytes(a, 0), _blocked(gate, 0)], y, target, library_path):
-        np.testing.assert_allclose(_image(y, 96, 0), (a.astype(np.float32) - ZERO) * 0.5 * gate, 1e-6, 0, True, tasks)
+    y = as_blocked(np.zeros((96, 5, 5), np.float32), 0)
+    for tasks in run_plans(
+        spec, {"factors": factors}, [as_bytes(a, 0), as_blocked(gate, 0)], y, int8_target, library_path
+    ):
+        np.testing.assert_allclose(image(y, 96, 0), (a.astype(np.float32) - ZERO) * 0.5 * gate, 1e-6, 0, True, tasks)
 
 
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 1, 1)])
 def test_largest_of_windows(
-    pads: tuple[int, int, int, int], target: TargetSpec, library_path: Path, rng: np.random.Generator
+    pads: tuple[int, int, int, int], int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     x = rng.integers(0, 256, (72, 12, 13), np.uint8)
     pool = PoolSpec("max", 72, 12, 13, (3, 3), (2, 2), pads)
     spec = Int8PoolSpec(pool, input_halo=1, output_halo=1)
-    y = _bytes(np.zeros((72, *pool.output_size), np.uint8), 1)
+    y = as_bytes(np.zeros((72, *pool.output_size), np.uint8), 1)
     padded = np.pad(x, ((0, 0), pads[::2], pads[1::2]))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))[:, ::2, ::2]
-    for tasks in _run(spec, {}, [_bytes(x, 1)], y, target, library_path):
-        np.testing.assert_array_equal(_image(y, 72, 1), windows.max((3, 4)), tasks)
+    for tasks in run_plans(spec, {}, [as_bytes(x, 1)], y, int8_target, library_path):
+        np.testing.assert_array_equal(image(y, 72, 1), windows.max((3, 4)), tasks)
 
 
 @pytest.mark.parametrize("channels", [40, 256, 100])
-def test_mean_of_pixels(channels: int, target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+def test_mean_of_pixels(channels: int, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (channels, 7, 5), np.uint8)
     factors = np.array([0.1 / 35, -ZERO * 0.1], np.float32)
-    y = _blocked(np.zeros((channels, 1, 1), np.float32), 0)
+    y = as_blocked(np.zeros((channels, 1, 1), np.float32), 0)
     spec = Int8GlobalPoolSpec(channels, 7, 5, input_halo=1)
     expected = (x.mean((1, 2), keepdims=True) - ZERO) * 0.1
-    for tasks in _run(spec, {"factors": factors}, [_bytes(x, 1)], y, target, library_path):
-        np.testing.assert_allclose(_image(y, channels, 0), expected, 1e-5, 1e-5, True, tasks)
+    for tasks in run_plans(spec, {"factors": factors}, [as_bytes(x, 1)], y, int8_target, library_path):
+        np.testing.assert_allclose(image(y, channels, 0), expected, 1e-5, 1e-5, True, tasks)
 
 
 @pytest.mark.parametrize(
@@ -177,58 +174,37 @@ def test_mean_of_pixels(channels: int, target: TargetSpec, library_path: Path, r
     ids=lambda spec: spec.text,
 )
 def test_packing_rounds_as_onnx_does(
-    spec: Int8PackSpec, target: TargetSpec, library_path: Path, rng: np.random.Generator
+    spec: Int8PackSpec, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     x = (rng.standard_normal((spec.channels, spec.height, spec.width)) * 3).astype(np.float32)
     scale = np.float32(0.025)
     x.flat[:4] = np.array([0.5, 1.5, 1e9, -1e9], np.float32) * scale
     factors = np.array([scale, -ZERO, 255 - ZERO, ZERO], np.float32)
-    expected = _quantised(x / scale)
-    halo, layout = spec.output_halo, _pixels if spec.pixels else _bytes
+    expected = quantised(x / scale)
+    halo, layout = spec.output_halo, as_pixels if spec.pixels else as_bytes
     y = layout(np.zeros(x.shape, np.uint8), halo, 0)
-    for tasks in _run(spec, {"factors": factors}, [x], y, target, library_path):
-        np.testing.assert_array_equal(_image(y, spec.channels, halo), expected, tasks)
-        _check_halo(y, spec.channels, halo)
+    for tasks in run_plans(spec, {"factors": factors}, [x], y, int8_target, library_path):
+        np.testing.assert_array_equal(image(y, spec.channels, halo), expected, tasks)
+        check_halo(y, spec.channels, halo)
 
 
-def test_every_number_is_looked_up(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+def test_every_number_is_looked_up(int8_target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     """With the processor's permutation of bytes, and one by one without it."""
     x = rng.permutation(np.arange(256 * 6).astype(np.uint8)).reshape(96, 4, 4)
     table = rng.permutation(256).astype(np.uint8)
-    y = _bytes(np.zeros_like(x), 2)
+    y = as_bytes(np.zeros_like(x), 2)
     spec = Int8TableSpec(96, 4, 4, input_halo=1, output_halo=2)
-    for tasks in _run(spec, {"table": table}, [_bytes(x, 1)], y, target, library_path):
-        np.testing.assert_array_equal(_image(y, 96, 2), table[x], tasks)
-        _check_halo(y, 96, 2)
+    for tasks in run_plans(spec, {"table": table}, [as_bytes(x, 1)], y, int8_target, library_path):
+        np.testing.assert_array_equal(image(y, 96, 2), table[x], tasks)
+        check_halo(y, 96, 2)
 
 
-def test_halo_is_the_zero_point(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+def test_halo_is_the_zero_point(int8_target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (128, 5, 6), np.uint8)
-    y = _bytes(x, 2, 0)
+    y = as_bytes(x, 2, 0)
     raw = {"zero": np.array([ZERO], np.uint8)}
-    for tasks in _run(Int8HaloSpec(128, 5, 6, 2), raw, [y], None, target, library_path):
-        np.testing.assert_array_equal(y, _bytes(x, 2), tasks)
-
-
-def _run(
-    spec: KernelSpec, raw: Mapping[str, Array], inputs: Sequence[Array], y: Array | None, target: TargetSpec, path: Path
-) -> Iterator[str]:
-    """Compute y by several plans, one after the other; yields their descriptions."""
-    plans = registry.versions(spec, target, 4)
-    functions = {f"k{i}": registry.emit(plan, target, f"k{i}") for i, plan in enumerate(plans)}
-    codegen.build_library(functions, target, path)
-    library = Library(path)
-    packed = [aligned(array) for array in registry.pack(plans[0], target, raw)] if raw else []
-    for index, plan in enumerate(plans):
-        if y is not None and not isinstance(spec, Int8PackSpec):
-            _inside(y, getattr(spec, "output_halo", 0))[...] = 1
-        arguments = [inputs[0], *packed, *inputs[1:], *([] if y is None else [y])]
-        library.call(f"k{index}", arguments, 0, plan.tasks)
-        yield plan.description
-
-
-def _inside(y: Array, halo: int) -> Array:
-    return y[:, halo : y.shape[1] - halo, halo : y.shape[2] - halo]
+    for tasks in run_plans(Int8HaloSpec(128, 5, 6, 2), raw, [y], None, int8_target, library_path):
+        np.testing.assert_array_equal(y, as_bytes(x, 2), tasks)
 
 
 def _raw(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -244,51 +220,3 @@ def _raw(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
         "zero": np.array([ZERO], np.float32),
         "sums_bias": bias,
     }
-
-
-def _sums(
-    x: Array, weights: Array, stride: tuple[int, int], pads: tuple[int, int, int, int], dilation: tuple[int, int]
-) -> Array:
-    """The convolution of (x - zero), whose padding is 0."""
-    whole = np.pad(x.astype(np.int64) - ZERO, ((0, 0), pads[::2], pads[1::2]))
-    reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilation, strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(whole, reach, (1, 2))
-    windows = windows[:, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
-    return np.asarray(np.einsum("chwij,ocij->ohw", windows, weights.astype(np.int64)))
-
-
-def _quantised(numbers: Array) -> Array:
-    return np.asarray(np.clip(np.rint(numbers) + ZERO, 0, 255).astype(np.uint8))
-
-
-def _check_halo(y: Array, channels: int, halo: int) -> None:
-    kept = y.copy()
-    _inside(kept, halo)[...] = ZERO
-    assert (_image(kept, channels, 0) == ZERO).all(), "the halo is not the zero point"
-
-
-def _bytes(x: Array, halo: int, padding: int = ZERO) -> Array:
-    """[C][H][W] -> [C/64][H + 2h][W + 2h][64], with 99 in surplus channels and room behind it."""
-    return _laid(x, 64, halo, padding, 99)
-
-
-def _pixels(x: Array, halo: int, padding: int = ZERO) -> Array:
-    return _laid(x, 4, halo, padding, 99)
-
-
-def _blocked(x: Array, halo: int) -> Array:
-    return _laid(x, 16, halo, 0, 0)
-
-
-def _laid(x: Array, lanes: int, halo: int, padding: int, surplus: int) -> Array:
-    whole = np.pad(x, ((0, 0), (halo, halo), (halo, halo)), constant_values=padding)
-    whole = np.pad(whole, ((0, -len(x) % lanes), (0, 0), (0, 0)), constant_values=surplus)
-    blocks = whole.reshape(-1, lanes, *whole.shape[1:]).transpose(0, 2, 3, 1)
-    memory = aligned(np.zeros(blocks.nbytes + int8.READ_BEHIND_BYTES, np.uint8))
-    result = memory[: blocks.nbytes].view(x.dtype).reshape(blocks.shape)
-    result[...] = blocks
-    return result
-
-
-def _image(y: Array, channels: int, halo: int) -> Array:
-    return _inside(y, halo).transpose(0, 3, 1, 2).reshape(-1, y.shape[1] - 2 * halo, y.shape[2] - 2 * halo)[:channels]

@@ -20,7 +20,7 @@ from gangway.server.errors import RequestError
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
-from gangway.server.repository.loader import complete_config
+from gangway.server.repository.completed_config import complete_config
 from gangway.server.requests.data_plane import DataPlane, Submission, Usage
 from gangway.server.requests.validation import RequestPlan, make_plan
 from tests.server.requests.test_data_plane import Bench

@@ -8,8 +8,9 @@ from google.protobuf import text_format
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
-from gangway.server.http.json_text import parse, to_json
+from gangway.server.http.json_text import parse
 from gangway.server.http.routes import OPERATIONS, route_of
+from gangway.server.models.message_json import to_json
 
 
 def request_of(verb: str, path: str, content: Any = None) -> str:

@@ -10,7 +10,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import ModelBatching, describe_batching, tell_batching
-from gangway.server.repository.loader import complete_config
+from gangway.server.repository.completed_config import complete_config
 from gangway.server.requests.data_plane import FrameLayout
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]

@@ -17,7 +17,7 @@ from gangway.server.models.sequences import (
     control_contents,
     initial_state_files,
 )
-from gangway.server.repository.loader import complete_config
+from gangway.server.repository.completed_config import complete_config
 
 INPUTS = [
     TensorSpec("x", "FP32", (-1, 3), 12),

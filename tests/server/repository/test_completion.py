@@ -7,7 +7,7 @@ from gangway.artifact.format import Engine, Manifest, TargetSpec, TensorSpec
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.messages import open_symbols
-from gangway.server.repository.loader import (
+from gangway.server.repository.completed_config import (
     complete_config,
     counts_rows,
     declared_sizes,

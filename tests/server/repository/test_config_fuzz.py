@@ -17,7 +17,7 @@ from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelUnavailable, to_json
 from gangway.server.models.config import buckets_of
 from gangway.server.models.settings import ModelLimits, RateLimits, label_files
-from gangway.server.repository.loader import complete_config, max_rows
+from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 
 INPUTS = [TensorSpec("x", "FP32", (-1, 3), 12)]

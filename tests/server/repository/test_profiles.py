@@ -13,8 +13,10 @@ import pytest
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, keep_better, read_profile
+from gangway.server.messages import Job, JobsUnderWay
 from gangway.server.repository import profiles
 from gangway.server.repository.profiles import BackgroundProfiler, is_quiet, pause_seconds
+from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.processes import Child
 from tests.helpers.profiles import PROFILE
 
@@ -45,12 +47,17 @@ class Scripted(BackgroundProfiler):
 
     def __init__(self, cache_dir: Path, outcomes: Sequence[Profile | None]) -> None:
         self.used: list[Profile] = []
+        self.told: list[tuple[Job, ...]] = []
+
+        def tell(message: JobsUnderWay) -> None:
+            self.told.append(message.jobs)
+
         self.outcomes = list(outcomes)
         self.cache_dir = cache_dir
         scheduler: Any = SimpleNamespace(use_profile=lambda _, path: self.used.append(read_profile(path)))
         control: Any = SimpleNamespace(status=lambda _: SimpleNamespace(runs=0, busy=False))
         nothing: Any = SimpleNamespace(busy=False)
-        super().__init__(cache_dir, (0, 1), control, nothing, scheduler, 1.0, nothing)
+        super().__init__(cache_dir, (0, 1), control, nothing, scheduler, 1.0, nothing, Jobs(tell))
 
     def _path(self, manifest: Manifest) -> Path:
         return profiles.profile_path(self.cache_dir, WHOLE.key, WHOLE.machine.machine_id)
@@ -99,6 +106,8 @@ def test_a_doubtful_profile_is_used_until_there_is_a_better_one(scripted: Script
     run(profiler)
     assert shares(profiler) == [0.5, 0.5, 0.95]
     assert profiler.outcomes == [WHOLE], "a whole one is not measured again"
+    jobs = [[(job.kind, job.model) for job in jobs] for jobs in profiler.told]
+    assert jobs == [[("profile", "model")], []] * 3, "each measurement is told, and its end"
     again = scripted([])
     run(again)
     assert shares(again) == [0.95]

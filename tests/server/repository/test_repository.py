@@ -125,7 +125,7 @@ def test_a_comment_in_any_encoding(tmp_path: Path, encoding: str) -> None:
     [
         ('platform: "tensorrt_plan"', "", "model.plan", ""),
         ('platform: "tensorrt_plan"', "model.onnx", "model.plan", "platform 'tensorrt_plan' is not .* no 1/model.onnx"),
-        ('backend: "python"', "", "model.py", "backend 'python' is not supported, only ONNX .* there is 1/model.py"),
+        ('backend: "openvino"', "", "model.py", "'openvino' is not supported, only ONNX .* there is 1/model.py"),
         ('backend: "tensorrt" default_model_filename: "m.plan"', "", "m.plan", "1/m.plan is no .onnx file"),
     ],
 )
@@ -141,6 +141,32 @@ def test_an_onnx_file_is_served_whatever_is_named(
         assert reason and re.search(reason, entry.reason)
     else:
         assert not reason and "'tensorrt_plan'" in entry.without_effect[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "served"),
+    [
+        ('backend: "python"', ("model.py",), "model.py"),
+        ('backend: "python"', ("model.py", "model.onnx"), "model.py"),
+        ('backend: "python"', ("model.onnx",), "model.onnx"),
+        ('backend: "python" default_model_filename: "other.py"', ("model.py", "other.py"), "other.py"),
+        ("", ("model.py",), "model.py"),
+        ("", ("model.py", "model.onnx"), "model.onnx"),
+        ('backend: "python"', (), "there is neither 1/model.py nor 1/model.onnx"),
+        ('backend: "python" default_model_filename: "other.py"', ("model.py",), "there is no 1/other.py"),
+    ],
+)
+def test_which_file_is_a_python_model(tmp_path: Path, config: str, files: tuple[str, ...], served: str) -> None:
+    version = add_model(tmp_path, "m", config) / "1"
+    (version / "model.onnx").unlink()
+    for name in files:
+        (version / name).write_bytes(b"")
+    entry = only_entry(tmp_path)
+    if isinstance(entry, BrokenModel):
+        assert entry.reason == served
+    else:
+        assert entry.path.name == served
+        assert entry.is_python == served.endswith(".py")
 
 
 def test_what_lies_wrongly_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What one file, one request or one moment without resources does to the server: nothing that others notice."""
 
 import asyncio
+import io
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
@@ -31,6 +33,9 @@ DOUBLE = "(float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }"
 # Onnxruntime divides without a look, and the least INT64 by -1 is SIGFPE. A string keeps the model with onnxruntime.
 DIVIDE = """(int64[n, 1] a, int64[n, 1] b, string[n, 1] s) => (int64[n, 1] c, string[n, 1] t) {
     c = Div(a, b)  t = Identity(s) }"""
+# The decoder of onnxruntime-extensions leaves bytes that are no picture to libjpeg, which calls exit().
+DECODE = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft.extensions" : 1]> g
+    (uint8[n] file) => (uint8[h, w, 3] pixels) { pixels = com.microsoft.extensions.DecodeImage(file) }"""
 TIMEOUT_S = 20
 
 
@@ -68,6 +73,11 @@ class Served:
     def divide(self, a: int, b: int) -> tuple[int, Any]:
         return self.infer("divide", a=("INT64", [[a]]), b=("INT64", [[b]]), s=("BYTES", [["x"]]))
 
+    def decode(self, content: bytes) -> tuple[int, Any]:
+        inputs = [{"name": "file", "datatype": "UINT8", "shape": [len(content)], "data": list(content)}]
+        status, answer = self.ask("/v2/models/decode/infer", {"inputs": inputs})
+        return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
+
     def reason(self, name: str) -> str:
         (entry,) = [model for model in self.ask("/v2/repository/index", {})[1] if model["name"] == name]
         return str(entry.get("reason", ""))
@@ -82,10 +92,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    for name, text in (("double", DOUBLE), ("divide", DIVIDE)):
+    models = {"double": model_of(DOUBLE), "divide": model_of(DIVIDE), "decode": onnx.parser.parse_model(DECODE)}
+    for name, model in models.items():
         (folder / "models" / name / "1").mkdir(parents=True)
         path = folder / "models" / name / "1" / "model.onnx"
-        onnx.save(model_of(text), path)
+        onnx.save(model, path)
         compile_model(path, name, Cache(folder / "cache"), detect(), lambda phase, done, total: None)
     flags = [f"--cache-dir={folder / 'cache'}", "--model-control-mode=explicit", "--load-model=*"]
     with live_server(folder / "models", flags) as server:
@@ -109,6 +120,24 @@ def test_a_request_that_kills_workers_is_given_up_and_then_its_model(served: Ser
     assert served.double() == (200, [2, 4, 6, 8])
     assert served.ask("/v2/repository/models/divide/load", {})[0] == 200
     assert served.divide(7, 2) == (200, [3])
+
+
+def test_a_request_that_makes_a_library_exit_is_given_up(served: Served) -> None:
+    status, error = served.decode(b"no picture")
+    assert status == 500 and "ended the worker processes" in error and "again" not in error
+    assert served.double() == (200, [2, 4, 6, 8])
+    assert served.decode(one_pixel(7, 8, 9)) == (200, [9, 8, 7]), "blue first, as the decoder has it"
+
+
+def test_a_damaged_picture_is_the_clients_fault(served: Served) -> None:
+    status, error = served.decode(one_pixel(7, 8, 9)[:40])
+    assert status == 400 and "DecodeImage" in error
+
+
+def one_pixel(*colour: int) -> bytes:
+    with io.BytesIO() as file:
+        Image.new("RGB", (1, 1), colour).save(file, "PNG")
+        return file.getvalue()
 
 
 def test_killed_from_outside_it_is_nobodys_fault(served: Served) -> None:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.lib.live_server import live_server
 from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.processes import command_of, descendants_of
@@ -20,6 +22,8 @@ from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_pr
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.profiler import profile_model
+
+pytestmark = pytest.mark.long
 
 TIMEOUT_S = 90
 CORE = available_cores()[0]

@@ -21,6 +21,8 @@ from gangway.compiler.agreement import cosine
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
 
+pytestmark = pytest.mark.long
+
 HAS_BF16 = bool(for_precision(detect(), BF16).extensions)
 CHANNELS, SIZE = 128, 28
 SETTINGS = {  # of each model: its parameters, and in what it is served where the processor has bf16
@@ -33,7 +35,7 @@ SETTINGS = {  # of each model: its parameters, and in what it is served where th
     "cosine": ({"precision_min_cosine": "1.5"}, ""),
 }
 WRONG = {
-    "unknown": 'parameter precision: expected one of "fp32", "bf16", "auto", got "fp8"',
+    "unknown": 'parameter precision: expected one of "fp32", "bf16", "auto", "deadline", got "fp8"',
     "cosine": 'parameter precision_min_cosine: expected a number from 0 to 1, got "1.5"',
 }
 

@@ -152,7 +152,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         chunk, band = tasks.first(number)
-        writer = (Tiles if work.tiled else _Vectors)(work, buffers, bind(band))
+        writer = (Tiles if work.tiled else Vectors)(work, buffers, bind(band))
 
         def group(index: Expr) -> None:
             either(
@@ -254,7 +254,7 @@ class Patch:
             store(self.words, self.begin + work.plane_words + place, zero, WORDS)
 
 
-class _Band:
+class BandWriter:
     """Writes the code for a band."""
 
     def __init__(self, work: Work, buffers: tuple[Buffer, ...], band: Expr) -> None:
@@ -338,7 +338,7 @@ class _Band:
             repeat(a.number, lambda i, b=b, tap=tap: repeat(b.number, partial(tap, i)))  # type: ignore[misc]
 
 
-class _Vectors(_Band):
+class Vectors(BandWriter):
     """By register tiles, whose sums never leave their registers."""
 
     def group(self, group: Expr, blocks: int) -> None:
@@ -390,7 +390,7 @@ class _Vectors(_Band):
             self._store([total.value for total in totals], first, row + r, column + c)
 
 
-class Tiles(_Band):
+class Tiles(BandWriter):
     """By tiles of AMX, two of pixels and up to two of channel blocks at once."""
 
     def begin(self) -> None:

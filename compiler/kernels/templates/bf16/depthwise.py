@@ -1,4 +1,4 @@
-"""A convolution and the depthwise one after it, the first of them by tiles of AMX.
+"""A convolution and the depthwise one after it, the first of them in bfloat16, by tiles of AMX or by vectors.
 
 Tasks are those of the template for float32: lines of the first convolution exist in scratch memory only, as float32.
 """
@@ -12,7 +12,7 @@ from gangway.compiler.kernels.templates import depthwise
 from gangway.compiler.kernels.templates.amx.tiles import WORDS, begin_tiles, end_tiles
 from gangway.compiler.kernels.templates.bf16 import convolution, work
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.convolution import Tiles
+from gangway.compiler.kernels.templates.bf16.convolution import BandWriter, Tiles, Vectors
 from gangway.compiler.kernels.templates.bf16.work import LANES, Work
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, scratch, store
 from gangway.compiler.kernels.templates.float32_math import activate
@@ -21,15 +21,24 @@ from gangway.compiler.kernels.templates.tiling import Tasks, UnsupportedSpecErro
 
 def computes(spec: ConvDepthwiseSpec, target: TargetSpec) -> bool:
     """Whether this template has a kernel for a pair."""
-    return bf16.has_tiles(target) and work.computes(spec.conv, target)
+    return work.computes(spec.conv, target)
+
+
+def is_faster(spec: ConvDepthwiseSpec, target: TargetSpec) -> bool:
+    """Whether a pair has a kernel in bfloat16 that is faster than that in float32.
+
+    By vectors, rounding a planar image line by line takes as long as is gained.
+    """
+    return computes(spec, target) and (bf16.has_tiles(target) or not spec.conv.input_planar)
 
 
 def candidates(spec: ConvDepthwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The plans of the template for float32, with tiles. Raises `UnsupportedSpecError`."""
+    """The plans of the template for float32. Raises `UnsupportedSpecError`."""
     if not computes(spec, target):
         raise UnsupportedSpecError(f"pair in bfloat16: {spec}")
+    kind = "tiles" if bf16.has_tiles(target) else "vectors"
     for plan in depthwise.pair_candidates(spec, target):
-        text = plan.description.replace("conv ", "conv bf16 tiles ")
+        text = plan.description.replace("conv ", f"conv bf16 {kind} ")
         yield KernelPlan(spec, plan.knobs, plan.tasks, text, plan.blocking_bytes, plan.parallelism)
 
 
@@ -44,11 +53,24 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(plan.spec, ConvDepthwiseSpec)
     geometry = depthwise.Work(plan.spec, target).geometry
     weights = Argument("weights", Work(geometry, 1, geometry.output.width).weight_words, "int32")
-    return depthwise.pair_kernel(plan, target, symbol, _TileLines, weights, bf16.functions(target))
+    lines = _TileLines if bf16.has_tiles(target) else _VectorLines
+    return depthwise.pair_kernel(plan, target, symbol, lines, weights, bf16.functions(target))
 
 
-class _TileLines(depthwise.Lines):
+class _VectorLines(depthwise.Lines):
     """Writes the code for some lines of one group of channel blocks."""
+
+    def _convolve_first(self, row: Expr, places: list[Expr]) -> None:
+        _LineVectors(self._line_work, self._first, row).write(self._group, self._blocks, self._scratch, places)
+
+    @property
+    def _line_work(self) -> Work:
+        geometry = self._work.geometry
+        return Work(geometry, 1, geometry.output.width)
+
+
+class _TileLines(_VectorLines):
+    """The same by tiles of AMX."""
 
     def write(self, first: Expr, tasks: Tasks) -> None:
         """The lines of y of a task, from line `first` on."""
@@ -57,22 +79,32 @@ class _TileLines(depthwise.Lines):
         end_tiles()
 
     def _convolve_first(self, row: Expr, places: list[Expr]) -> None:
-        geometry = self._work.geometry
-        tiles = _LineTiles(Work(geometry, 1, geometry.output.width), self._first, row)
-        tiles.write(self._group, self._blocks, self._scratch, places)
+        _LineTiles(self._line_work, self._first, row).write(self._group, self._blocks, self._scratch, places)
 
 
-class _LineTiles(Tiles):
+class _Line(BandWriter):
     """Writes the code for a line of the first convolution."""
 
     def write(self, group: Expr, blocks: int, line: Buffer, places: list[Expr]) -> None:
         """Fill the place of each block in `line`."""
         self._line, self._places = line, places
         self.patch.fill()
-        self.make_sums()
         self.group(group, blocks)
 
     def _store(self, values: list[Expr], first: Expr, row: Expr, column: Expr) -> None:
         for value, place in zip(values, self._places, strict=True):
             number = activate(value, self._work.spec.activation, LANES)
             store(self._line, place + column * LANES, number, LANES)
+
+
+class _LineVectors(_Line, Vectors):
+    """By register tiles."""
+
+
+class _LineTiles(_Line, Tiles):
+    """By tiles of AMX."""
+
+    def group(self, group: Expr, blocks: int) -> None:
+        """All outputs of a group of channel blocks."""
+        self.make_sums()
+        super().group(group, blocks)

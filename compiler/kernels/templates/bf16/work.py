@@ -23,7 +23,9 @@ from gangway.compiler.kernels.templates.tiling import (
     cut_rows,
     gangs_cost,
     one_band_tasks,
+    tile_price,
 )
+from gangway.compiler.kernels.templates.winograd import best_work
 from gangway.compiler.kernels.templates.winograd import least_us as float32_us
 
 LANES = 16
@@ -32,11 +34,28 @@ SUMS_BYTES = 64 << 10
 PANEL_STEPS = 12  # rows of tiles of weights that stay in the first level cache for all pixels of a band: 24 KiB
 MOST_PLANAR_CHANNELS = 8
 WORTH = 0.9  # of the estimated time in float32, or less
-# What a core does in a microsecond, measured: products by tiles and by vectors, vectors of 16 words made of 32 numbers.
-TILE_FLOPS_PER_US, VECTOR_FLOPS_PER_US = 2_900_000, 210_000
-_VECTORS_PER_US = 700
-_MEMORY_BYTES_PER_US, _CACHED_BYTES_PER_US = 20_000, 60_000
-_CACHED_BYTES = 1 << 20
+WINOGRAD_WORTH = 0.78  # the same by vectors beside Winograd's algorithm, whose estimates are high
+# Products of a core, measured: by tiles, by vectors, and by vectors of a single pixel.
+TILE_FLOPS_PER_US, VECTOR_FLOPS_PER_US, PIXEL_FLOPS_PER_US = 2_900_000, 225_000, 210_000
+ONE_BLOCK_PRICE = 1.25  # of products whose inputs are read for one channel block only
+REGISTER_TILE_US = 0.04  # to begin a register tile and to store it
+
+
+class Speeds(NamedTuple):
+    """What a core does in a microsecond beside products, measured.
+
+    Products by tiles wait for memory. Those by vectors take so much longer that most of it is read meanwhile.
+    """
+
+    vectors: int  # of 16 words, each made of 32 numbers
+    memory_bytes: int
+    weight_bytes: int  # from beyond the second level cache
+    cached_bytes: int  # from it
+    second_level_bytes: int  # that stay in it
+
+
+_BESIDE_TILES = Speeds(700, 20_000, 20_000, 60_000, 1 << 20)  # Sapphire Rapids
+_BESIDE_VECTORS = Speeds(900, 150_000, 60_000, 150_000, 3 << 18)  # Zen 4
 
 
 class Taps(NamedTuple):
@@ -205,6 +224,13 @@ class Work:
         return rows * self.row_steps * WORDS if self.spec.input_planar else self.planes * rows * columns * WORDS
 
     @cached_property
+    def vector_words(self) -> int:
+        """The same, of those that vectors multiply: of a last plane only words that have weights."""
+        rows, columns = self.spec.kernel
+        words = self.pixel_words if self.spec.input_planar else -(-self.spec.in_channels // 2)
+        return rows * columns * words
+
+    @cached_property
     def panel_planes(self) -> int:
         """Planes whose weights for a group of channel blocks stay in the first level cache together."""
         return max(1, PANEL_STEPS // math.prod(self.spec.kernel))
@@ -225,22 +251,38 @@ class Work:
         """Time of the products of one band, of one channel block."""
         if self.tiled:
             return 2 * TILE_ELEMENTS * 2 * self.tiles * self.reduction_words / TILE_FLOPS_PER_US
-        return 2 * LANES * 2 * self.rows * self.columns * self.reduction_words / VECTOR_FLOPS_PER_US
+        if self.geometry.pixels == 1:  # which waits for its weights
+            return 2 * LANES * 2 * self.reduction_words / PIXEL_FLOPS_PER_US
+        blocks, widest = self.geometry.group_blocks, self.geometry.tile_pixels
+        price = ONE_BLOCK_PRICE if blocks == 1 else 1.0
+        product_us = price * 2 * LANES * 2 * self.vector_words / VECTOR_FLOPS_PER_US  # of a pixel
+        return sum(
+            count * (pixels * tile_price(widest, pixels) * product_us + REGISTER_TILE_US / blocks)
+            for pixels, count in self.cut.tiles
+        )
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        """Of what it does beside products; a single pixel waits for its weights."""
+        waits = bf16.has_tiles(self.geometry.target) or self.geometry.pixels == 1
+        return _BESIDE_TILES if waits else _BESIDE_VECTORS
 
     def cost_us(self, tasks: Tasks) -> float:
         """Mean time of the layer over the gang sizes, in microseconds of one core."""
-        g = self.geometry
+        g, speeds = self.geometry, self.speeds
         chunk_weights = 4 * self.weight_words * tasks.groups_per_task / tasks.groups
-        weights = 4 * self.weight_words / _MEMORY_BYTES_PER_US
+        weights = 4 * self.weight_words / speeds.weight_bytes
         again = (tasks.parts - 1) * 4 * self.weight_words
-        weights += again / (_CACHED_BYTES_PER_US if chunk_weights <= _CACHED_BYTES else _MEMORY_BYTES_PER_US)
         inputs, outputs = (FLOAT_BYTES * image.elements for image in (self.input, self.output))
-        moved = outputs * (1 + self.spec.residual) / _MEMORY_BYTES_PER_US
+        beside = 0.0 if speeds is _BESIDE_TILES else inputs / self.bands if self.direct else 4 * self.patch_words
+        stays = chunk_weights + beside <= speeds.second_level_bytes
+        weights += again / (speeds.cached_bytes if stays else speeds.weight_bytes)
+        moved = outputs * (1 + self.spec.residual) / speeds.memory_bytes
         if self.direct:
-            read = inputs / _CACHED_BYTES_PER_US
+            read = inputs / speeds.cached_bytes
         else:
-            rounded = self.bands * self.planes * self.plane_words / self.pixel_words / _VECTORS_PER_US
-            rate = _CACHED_BYTES_PER_US if inputs <= _CACHED_BYTES else _MEMORY_BYTES_PER_US
+            rounded = self.bands * self.planes * self.plane_words / self.pixel_words / speeds.vectors
+            rate = speeds.cached_bytes if inputs <= speeds.second_level_bytes else speeds.memory_bytes
             read = max(rounded, inputs / rate) * tasks.chunks
         return gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
 
@@ -285,7 +327,9 @@ def is_faster(spec: ConvSpec, target: TargetSpec) -> bool:
     """
     if not computes(spec, target):
         return False
-    return _least_us(spec, target) < WORTH * float32_us(spec, target) or Geometry(spec, target).pixels == 1
+    by_winograd = best_work(spec, target) and not bf16.has_tiles(target)
+    worth = WINOGRAD_WORTH if by_winograd else WORTH
+    return _least_us(spec, target) < worth * float32_us(spec, target) or Geometry(spec, target).pixels == 1
 
 
 @lru_cache
@@ -304,8 +348,11 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
     height, width = geometry.output.height, geometry.output.width
     found = []
     if _is_line(spec):
-        unit = 2 * TILE_ROWS if bf16.has_tiles(target) else geometry.tile_pixels
-        lengths = {min(unit * count, geometry.pixels) for count in (1, 2, 3, 4, 6, 8, 12)}
+        tiles = bf16.has_tiles(target)
+        unit, pixels = 2 * TILE_ROWS if tiles else geometry.tile_pixels, geometry.pixels
+        lengths = {min(unit * count, pixels) for count in (1, 2, 3, 4, 6, 8, 12)}
+        if not tiles:  # equal ones, since what two bands share is computed twice
+            lengths = {-(-pixels // -(-pixels // length)) for length in lengths}
         found = [Work(geometry, 1, length) for length in lengths]
     else:
         rows = {-(-height // bands) for bands in range(1, height + 1)}

@@ -8,10 +8,13 @@ outputs.
 
 What reads the last outputs may go beyond the end of x: `int8.READ_BEHIND_BYTES` there must be readable. Weights are
 packed [pair of blocks][plane][kh][kw][word][32 outputs], or [pair][kh][word][32 outputs] of an input of pixels.
+
+Where x's scale is known at run time only, sums begin with what x's zero point adds to them. If weights have zero
+points, too, each of them counts times the sum of the window of x, which is made once for all groups of a band.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS, Int8ConvSpec
+from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, FACTORS, PIXELS_CHANNELS, Int8ConvSpec
 from gangway.compiler.kernels.specs import Array, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
@@ -39,6 +42,7 @@ from gangway.compiler.kernels.templates.builder import (
     Register,
     at_most,
     bind,
+    constant,
     either,
     kernel,
     lanes_at,
@@ -134,6 +138,11 @@ class Work:
         return Image(self.spec.out_channels, *self.size, self.spec.output_halo, lanes)
 
     @cached_property
+    def residual(self) -> Image:
+        """What is added, in float32."""
+        return Image(self.spec.out_channels, *self.size, self.spec.residual_halo, LANES)
+
+    @cached_property
     def blocks(self) -> int:
         """Blocks of 16 output channels."""
         return -(-self.spec.out_channels // LANES)
@@ -220,7 +229,7 @@ class Work:
 
 def _is_line(spec: Int8ConvSpec) -> bool:
     """Whether pixels of x and y lie one after the other without gaps and in the same order."""
-    halos = spec.input_halo + spec.output_halo
+    halos = spec.input_halo + spec.output_halo + spec.residual_halo
     return spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads)
 
 
@@ -272,13 +281,29 @@ def _plan(work: Work, tasks: Tasks) -> KernelPlan:
 
 
 def pack(spec: Int8ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
-    """Weights as words, bias, multiplier, padded with zeros, and y's zero point."""
+    """Weights as words, bias, multiplier, padded with zeros, and y's zero point; or what dynamic ones have."""
     work = works(spec, target)[0]
     surplus = work.halves * HALF_CHANNELS - spec.out_channels
     weights = np.pad(raw["weights"], ((0, surplus), (0, 0), (0, 0), (0, 0)))
     words = _pixel_words(weights) if spec.input_pixels else _byte_words(work, weights)
-    bias, multiplier = (np.pad(raw[name], (0, surplus)) for name in ("bias", "multiplier"))
-    return np.ascontiguousarray(words).view(np.int32).reshape(-1), bias, multiplier, raw["zero"]
+    packed = np.ascontiguousarray(words).view(np.int32).reshape(-1)
+    if not spec.dynamic:
+        bias, multiplier = (np.pad(raw[name], (0, surplus)) for name in ("bias", "multiplier"))
+        return packed, bias, multiplier, raw["zero"]
+    numbers = {name: np.pad(raw[name], (0, surplus)) for name in ("scales", "bias", "zeros")}
+    sums = weights.reshape(len(weights), -1).sum(1, np.int32)
+    whole = [sums, *([numbers["zeros"], _ones(work)] if spec.weight_zeros else [])]
+    return packed, np.concatenate(whole), np.concatenate([numbers["scales"], numbers["bias"]])
+
+
+def _ones(work: Work) -> Array:
+    """[plane][word][4], or of pixels [word][4]: 1 where there is a channel, and a column of the window."""
+    spec = work.spec
+    if not spec.input_pixels:
+        return (np.arange(work.planes * BYTES_CHANNELS) < spec.in_channels).astype(np.int8).view(np.int32)
+    words = np.zeros((WORDS, WORD_CHANNELS), np.int8)
+    words[: spec.kernel[1], : spec.in_channels] = 1
+    return words.view(np.int32).reshape(-1)
 
 
 def _byte_words(work: Work, weights: Array) -> Array:
@@ -298,24 +323,17 @@ def _pixel_words(weights: Array) -> Array:
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: x, weights, bias, multiplier, zero, y."""
+    """The kernel. Arguments: as `Int8ConvSpec` has them."""
     spec = plan.spec
     assert isinstance(spec, Int8ConvSpec)
     work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     tasks = Tasks(work.groups, work.bands, knob(plan, "groups"), 1, pixels_first=False)
-    outputs = work.halves * HALF_CHANNELS
-    arguments = [
-        Argument("x", work.input.elements, "int32"),
-        Argument("weights", work.half_words * work.halves, "int32"),
-        Argument("bias", outputs, "int32"),
-        Argument("multiplier", outputs),
-        Argument("zero", 1),
-        Argument("y", work.output.elements, "uint8" if spec.output_bytes else "float32"),
-    ]
+    arguments = _arguments(work)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         chunk, band = tasks.first(number)
-        writer = (_Tiles if work.tiled else _Vectors)(work, buffers, bind(band))
+        named = {argument.name: buffer for argument, buffer in zip(arguments, buffers, strict=True)}
+        writer = (_Tiles if work.tiled else _Vectors)(work, named, bind(band))
         writer.begin()
         first = bind(chunk)
 
@@ -332,13 +350,31 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task, int8.functions(target))
 
 
+def _arguments(work: Work) -> list[Argument]:
+    spec, outputs = work.spec, work.halves * HALF_CHANNELS
+    inputs = [
+        Argument("x", work.input.elements, "int32"),
+        Argument("weights", work.half_words * work.halves, "int32"),
+    ]
+    y = Argument("y", work.output.elements, "uint8" if spec.output_bytes else "float32")
+    if not spec.dynamic:
+        return [*inputs, Argument("bias", outputs, "int32"), Argument("multiplier", outputs), Argument("zero", 1), y]
+    integers = 2 * outputs + WORDS * work.planes if spec.weight_zeros else outputs
+    inputs += [Argument("integers", integers, "int32"), Argument("numbers", 2 * outputs), Argument("factors", FACTORS)]
+    return [*inputs, *([Argument("residual", work.residual.elements)] if spec.residual else []), y]
+
+
 class _Band:
     """Writes the code for a band."""
 
-    def __init__(self, work: Work, buffers: tuple[Buffer, ...], band: Expr) -> None:
-        self._work = work
-        self.x, self.weights, self._bias, self._multiplier, zero, self._y = buffers
-        self._zeros = bind(int8.twice(tirx.Cast("int32", zero[0])))
+    def __init__(self, work: Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
+        self._work, self._buffers = work, buffers
+        self.x, self.weights, self._y = (buffers[name] for name in ("x", "weights", "y"))
+        if work.spec.dynamic:
+            factors = buffers["factors"]
+            self._scale, self._zero = bind(splat(factors[0], LANES)), bind(tirx.Cast("int32", factors[3]))
+        else:
+            self._zeros = bind(int8.twice(tirx.Cast("int32", buffers["zero"][0])))
         height, width = work.size
         if work.is_line:
             self._row: Expr = 0
@@ -352,6 +388,50 @@ class _Band:
 
     def begin(self) -> None:
         """What all groups need."""
+        if self._work.spec.weight_zeros:
+            self._windows = scratch(self._work.rows * self._work.columns, "int32")
+            repeat(self._work.rows, lambda row: repeat(self._work.columns, partial(self._window, row)))
+
+    def _window(self, row: Expr, column: Expr) -> None:
+        """Keep the sum of what a pixel's window sees, less the zero point."""
+        work, spec = self._work, self._work.spec
+        (rows, columns), (down, across), image = spec.kernel, spec.dilation, work.input
+        base = self.origin + row * (spec.stride[0] * image.row) + column * (spec.stride[1] * work.pixel_words)
+        ones, base = self._buffers["integers"], bind(base)
+        total, first = Register(LANES, constant(0, LANES, "int32"), "int32"), 2 * work.halves * HALF_CHANNELS
+
+        def add(place: Expr, plane: Expr) -> None:
+            part = self.x[lanes_at(base + place, WORDS)]
+            total.set(int8.add_products(total.value, part, ones[lanes_at(first + plane * WORDS, WORDS)]))
+
+        def tap(plane: Expr, i: Expr, j: Expr) -> None:
+            add(plane * image.plane + i * (down * image.row) + j * (across * WORDS), plane)
+
+        if spec.input_pixels:
+            repeat(rows, lambda i: add(i * image.row, 0))
+        else:
+            repeat(work.planes, lambda p: repeat(rows, lambda i: repeat(columns, partial(tap, p, i))))
+        numbers = spec.in_channels * rows * columns
+        store(self._windows, row * work.columns + column, int8.total(total.value) - self._zero * numbers, 1)
+
+    def starts(self, group: Expr, halves: int) -> list[Expr]:
+        """What sums of the blocks of a group begin with."""
+        if not self._work.spec.dynamic:
+            return self.factors(self._buffers["bias"], group, halves)
+        sums, zero = self.factors(self._buffers["integers"], group, halves), splat(self._zero, LANES)
+        return [bind(constant(0, LANES, "int32") - total * zero) for total in sums]
+
+    def last_factors(self, group: Expr, halves: int) -> list[list[Expr]]:
+        """What each block's sums are multiplied by; of dynamic ones the bias, and zero points of weights, too."""
+        if not self._work.spec.dynamic:
+            return [[factor] for factor in self.factors(self._buffers["multiplier"], group, halves)]
+        numbers, integers = self._buffers["numbers"], self._buffers["integers"]
+        scales = [bind(scale * self._scale) for scale in self.factors(numbers, group, halves)]
+        behind = self._work.halves * HALF_CHANNELS
+        others = [self.factors(numbers, group, halves, behind)]
+        if self._work.spec.weight_zeros:
+            others.append(self.factors(integers, group, halves, behind))
+        return [list(each) for each in zip(scales, *others, strict=True)]
 
     def end(self) -> None:
         """After all groups."""
@@ -384,26 +464,56 @@ class _Band:
             repeat(whole, lambda number: plane(number, WORDS))
         plane(whole, -(-rest // WORD_CHANNELS))
 
-    def factors(self, numbers: Buffer, group: Expr, halves: int) -> list[Expr]:
-        """Biases or multipliers of the blocks of a group."""
-        first = group * (2 * HALF_CHANNELS)
+    def factors(self, numbers: Buffer, group: Expr, halves: int, begin: int = 0) -> list[Expr]:
+        """Biases, multipliers and their kind of the blocks of a group; `begin`: where they are among others."""
+        first = begin + group * (2 * HALF_CHANNELS)
         return [bind(numbers[lanes_at(first + j * LANES, LANES)]) for j in range(halves * HALF_BLOCKS)]
 
-    def store(self, sums: list[Expr], multipliers: list[Expr], group: Expr, row: Expr, column: Expr) -> None:
-        """Outputs of a pixel of the band, of sums with their biases."""
-        work, spec, image = self._work, self._work.spec, self._work.output
-        numbers = [tirx.Cast("float32x16", total) * factor for total, factor in zip(sums, multipliers, strict=True)]
-        at = image.origin + (self._row + row) * image.row + (self._column + column) * image.lanes
+    def store(self, sums: list[Expr], factors: list[list[Expr]], group: Expr, row: Expr, column: Expr) -> None:
+        """Outputs of a pixel of the band, of sums with what they begin with. `factors`: see `last_factors`."""
+        spec, image = self._work.spec, self._work.output
+        place = self._row + row, self._column + column
+        if spec.dynamic:
+            self._store_dynamic(sums, factors, group, row, column)
+            return
+        numbers = [tirx.Cast("float32x16", total) * factor for total, (factor,) in zip(sums, factors, strict=True)]
         if spec.output_bytes:
             four = [*numbers, *numbers][: 2 * HALF_BLOCKS]  # what is behind a single pair is surplus
+            at = image.origin + place[0] * image.row + place[1] * image.lanes
             store(self._y, at + group * image.plane, int8.packed(four, self._zeros), BYTES_CHANNELS)
             return
+        self._store_blocks(lambda block: numbers[block], len(numbers), group, place)
+
+    def _store_dynamic(self, sums: list[Expr], factors: list[list[Expr]], group: Expr, row: Expr, column: Expr) -> None:
+        work, spec, image = self._work, self._work.spec, self._work.residual
+        place = self._row + row, self._column + column
+        window = None
+        if spec.weight_zeros:
+            window = bind(splat(self._windows[row * work.columns + column], LANES))
+
+        def number(block: int) -> Expr:
+            total, (scale, bias, *zeros) = sums[block], factors[block]
+            for zero in zeros:
+                total = total - zero * window
+            value = int8.scaled(tirx.Cast("float32x16", total), scale) + bias
+            if spec.residual:
+                at = image.origin + place[0] * image.row + place[1] * LANES
+                at = at + (group * (2 * HALF_BLOCKS) + block) * image.plane
+                value = value + self._buffers["residual"][lanes_at(at, LANES)]
+            return value
+
+        self._store_blocks(number, len(sums), group, place)
+
+    def _store_blocks(self, number: Callable[[int], Expr], count: int, group: Expr, place: tuple[Expr, Expr]) -> None:
+        """Numbers of float32, activated."""
+        work, spec, image = self._work, self._work.spec, self._work.output
+        at = image.origin + place[0] * image.row + place[1] * image.lanes
 
         def one(block: int) -> None:
-            value = activate(numbers[block], spec.activation, LANES)
+            value = activate(number(block), spec.activation, LANES)
             store(self._y, at + (group * (2 * HALF_BLOCKS) + block) * image.plane, value, LANES)
 
-        for block in range(len(numbers)):
+        for block in range(count):
             inside = group * (2 * HALF_BLOCKS) + block < work.blocks
             when(inside if work.blocks % HALF_BLOCKS and block % HALF_BLOCKS else True, partial(one, block))
 
@@ -425,7 +535,7 @@ class _Vectors(_Band):
 
     def _tile(self, group: Expr, halves: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         work, pixels = self._work, list(product(range(rows), range(width)))
-        bias = self.factors(self._bias, group, halves)
+        bias = self.starts(group, halves)
         sums = [[Register(LANES, value, "int32") for value in bias] for _ in pixels]
         down, across = work.spec.stride
         line, step = down * work.input.row, across * work.pixel_words
@@ -447,9 +557,9 @@ class _Vectors(_Band):
             unrolled(words, lambda number: word(place + number, weights + number * HALF_CHANNELS))
 
         self.reduce(bind(group * (2 * work.half_words)), reduce)
-        multipliers = self.factors(self._multiplier, group, halves)
+        factors = self.last_factors(group, halves)
         for (r, c), totals in zip(pixels, sums, strict=True):
-            self.store([total.value for total in totals], multipliers, group, row + r, column + c)
+            self.store([total.value for total in totals], factors, group, row + r, column + c)
 
 
 class _Tiles(_Band):
@@ -457,7 +567,10 @@ class _Tiles(_Band):
 
     def begin(self) -> None:
         """What all groups need."""
+        super().begin()
         begin_tiles(scratch(WORDS, "int32"))
+        if self._work.spec.dynamic:
+            self._starts = scratch(HALF_CHANNELS, "int32")
         self._sums, self._first_sum = line_scratch(self._work.tiles * 2 * HALF_BLOCKS * TILE_ELEMENTS, "int32")
 
     def end(self) -> None:
@@ -470,6 +583,7 @@ class _Tiles(_Band):
 
         def half(index: Expr) -> None:
             number = bind(group * 2 + index)
+            self._begin_half(number)
             if pairs:
                 repeat(pairs, lambda pair: self._multiply(number, index, pair, 2))
             if self._work.tiles % 2:
@@ -477,6 +591,18 @@ class _Tiles(_Band):
 
         repeat(halves, half)
         self._finish(group, halves)
+
+    def _begin_half(self, number: Expr) -> None:
+        """Lay down what the sums of a pair of blocks begin with."""
+        self._first: tuple[Buffer, Expr] = (
+            (self._starts, 0) if self._work.spec.dynamic else (self._buffers["bias"], number * HALF_CHANNELS)
+        )
+        if not self._work.spec.dynamic:
+            return
+        zero = splat(self._zero, LANES)
+        for j in range(HALF_BLOCKS):
+            sums = self._buffers["integers"][lanes_at(number * HALF_CHANNELS + j * LANES, LANES)]
+            store(self._starts, j * LANES, constant(0, LANES, "int32") - sums * zero, LANES)
 
     def _tile_at(self, tile: Expr) -> Expr:
         """Where in x a tile begins."""
@@ -496,7 +622,8 @@ class _Tiles(_Band):
         step = work.pixel_words * work.spec.stride[1]
         lines = -(-2 * WORDS // -(-work.tiles // 2))  # of weights, asked for meanwhile
         ahead = PREFETCHED_STEPS * WORDS * HALF_CHANNELS + pair * (lines * LANES)
-        start_tiles(count, self._bias, [number * HALF_CHANNELS + j * LANES for j in range(HALF_BLOCKS)])
+        start, first = self._first
+        start_tiles(count, start, [first + j * LANES for j in range(HALF_BLOCKS)])
 
         def add(place: Expr, weights: Expr, _: int) -> None:
             at = bind(weights)
@@ -518,12 +645,12 @@ class _Tiles(_Band):
     def _finish(self, group: Expr, halves: int) -> None:
         """What follows the sums."""
         work = self._work
-        multipliers = self.factors(self._multiplier, group, halves)
+        factors = self.last_factors(group, halves)
 
         def pixel(row: Expr, column: Expr) -> None:
             at = self._first_sum + (row * work.sum_columns + column) * LANES
             places = [at + j * (work.tiles * TILE_ELEMENTS) for j in range(halves * HALF_BLOCKS)]
             sums = [self._sums[lanes_at(place, LANES)] for place in places]
-            self.store(sums, multipliers, group, row, column)
+            self.store(sums, factors, group, row, column)
 
         repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))

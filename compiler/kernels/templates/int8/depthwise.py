@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, Int8DepthwiseSpec
+from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, FACTORS, Int8DepthwiseSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
     Expr,
     Register,
+    at_most,
     bind,
+    constant,
     kernel,
     lanes_at,
     repeat,
@@ -27,6 +29,7 @@ from gangway.compiler.kernels.templates.builder import (
     store,
     tirx,
 )
+from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.tiling import (
     Image,
@@ -52,7 +55,7 @@ def computes(spec: Int8DepthwiseSpec, target: TargetSpec) -> bool:
 def _images(spec: Int8DepthwiseSpec) -> tuple[Image, Image]:
     return (
         Image(spec.channels, spec.height, spec.width, spec.input_halo, BYTES_CHANNELS),
-        Image(spec.channels, *spec.output_size, spec.output_halo, BYTES_CHANNELS),
+        Image(spec.channels, *spec.output_size, spec.output_halo, LANES if spec.dynamic else BYTES_CHANNELS),
     )
 
 
@@ -60,39 +63,52 @@ def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPl
     """The only plan."""
     x, y = _images(spec)
     moved = x.elements + y.elements
-    tasks = plane_tasks(y.blocks, y.height, 2 * spec.flops, moved, target)
+    moved += 3 * y.elements if spec.dynamic else 0
+    tasks = plane_tasks(x.blocks, y.height, 2 * spec.flops, moved, target)
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
     text = f"depthwise int8 {tasks.groups_per_task}x{tasks.bands_per_task}"
     yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
 
 
 def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
-    """Weights, biases and multipliers of whole planes, and y's zero point."""
+    """Weights, biases and multipliers of whole planes, and y's zero point; or what dynamic ones have."""
     surplus = -spec.channels % BYTES_CHANNELS
     weights = np.pad(raw["weights"].reshape(spec.channels, -1), ((0, surplus), (0, 0)))
     packed = weights.reshape(-1, BYTES_CHANNELS, math.prod(spec.kernel)).transpose(0, 2, 1)
+    if spec.dynamic:
+        scales, bias = (np.pad(raw[name], (0, surplus)) for name in ("scales", "bias"))
+        return np.ascontiguousarray(packed), weights.sum(1, np.int32), scales, bias
     bias, multiplier = (np.pad(raw[name], (0, surplus)) for name in ("bias", "multiplier"))
     return np.ascontiguousarray(packed), bias, multiplier, raw["zero"]
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: x, weights, bias, multiplier, zero, y."""
+    """The kernel. Arguments: as `Int8DepthwiseSpec` has them."""
     spec = plan.spec
     assert isinstance(spec, Int8DepthwiseSpec)
     x_image, y_image = _images(spec)
-    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = Tasks(x_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
     (rows, columns), (down, across) = spec.kernel, spec.stride
     tiles = segments(y_image.width, TILE_PIXELS)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x, weights, bias, multiplier, zeros, y = buffers
-        zero = bind(splat(tirx.Cast("int32", zeros[0]), LANES))
+        x, weights, sums, multiplier, *others, y = buffers
+        factors = others[-1]  # of a dynamic one; else the zero point
+        zero = bind(splat(tirx.Cast("int32", factors[3 if spec.dynamic else 0]), LANES))
+        scale = bind(splat(factors[0], LANES))
+
+        def finished(total: Expr, factor: Expr, where: Expr) -> Expr:
+            if not spec.dynamic:
+                return int8.bytes_of(total * factor, zero)
+            return activate(int8.scaled(total, factor) + others[0][where], spec.activation, LANES)
 
         def tile(plane: Expr, row: Expr, block: Expr, column: Expr, width: int) -> None:
             channel = block * LANES
             where = lanes_at(plane * BYTES_CHANNELS + channel, LANES)
-            added, factor = bind(tirx.Cast("float32x16", bias[where])), bind(multiplier[where])
-            sums = [Register(LANES, added) for _ in range(width)]
+            first = constant(0, LANES, "int32") - sums[where] * zero if spec.dynamic else sums[where]
+            added = bind(tirx.Cast("float32x16", first))
+            factor = bind(multiplier[where] * scale if spec.dynamic else multiplier[where])
+            totals = [Register(LANES, added) for _ in range(width)]
             base = bind(
                 plane * x_image.plane + x_image.origin + channel + (row * down - spec.pads[0]) * x_image.row
                 + (column * across - spec.pads[1]) * BYTES_CHANNELS
@@ -111,26 +127,29 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                         continue
                     value = bind(_numbers(x[lanes_at(base + i * x_image.row + place * BYTES_CHANNELS, LANES)]))
                     for pixel, tap in users:
-                        sums[pixel].add(value * taps[tap])
+                        totals[pixel].add(value * taps[tap])
 
             repeat(rows, window_row)
-            out = plane * y_image.plane + y_image.origin + row * y_image.row + column * BYTES_CHANNELS + channel
-            for pixel, total in enumerate(sums):
-                store(y, out + pixel * BYTES_CHANNELS, int8.bytes_of(total.value * factor, zero), LANES)
+            out = y_image.origin + row * y_image.row + column * y_image.lanes
+            out = out + ((plane * BLOCKS + block) * y_image.plane if spec.dynamic else plane * y_image.plane + channel)
+            for pixel, total in enumerate(totals):
+                store(y, out + pixel * y_image.lanes, finished(total.value, factor, where), LANES)
 
         def line(plane: Expr, row: Expr) -> None:
-            repeat(BLOCKS, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
+            blocks = at_most(BLOCKS, y_image.blocks - plane * BLOCKS) if spec.dynamic else BLOCKS
+            repeat(blocks, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
 
         tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
 
-    channels = y_image.blocks * BYTES_CHANNELS
+    channels = x_image.blocks * BYTES_CHANNELS
+    last = [Argument("bias", channels), Argument("factors", FACTORS)] if spec.dynamic else [Argument("zero", 1)]
     arguments = [
         Argument("x", x_image.elements, "uint8"),
-        Argument("weights", channels * rows * columns, "int8"),
-        Argument("bias", channels, "int32"),
+        Argument("weights", channels * rows * columns, "int16" if spec.dynamic else "int8"),
+        Argument("sums", channels, "int32"),
         Argument("multiplier", channels),
-        Argument("zero", 1),
-        Argument("y", y_image.elements, "uint8"),
+        *last,
+        Argument("y", y_image.elements, "float32" if spec.dynamic else "uint8"),
     ]
     return kernel(symbol, arguments, task, int8.functions(target))
 

@@ -28,6 +28,17 @@ define linkonce_odr <16 x i32> @gangway_int8_round(<16 x float> %x) #0 {
   %r = call <16 x i32> @llvm.x86.avx512.mask.cvtps2dq.512(<16 x float> %x, <16 x i32> zeroinitializer, i16 -1, i32 4)
   ret <16 x i32> %r
 }
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define linkonce_odr i32 @gangway_int8_total(<16 x i32> %x) #0 {
+  %r = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %x)
+  ret i32 %r
+}
+declare <16 x float> @llvm.arithmetic.fence.v16f32(<16 x float>)
+define linkonce_odr <16 x float> @gangway_int8_scaled(<16 x float> %x, <16 x float> %y) #0 {
+  %p = fmul <16 x float> %x, %y
+  %r = call <16 x float> @llvm.arithmetic.fence.v16f32(<16 x float> %p)
+  ret <16 x float> %r
+}
 declare <16 x i8> @llvm.x86.avx512.mask.pmovus.db.512(<16 x i32>, <16 x i8>, i16)
 declare <16 x i32> @llvm.smax.v16i32(<16 x i32>, <16 x i32>)
 define linkonce_odr <16 x i8> @gangway_int8_bytes(<16 x float> %numbers, <16 x i32> %zero) #0 {
@@ -97,6 +108,16 @@ def functions(target: TargetSpec) -> str:
 def add_products(total: Expr, a: Expr, b: Expr) -> Expr:
     """The vector of sums, and all four products of each of the unsigned words `a` and the signed words `b`."""
     return tirx.call_extern("int32x16", "gangway_int8_add_products", total, a, b)
+
+
+def total(words: Expr) -> Expr:
+    """The sum of a vector of int32."""
+    return tirx.call_extern("int32", "gangway_int8_total", words)
+
+
+def scaled(numbers: Expr, factors: Expr) -> Expr:
+    """The products of 16 float32 numbers, rounded before anything is added to them."""
+    return tirx.call_extern("float32x16", "gangway_int8_scaled", numbers, factors)
 
 
 def bytes_of(numbers: Expr, zero: Expr) -> Expr:

@@ -1,0 +1,61 @@
+"""One HTML file of what a command printed: its text and tables, pictures, the command and the machine.
+
+It needs nothing but itself, so it can be mailed or attached to a ticket.
+"""
+
+import base64
+import html
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.console import Console
+from gangway.artifact.profile import cpu_name
+from gangway.artifact.writer import write_whole
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font-family: system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em;
+  color: #222; background: #fff; }}
+pre {{ overflow-x: auto; line-height: 1.25; }}
+dt {{ font-weight: bold; }} dd {{ margin: 0 0 .5em; }}
+figure {{ margin: 1em 0; }} img {{ max-width: 100%; }}
+</style>
+<h1>{title}</h1>
+<dl><dt>command</dt><dd><code>{command}</code></dd><dt>machine</dt><dd>{machine}</dd><dt>time</dt><dd>{time}</dd></dl>
+{warnings}
+<pre>{text}</pre>
+{figures}
+</html>
+"""
+
+
+def write_html(
+    path: Path, title: str, console: Console, pictures: Mapping[str, bytes], warnings: Sequence[str] = ()
+) -> None:
+    """Write what a recording console has printed, PNG pictures by caption, and warnings. Raises OSError."""
+    text = console.export_html(inline_styles=True, code_format="{code}", clear=False)
+    figures = "\n".join(_figure(caption, content) for caption, content in pictures.items())
+    page = _PAGE.format(
+        title=html.escape(title),
+        command=html.escape(shlex.join(["gangway", *sys.argv[1:]])),
+        machine=html.escape(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"),
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        warnings="\n".join(f"<p><strong>warning:</strong> {html.escape(each)}</p>" for each in warnings),
+        text=text,
+        figures=figures,
+    )
+    write_whole(path, page.encode())
+
+
+def _figure(caption: str, content: bytes) -> str:
+    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    words = html.escape(caption)
+    return f'<figure><img alt="{words}" src="{source}"><figcaption>{words}</figcaption></figure>'

@@ -1,0 +1,93 @@
+"""What a watcher costs: CPU of the front end beside a light load, with and without one, by turns."""
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.processes import process_cpu_ns
+from benchmarks.lib.reference import example_of
+from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_zoo, onnx_file
+from benchmarks.metrics_cost import MODEL, repository_of
+
+TIMEOUT_S = 10
+PAUSE_S = 0.05  # between two requests
+COST_AT_MOST = 0.01  # of a core
+
+
+@contextmanager
+def watched(server: LiveServer, watchers: int) -> Iterator[None]:
+    """Have so many clients read the stream of states."""
+    over = threading.Event()
+    threads = [threading.Thread(target=_read, args=(server, over)) for _ in range(watchers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _read(server: LiveServer, over: threading.Event) -> None:
+    with closing(HTTPConnection(server.http_url, timeout=TIMEOUT_S)) as connection:
+        connection.request("GET", "/v2/gangway/events")
+        with connection.getresponse() as response:
+            while not over.is_set() and response.readline():
+                pass
+
+
+def cpu_share(server: LiveServer, request: bytes, seconds: float) -> float:
+    """Return CPU seconds of the front end per second, while requests come one after the other."""
+    (front_end,) = server.pids()["front end"]
+    with raw_channel(server.url) as channel:
+        infer = raw_infer(channel)
+        infer(request, timeout=TIMEOUT_S)
+        before, begin_ns = process_cpu_ns(front_end), time.monotonic_ns()
+        while time.monotonic_ns() - begin_ns < seconds * 1e9:
+            infer(request, timeout=TIMEOUT_S)
+            time.sleep(PAUSE_S)
+        return (process_cpu_ns(front_end) - before) / (time.monotonic_ns() - begin_ns)
+
+
+def run(report: Report, zoo: Path, models: int, rounds: int, seconds: float) -> None:
+    """Measure; the numbers of watchers take turns, so that all see the same machine."""
+    request = example_of(MODEL, onnx_file(zoo, MODEL)).request
+    found: dict[int, list[float]] = {0: [], 1: [], 8: []}
+    with tempfile.TemporaryDirectory() as folder, live_server(repository_of(Path(folder), zoo, models)) as server:
+        for _ in range(rounds):
+            for watchers, shares in found.items():
+                with watched(server, watchers):
+                    time.sleep(1.0)  # until the first state
+                    shares.append(cpu_share(server, request, seconds))
+    medians = {watchers: statistics.median(shares) for watchers, shares in found.items()}
+    rows = [{"watchers": watchers, "CPU ms per s": 1e3 * share} for watchers, share in medians.items()]
+    report.table(f"front end with {models} models, {1 / PAUSE_S:.0f} requests/s", rows)
+    added = statistics.median(one - none for none, one in zip(found[0], found[1], strict=True))
+    report.target("CPU of one watcher, as a share of a core", added, COST_AT_MOST)
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a target is missed."""
+    parser = option_parser(__doc__ or "")
+    add_repository_option(parser)
+    parser.add_argument("--models", type=int, default=20, help="copies of the model that are served")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, each with every number of watchers")
+    parser.add_argument("--seconds", type=float, default=6, help="length of each measurement")
+    options = parser.parse_args()
+    report = start_report("Watching: what a watcher costs")
+    run(report, ensure_zoo(options.repository), options.models, options.rounds, options.seconds)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""`gangway top`: what a running server does, in the terminal: cores, models, background jobs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, Table
+from gangway.clients.connection import UnreachableError
+
+DESCRIPTION = (
+    "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP."
+)
+EPILOG = """exit status: 0 shown, also after Ctrl-C; 2 wrong argument; 3 no server there, or none that can be watched
+
+examples:
+  gangway top
+  gangway top 10.0.0.7:8000 --once
+  gangway top --header key=secret"""
+EVENTS_PATH: Final = "/v2/gangway/events"
+DATA: Final = b"data: "
+DEFAULT_PORT: Final = 8000
+TIMEOUT_S: Final = 15.0  # without a state: those of a server with very many models come every 10 s
+COLUMNS: Final = 80
+LANE_COLUMNS: Final = 40
+LONGEST_LINE: Final = 64 << 20
+COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")  # of models, in turns
+MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the same without colours
+IDLE_MARK: Final = "·"
+WIDTHS: Final = {  # of columns of numbers
+    "rate/s": 7, "p50 ms": 6, "p99 ms": 6, "target": 6, "in time": 7, "queue": 5, "refused": 7, "cores": 5,
+}  # fmt: skip
+State = Mapping[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
+    parser = CommandParser("gangway top", DESCRIPTION, EPILOG)
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        return run(arguments.server, dict(arguments.header), arguments.once)
+    except UnreachableError as error:
+        print(f"gangway top: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "server",
+        nargs="?",
+        type=_address,
+        default=("localhost", DEFAULT_PORT),
+        metavar="HOST[:PORT]",
+        help=f"the server's HTTP (default: localhost:{DEFAULT_PORT})",
+    )
+    parser.add_argument("--once", action="store_true", help="print one state of about a second, and end")
+    parser.add_argument(
+        "--header",
+        action="append",
+        type=_header,
+        default=[],
+        metavar="KEY=VALUE",
+        help="a header that the server wants (--http-restricted-api=statistics:KEY=VALUE)",
+    )
+
+
+def run(address: tuple[str, int], headers: Mapping[str, str], once: bool) -> int:
+    """Show states until there are no more. Raises UnreachableError."""
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False) if is_terminal else Console(highlight=False, width=COLUMNS)
+    where = f"{address[0]}:{address[1]}"
+    with closing(_states(address, headers)) as states:
+        if once or not is_terminal:
+            for state in states:
+                console.print(view(state, where, console.width, console.height if is_terminal else None))
+                if once:
+                    return 0
+        else:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                for state in states:
+                    live.update(view(state, where, console.width, console.height), refresh=True)
+    raise UnreachableError(f"{where} has ended the connection: the server stops, or has been stopped")
+
+
+def _states(address: tuple[str, int], headers: Mapping[str, str]) -> Generator[State, None, None]:
+    where = f"{address[0]}:{address[1]}"
+    with _answer(address, headers) as response:
+        _check(response, where)
+        while True:
+            try:
+                line = response.readline(LONGEST_LINE)
+            except TimeoutError:
+                raise UnreachableError(f"{where} has said nothing for {TIMEOUT_S:.0f} s") from None
+            except (OSError, HTTPException):
+                return
+            if not line:
+                return
+            if line.startswith(DATA):
+                yield _parse(line[len(DATA) :], where)
+
+
+@contextmanager
+def _answer(address: tuple[str, int], headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
+    where = f"{address[0]}:{address[1]}"
+    connection = HTTPConnection(*address, timeout=TIMEOUT_S)
+    try:
+        try:
+            connection.request("GET", EVENTS_PATH, headers=dict(headers))
+            response = connection.getresponse()
+        except HTTPException:
+            raise UnreachableError(
+                f"{where} does not speak HTTP: is it the port of gRPC? HTTP's is --http-port, usually {DEFAULT_PORT}"
+            ) from None
+        except OSError as error:
+            reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+            raise UnreachableError(f"cannot reach a server at {where}: {reason}") from None
+        yield response
+        response.close()
+    finally:
+        connection.close()
+
+
+def _check(response: HTTPResponse, where: str) -> None:
+    if response.status == 200 and response.getheader("content-type", "").startswith("text/event-stream"):
+        return
+    try:
+        said = response.read(4096)
+    except (OSError, HTTPException):
+        said = b""
+    try:
+        content = json.loads(said)
+        error = content["error"] if isinstance(content, dict) else ""
+    except (ValueError, KeyError):
+        error = ""
+    if response.status in (403, 503) and error:
+        hint = "; give it by --header KEY=VALUE" if response.status == 403 else ""
+        raise UnreachableError(f"{where} refuses: {error}{hint}")
+    if b"/metrics" in said:
+        raise UnreachableError(f"{where} is a port of metrics; the one of HTTP is --http-port, usually {DEFAULT_PORT}")
+    if error == "Not Found":
+        raise UnreachableError(f"{where} cannot be watched: it is no Gangway, or runs with --allow-page=false")
+    raise UnreachableError(f"{where} is no Gangway: it answers {response.status} to GET {EVENTS_PATH}")
+
+
+def _parse(line: bytes, where: str) -> State:
+    try:
+        state = json.loads(line)
+    except ValueError:
+        state = None
+    if not isinstance(state, dict) or "gangway" not in state:
+        raise UnreachableError(f"{where} is no Gangway: it sends something else than states")
+    return state
+
+
+def view(state: State, where: str, columns: int, lines: int | None) -> RenderableType:
+    """Return what is shown of a state: as wide as `columns`, and no higher than `lines` if they are limited."""
+    cores, models = state["cores"], state["models"]
+    busy = sum(core["busy_share"] for core in cores)
+    uptime_s = int(max(0.0, state["time_s"] - state["started_s"]))
+    heads = (
+        f"gangway {state['gangway']} at {where}, up {_span(uptime_s)}",
+        f"{busy:.1f} of {len(cores)} cores busy, {state['requests_in_flight']} requests, {state['queue']} queued",
+    )
+    parts: list[RenderableType] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True) for head in heads]
+    others = len(state["unavailable"]) + len(state["jobs"])
+    core_lines, model_lines = len(cores), len(models)
+    if lines is not None:
+        room = max(2, lines - 7 - min(others, 6))
+        core_lines = min(core_lines, max(1, room // 2, room - model_lines))
+        model_lines = min(model_lines, max(1, room - core_lines))
+    parts.append(_cores(state, columns, core_lines))
+    parts.append(_models(state, columns, model_lines))
+    left_out = len(models) - model_lines + state["models_left_out"]
+    if left_out:
+        parts.append(Text(f"and {left_out} models more", style="dim"))
+    parts += [
+        Text(f"{job['kind']} {job['model']}, {_span(state['time_s'] - job['since_s'])}: {job['phase'] or 'begun'}",
+             overflow="ellipsis", no_wrap=True)
+        for job in state["jobs"]
+    ]  # fmt: skip
+    parts += [
+        Text(_unavailable(entry), style="dim", overflow="ellipsis", no_wrap=True) for entry in state["unavailable"]
+    ]
+    return Group(*parts)
+
+
+def _unavailable(entry: Mapping[str, Any]) -> str:
+    version = "" if entry["version"] is None else f", version {entry['version']}"
+    return f"{entry['name']}{version} {entry['state'].lower()}: {entry['reason']}"
+
+
+def _cores(state: State, columns: int, lines: int) -> Table:
+    table = Table()
+    table.add_column("core", justify="right")
+    table.add_column("busy", justify="right")
+    width = max(10, min(LANE_COLUMNS, columns - 40))
+    table.add_column("last second", width=width, no_wrap=True)
+    table.add_column("gang", no_wrap=True, overflow="ellipsis", max_width=columns - width - 14)
+    timeline = state["timeline"]
+    shown = list(zip(state["cores"], timeline["cores"], strict=True))[:lines]
+    for core, runs in shown:
+        gang = core["gang"]
+        text = "" if gang is None else f"{gang['model']}, {gang['cores']} cores, layer {gang['layer']}"
+        table.add_row(str(core["core"]), f"{core['busy_share']:.0%}", _lane(runs, timeline["samples"], width), text)
+    if len(state["cores"]) > lines:
+        table.add_row("", "", f"and {len(state['cores']) - lines} cores more", "")
+    return table
+
+
+def _lane(runs: Sequence[Sequence[int]], samples: int, width: int) -> Text:
+    """Return a line of marks, each for the model that held the core at that moment."""
+    text = Text()
+    at = end = 0
+    each = iter(runs)
+    place = -1
+    for column in range(width if samples else 0):
+        wanted = (column + 0.5) * samples / width
+        while end <= wanted and (run := next(each, None)) is not None:
+            at, place = end, run[1]
+            end = at + run[0]
+        mark, style = _mark(place)
+        text.append(mark, style)
+    return text
+
+
+def _mark(place: int) -> tuple[str, str]:
+    return (IDLE_MARK, "dim") if place < 0 else (MARKS[place % len(MARKS)], COLOURS[place % len(COLOURS)])
+
+
+def _models(state: State, columns: int, lines: int) -> Table:
+    table = Table(padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    room = columns - 2 - sum(width + 1 for width in WIDTHS.values())
+    table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=max(room - 1, 8))
+    for heading, width in WIDTHS.items():
+        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+    names = [model["name"] for model in state["models"]]
+    busiest = sorted(enumerate(state["models"]), key=lambda item: -item[1]["rate"])[:lines]
+    for place, model in sorted(busiest):
+        mark, style = _mark(place)
+        name = model["name"] if names.count(model["name"]) == 1 else f"{model['name']}/{model['version']}"
+        in_time = model["in_time_share"]
+        table.add_row(
+            Text(mark, style),
+            name,
+            f"{model['rate']:.1f}" if model["rate"] < 1e4 else f"{model['rate']:.0f}",
+            _number(model["p50_ms"]),
+            _number(model["p99_ms"]),
+            _number(model["target_ms"]),
+            "-" if in_time is None else f"{in_time:.1%}" if in_time < 1 else "100%",
+            _count(model["waiting"]),
+            _count(model["refused"]),
+            "-" if model["ensemble"] else f"{model['cores']:.1f}",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    """Return milliseconds in at most six characters."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
+
+
+def _count(value: int) -> str:
+    return str(value) if value < 1_000_000 else f"{value / 1e6:.1f}M"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16) or "/" in host or not host:
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _header(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals or not all(" " <= character <= "~" and character != ":" for character in key):
+        raise argparse.ArgumentTypeError("expected KEY=VALUE")
+    if not value.isprintable() or not value.isascii():
+        raise argparse.ArgumentTypeError(f"the value of {key!r} cannot be a header's")
+    return key, value

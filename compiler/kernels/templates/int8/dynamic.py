@@ -1,0 +1,218 @@
+"""Scales that are found at run time: the range of a tensor, what ONNX makes of it, and the bytes that follow.
+
+The range of each part of a tensor is a task. What is in surplus channels has no part in it.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.int8_specs import (
+    BYTES_CHANNELS,
+    FACTORS,
+    Int8FactorsSpec,
+    Int8QuantiseSpec,
+    Int8RangeSpec,
+)
+from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_most,
+    bind,
+    constant,
+    either,
+    kernel,
+    lanes_at,
+    quotient,
+    repeat,
+    round_even,
+    splat,
+    store,
+    tirx,
+    vector_lanes,
+    when,
+)
+from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
+
+LANES = 16
+BLOCKS = BYTES_CHANNELS // LANES
+VECTORS = 4  # at once: their least and largest numbers are found apart
+STEPS = 255.0  # between the ends of uint8
+
+
+def range_candidates(spec: Int8RangeSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    moved = 4 * spec.channels * spec.height * spec.width
+    yield make_plan(spec, {}, spec.parts, f"int8 range of {spec.parts} parts", moved // spec.parts, VECTORS)
+
+
+def range_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8RangeSpec)
+    image = Image(spec.channels, spec.height, spec.width, spec.input_halo, 1 if spec.plain else LANES)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+        if spec.plain:
+            limits = _Limits(vector_lanes(VECTORS * LANES, spec.channels))
+            size = -(-spec.channels // spec.parts)
+            first = bind(number * size)
+            limits.line(x, first, at_most(size, spec.channels - first), spec.channels)
+        else:
+            limits = _Limits(vector_lanes(VECTORS * LANES, spec.width * LANES))
+            lines = image.blocks * spec.height
+            size = -(-lines // spec.parts)
+            first = bind(number * size)
+            repeat(at_most(size, lines - first), lambda i: _blocked_line(limits, x, image, bind(first + i)))
+        for index, value in enumerate(limits.found()):
+            store(y, 2 * number + index, value, 1)
+
+    elements = spec.channels if spec.plain else image.elements
+    return kernel(symbol, [Argument("x", elements), Argument("y", 2 * spec.parts)], task, int8.functions(target))
+
+
+def _blocked_line(limits: "_Limits", x: Buffer, image: Image, line: Expr) -> None:
+    """A row of a plane."""
+    plane = bind(quotient(line, image.height))
+    begin = bind(plane * image.plane + image.origin + (line - plane * image.height) * image.row)
+    rest, length = image.channels % LANES, image.width * LANES
+    either(
+        plane < image.blocks - 1 if rest else True,
+        lambda: limits.line(x, begin, length, begin + length),
+        lambda: limits.line(x, begin, length, begin + length, rest),
+    )
+
+
+class _Limits:
+    """The least and the largest number so far, and 0, in each lane of a vector."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._least, self._largest = (Register(lanes, constant(0.0, lanes)) for _ in range(2))
+
+    def line(self, x: Buffer, first: Expr, length: Expr, end: Expr, channels: int = 0) -> None:
+        """Adjacent numbers, of which the last vectors may be read twice; `channels`: of each 16, so many count."""
+        lanes = self._lanes
+
+        def some(index: Expr) -> None:
+            value = x[lanes_at(at_most(first + index * lanes, end - lanes), lanes)]
+            if channels:
+                lane = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), lanes)
+                inside = (lane & constant(LANES - 1, lanes, "int32")) < constant(channels, lanes, "int32")
+                value = tirx.Select(inside, value, constant(0.0, lanes))
+            value = bind(value)
+            self._least.set(tirx.Min(value, self._least.value))
+            self._largest.set(tirx.Max(value, self._largest.value))
+
+        repeat(quotient(length + (lanes - 1), lanes), some)
+
+    def found(self) -> list[Expr]:
+        """Both, of all lanes."""
+        result = []
+        for register, better in ((self._least, tirx.Min), (self._largest, tirx.Max)):
+            lanes = self._lanes
+            while lanes > 1:
+                lanes //= 2
+                register = Register(lanes, better(register.part(0, lanes), register.part(lanes, lanes)))  # noqa: PLW2901
+            result.append(register.value)
+        return result
+
+
+def factors_candidates(spec: Int8FactorsSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    yield make_plan(spec, {}, 1, "int8 factors", 0, 1)
+
+
+def factors_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8FactorsSpec)
+    zero, steps = tirx.const(0.0, "float32"), tirx.const(STEPS, "float32")
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+        least, largest = (Register(1, zero) for _ in range(2))
+
+        def part(index: Expr) -> None:
+            least.set(tirx.Min(x[2 * index], least.value))
+            largest.set(tirx.Max(x[2 * index + 1], largest.value))
+
+        repeat(spec.parts, part)
+        width = bind(largest.value - least.value)
+        scale = Register(1, tirx.const(1.0, "float32"))
+        when(width > zero, lambda: scale.set(width / steps))
+        begin = tirx.Max(zero, tirx.Min(steps, zero - least.value / scale.value))
+        point = bind(round_even(begin, "float32", 1))
+        for index, value in enumerate((scale.value, zero - point, steps - point, point)):
+            store(y, index, value, 1)
+
+    return kernel(symbol, [Argument("x", 2 * spec.parts), Argument("y", FACTORS)], task)
+
+
+def quantise_candidates(spec: Int8QuantiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    image = Image(spec.channels, spec.height + 2 * spec.output_halo, spec.width, spec.output_halo, BYTES_CHANNELS)
+    moved = 5 * image.elements
+    tasks = plane_tasks(image.blocks, image.height, moved, moved, target)
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    text = f"int8 quantise {tasks.groups_per_task}x{tasks.bands_per_task}"
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), BLOCKS)
+
+
+def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, factors, y."""
+    spec = plan.spec
+    assert isinstance(spec, Int8QuantiseSpec)
+    x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, LANES)
+    image = Image(spec.channels, spec.height, spec.width, spec.output_halo, BYTES_CHANNELS)
+    halo, padded = image.halo, image.height + 2 * image.halo
+    tasks = Tasks(image.blocks, padded, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    whole, rest = divmod(x_image.blocks, BLOCKS)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, factors, y = buffers
+        scale, point = bind(splat(factors[0], LANES)), bind(tirx.Cast("int32", factors[3]))
+        zeros = bind(int8.twice(point))
+        border = bind(splat(tirx.Cast("uint8", point), BYTES_CHANNELS))
+
+        def pixel(plane: Expr, row: Expr, count: int, column: Expr) -> None:
+            at = x_image.origin + row * x_image.row + column * LANES + plane * (BLOCKS * x_image.plane)
+            found = [bind(x[lanes_at(at + block * x_image.plane, LANES)] / scale) for block in range(count)]
+            four = [*found, *[found[-1]] * (BLOCKS - count)]  # what is behind the last channels is surplus
+            place = plane * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
+            store(y, place, int8.packed(four, zeros), BYTES_CHANNELS)
+
+        def pixels(plane: Expr, row: Expr) -> None:
+            either(
+                plane < whole if rest else True,
+                lambda: repeat(image.width, partial(pixel, plane, row, BLOCKS)),
+                lambda: repeat(image.width, partial(pixel, plane, row, rest)),
+            )
+
+        def fill(plane: Expr, row: Expr, first: int, count: int) -> None:
+            at = bind(plane * image.plane + row * image.row + first * BYTES_CHANNELS)
+            repeat(count, lambda i: store(y, at + i * BYTES_CHANNELS, border, BYTES_CHANNELS))
+
+        def inside(plane: Expr, row: Expr) -> None:
+            pixels(plane, row - halo)
+            if halo:
+                fill(plane, row, 0, halo)
+                fill(plane, row, halo + image.width, halo)
+
+        def line(plane: Expr, row: Expr) -> None:
+            either(
+                tirx.And(row >= halo, row < halo + image.height) if halo else True,
+                lambda: inside(plane, row),
+                lambda: fill(plane, row, 0, image.width + 2 * halo),
+            )
+
+        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+
+    arguments = [Argument("x", x_image.elements), Argument("factors", FACTORS), Argument("y", image.elements, "uint8")]
+    return kernel(symbol, arguments, task, int8.functions(target))

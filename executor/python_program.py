@@ -1,0 +1,345 @@
+"""A Python model as a program of a worker: it hands requests to a free instance, and sleeps until that answers.
+
+Instances are processes of their own (`python_backend/`). While one executes for this worker it has the worker's core.
+The inputs of a request are followed by one more, which says what else the instance is to know of it, as JSON. Its
+answer is followed by one more output, the status: a JSON object, empty, or with one of
+
+- `error`: (Triton's code, message),
+- `parameters` of the response,
+- `left`: (address, execution, request), where the front end gets the responses.
+"""
+
+import json
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from gangway.artifact.format import Manifest
+from gangway.executor import _native
+from gangway.executor.frames import WORD_BYTES, Frame, is_absent, plan_frame, read_frame, write_header
+from gangway.executor.process import LOG_WARNING, write_log_line
+from gangway.python_backend.messages import Connection, address_of, is_same_user, peer_of, places
+
+CONNECT_TIMEOUT_S: Final = 5.0  # to the first message of an instance, which another one may keep from its core
+STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
+_SLACK_BYTES: Final = 128
+_LENGTH: Final = struct.Struct("<I")
+LOWEST_MEMORY_BYTES: Final = 1 << 20
+KEPT_MEMORY_BYTES: Final = 8 << 20
+
+Frames = tuple[memoryview, memoryview]
+
+
+class InstanceLostError(Exception):
+    """The process of the instance has ended, or was ended; the message says how."""
+
+
+class NotReadyError(InstanceLostError):
+    """No process of the instance is there at this moment."""
+
+
+class Instance:
+    """A connection to one instance, and the memory shared with it. Raises OSError, EOFError where there is none."""
+
+    def __init__(self, address: str) -> None:
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(CONNECT_TIMEOUT_S)
+            connected.connect(address)
+            if not is_same_user(connected):
+                raise OSError("another user's process has the address of an instance")
+            self.address = address
+            self._process = os.pidfd_open(peer_of(connected)[0])
+        except BaseException:
+            connected.close()
+            raise
+        self._socket = connected
+        self._connection = Connection(connected)
+        self._memory_fd, self._memory = -1, memoryview(b"")
+        self._map: mmap.mmap | None = None
+        try:
+            hello = self._connection.receive()
+            self._status = mmap.mmap(hello.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
+            os.close(hello.descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether it executes something, or is about to."""
+        return self._status[0] != 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended since the connection was made."""
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def ask(self, header: dict[str, Any], parts: Sequence[memoryview], timeout_s: float) -> dict[str, Any]:
+        """Send tensors and a header; return the answer's. Raises InstanceLostError; the process is ended if it is late.
+
+        `parts`: contents, to be placed one after the other as `places` says, each group from its own beginning.
+        """
+        try:
+            self._send(header, parts)
+            self._socket.settimeout(timeout_s or None)
+            answer = self._connection.receive().header
+        except TimeoutError:
+            self._kill()
+            raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise InstanceLostError("its process has ended") from error
+        if answer.get("memory_bytes", 0) > len(self._memory):
+            self._remap(answer["memory_bytes"])
+        return answer
+
+    @property
+    def memory(self) -> memoryview:
+        """What is shared with the instance."""
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._connection.close()
+        os.close(self._process)
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+
+    def trim(self) -> None:
+        """Give memory back that few requests need."""
+        if len(self._memory) > KEPT_MEMORY_BYTES:
+            self._memory.release()
+            self._memory = memoryview(b"")
+            self._map = None
+            os.ftruncate(self._memory_fd, 0)  # the instance still maps it, and does not use it
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+
+    def _send(self, header: dict[str, Any], parts: Sequence[memoryview]) -> None:
+        offsets, size_bytes = places([len(part) for part in parts])
+        descriptor = -1
+        if "run" in header:
+            if size_bytes > len(self._memory) or self._memory_fd < 0:
+                descriptor = self._grow(max(size_bytes, LOWEST_MEMORY_BYTES))
+            for part, at in zip(parts, offsets, strict=True):
+                self._memory[at : at + len(part)] = part
+            header["memory_bytes"] = len(self._memory)
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        self._connection.send(header, descriptor=descriptor)
+
+    def _grow(self, size_bytes: int) -> int:
+        if self._memory_fd < 0:
+            self._memory_fd = os.memfd_create("gangway-python", os.MFD_CLOEXEC)
+        os.posix_fallocate(self._memory_fd, 0, size_bytes)
+        self._remap(size_bytes)
+        return self._memory_fd
+
+    def _remap(self, size_bytes: int) -> None:
+        self._memory.release()
+        self._map = mmap.mmap(self._memory_fd, size_bytes)
+        self._memory = memoryview(self._map)
+
+    def _kill(self) -> None:
+        with suppress(OSError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+
+class PythonModel:
+    """The instances of one model, as one worker sees them. Called by the C loop, a lease at a time.
+
+    `sockets`: what the addresses of this server's instances begin with. `rank`: the worker's, so that not all workers
+    ask the same instance first.
+    """
+
+    def __init__(self, manifest: Manifest, sockets: str, model_id: int, rank: int) -> None:
+        self._manifest = manifest
+        self._sockets, self._model_id, self._rank = sockets, model_id, rank
+        self._instances: dict[int, Instance] = {}
+
+    def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False) -> list[None]:
+        """Execute requests from frame to frame. `cores`: the first one is this worker's. Failures are in answers."""
+        outcomes: list[dict[str, Any]] = [{} for _ in frames]
+        memory = memoryview(b"")
+        try:
+            read = [read_frame(request) for request, _ in frames]
+            about = [_about(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
+            if "resume" in about[0]:
+                self._resume(about[0], cores[0])
+            else:
+                memory = self._run(frames, read, about, cores[0], outcomes)
+        except NotReadyError:
+            message = f"no instance of model '{self._manifest.model_name}' is ready; it is started again"
+            outcomes = [{"error": ("UNAVAILABLE", message)} for _ in frames]
+        except InstanceLostError as error:
+            name = self._manifest.model_name
+            write_log_line(f"{name}: an instance of the Python model is lost: {error}", LOG_WARNING)
+            failure = ("UNAVAILABLE", f"an instance of model '{name}' was lost: {error}; it is started again")
+            outcomes = [{"error": failure} for _ in frames]
+        except Exception as error:  # it concerns these requests only
+            outcomes = [{"error": ("INTERNAL", f"{error}")} for _ in frames]
+        self._write_all(frames, outcomes, memory)
+        memory.release()
+        for instance in self._instances.values():
+            instance.trim()
+        return [None] * len(frames)
+
+    def close(self) -> None:
+        """Let go of all instances."""
+        for instance in self._instances.values():
+            instance.close()
+        self._instances.clear()
+
+    def _run(
+        self,
+        frames: list[Frames],
+        read: Sequence[Frame],
+        about: Sequence[dict[str, Any]],
+        core: int,
+        outcomes: list[dict[str, Any]],
+    ) -> memoryview:
+        """Have an instance execute requests, and note the outcome of each; return where their outputs are."""
+        asked, parts, places_of = [], [], []
+        for place, ((request, answer), frame, own) in enumerate(zip(frames, read, about, strict=True)):
+            try:
+                described, contents = self._inputs(request, frame)
+            except ValueError as error:
+                outcomes[place] = {"error": ("INVALID_ARG", f"{error}")}
+                continue
+            asked.append({**own["request"], "inputs": described, "room_bytes": self._room_bytes(answer)})
+            parts += contents
+            places_of.append(place)
+        if not asked:
+            return memoryview(b"")
+        number, instance = self._choose(about[0]["instances"])
+        try:
+            done = instance.ask({"run": asked, "core": core}, parts, about[0]["timeout_s"])
+        except BaseException:
+            self._drop(number)
+            raise
+        for place, outcome in zip(places_of, done["done"], strict=True):
+            if "left" in outcome:
+                outcome["left"] = (instance.address, *outcome["left"])
+            outcomes[place] = outcome
+        return instance.memory[:]
+
+    def _inputs(self, request: memoryview, frame: Frame) -> tuple[list[Any], list[memoryview]]:
+        """Return descriptions and contents of a request's inputs. Raises ValueError for strings that are cut off."""
+        described, contents = [], []
+        for tensor, part in zip(self._manifest.inputs, frame.parts, strict=False):  # and one more part
+            if tensor.optional and is_absent(part):
+                continue
+            content = request[part.offset : part.offset + part.size_bytes]
+            if tensor.datatype == "BYTES":
+                _check_strings(content, math.prod(part.shape), tensor.name)
+            described.append((tensor.name, tensor.datatype, part.shape, part.size_bytes))
+            contents.append(content)
+        return described, contents
+
+    def _resume(self, about: dict[str, Any], core: int) -> None:
+        address, execution = about["resume"]
+        number = int(address.rpartition("-")[2])
+        try:
+            self._instance(number).ask({"resume": execution, "core": core}, [], about["timeout_s"])
+        except BaseException:
+            self._drop(number)
+            raise
+
+    def _choose(self, count: int) -> tuple[int, Instance]:
+        """Return an instance, one that is not occupied if there is one. Raises InstanceLostError if there is none."""
+        found: list[tuple[int, Instance]] = []
+        for step in range(count):
+            number = (self._rank + step) % count
+            try:
+                found.append((number, self._instance(number)))
+            except InstanceLostError:
+                continue
+            if not found[-1][1].is_occupied:
+                return found[-1]
+        if not found:
+            raise NotReadyError
+        return found[0]
+
+    def _instance(self, number: int) -> Instance:
+        """Return the connection to an instance. Raises InstanceLostError."""
+        known = self._instances.get(number)
+        if known is not None and not known.has_ended:
+            return known
+        self._drop(number)
+        try:
+            self._instances[number] = Instance(address_of(self._sockets, self._model_id, number))
+        except (OSError, EOFError, ValueError) as error:
+            raise NotReadyError from error
+        return self._instances[number]
+
+    def _drop(self, number: int) -> None:
+        instance = self._instances.pop(number, None)
+        if instance is not None:
+            instance.close()
+
+    def _room_bytes(self, answer: memoryview) -> int:
+        """Return how many bytes of contents an answer has room for, with its status."""
+        words = 2 + sum(2 + len(tensor.shape) for tensor in self._manifest.outputs) + 2
+        return len(answer) - WORD_BYTES * words - _SLACK_BYTES
+
+    def _write_all(self, frames: list[Frames], outcomes: Sequence[dict[str, Any]], memory: memoryview) -> None:
+        sizes = [size for outcome in outcomes for _, _, _, size in outcome.get("outputs", ())]
+        offsets = iter(places(sizes)[0])
+        for (_, answer), outcome in zip(frames, outcomes, strict=True):
+            contents = {}
+            for name, _, shape, size in outcome.pop("outputs", ()):
+                at = next(offsets)
+                contents[name] = tuple(shape), memory[at : at + size]
+            self._write(answer, contents, outcome)
+
+    def _write(
+        self, answer: memoryview, contents: dict[str, tuple[tuple[int, ...], memoryview]], outcome: dict[str, Any]
+    ) -> None:
+        """Write an answer. An output that is not there is a scalar without contents."""
+        nothing: tuple[tuple[int, ...], memoryview] = ((), memoryview(b""))
+        tensors = [contents.get(tensor.name, nothing) for tensor in self._manifest.outputs]
+        outcome.pop("final", None)
+        tensors.append(((), memoryview(_status(outcome))))
+        frame = plan_frame([(shape, len(content)) for shape, content in tensors])
+        if write_header(answer, frame):
+            for part, (_, content) in zip(frame.parts, tensors, strict=True):
+                answer[part.offset : part.offset + part.size_bytes] = content
+
+
+def load_python(manifest: Manifest, sockets: str, model_id: int, rank: int) -> _native.Program:
+    """Return the program of a Python model, whose instances are there or will be."""
+    return _native.Program.whole(PythonModel(manifest, sockets, model_id, rank))
+
+
+def _about(request: memoryview, frame: Frame) -> dict[str, Any]:
+    part = frame.parts[-1]
+    about: dict[str, Any] = json.loads(bytes(request[part.offset : part.offset + part.size_bytes]))
+    return about
+
+
+def _check_strings(content: memoryview, count: int, name: str) -> None:
+    at = 0
+    for index in range(count):
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(content, at)[0] if begin <= len(content) else begin
+        if at > len(content):
+            raise ValueError(f"input '{name}': element {index} of {count} is cut off")
+    if at != len(content):
+        raise ValueError(f"input '{name}': {len(content) - at} bytes follow after the last element")
+
+
+def _status(outcome: dict[str, Any]) -> bytes:
+    """Return an answer's status as JSON, which a long message is cut for."""
+    if "error" in outcome:
+        code, message = outcome["error"]
+        outcome["error"] = (code, message[:1000])
+    return json.dumps(outcome, separators=(",", ":")).encode()

@@ -1,0 +1,132 @@
+"""The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD PARENT_PID`.
+
+It is started by path, with any Python that has numpy. `gangway` is then a package of this folder alone.
+
+The supervisor says over the control socket what to load. The answers are `config`, if model.py completes it; then
+`ready`, or `error` with the reason, and the process ends. `finalize` ends it when it has done what it does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_BACKLOG = 128
+_FOLDER = Path(__file__).resolve().parent
+
+
+def _make_importable() -> None:
+    """Let `gangway.python_backend` be this folder, and take the folder itself from the paths of imports."""
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _FOLDER]
+    for name, folder in (("gangway", []), ("gangway.python_backend", [str(_FOLDER)])):
+        module = types.ModuleType(name)
+        module.__path__ = folder
+        sys.modules[name] = module
+
+
+def main() -> None:
+    """Load the model and serve it; the status is 1 if it cannot be."""
+    control_fd, listener_fd, parent = map(int, sys.argv[1:4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        sys.exit(1)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _make_importable()
+    messages = importlib.import_module("gangway.python_backend.messages")
+    control = messages.Connection(socket.socket(fileno=control_fd))
+    status = 1
+    try:
+        status = _serve(control, socket.socket(fileno=listener_fd))
+    except BaseException as error:
+        traceback.print_exc()
+        control.send({"error": _sentence(error)})
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of the model must not keep it
+
+
+def _sentence(error: BaseException) -> str:
+    kind = type(error).__name__
+    return str(error) if kind == "TritonModelException" else f"{kind}: {error}"
+
+
+def _serve(control: Any, listener: socket.socket) -> int:
+    order = control.receive().header
+    if order["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
+    _prefer_oom_kill()
+    pb_utils = importlib.import_module("gangway.python_backend.triton_python_backend_utils")
+    sys.modules["triton_python_backend_utils"] = sys.modules["c_python_backend_utils"] = pb_utils
+    model_class = _model_class(order)
+    config_text = order["config"]
+    if order["completes"]:
+        complete = getattr(model_class, "auto_complete_config", None)
+        if complete is not None:
+            completed = complete(pb_utils.ModelConfig(config_text))
+            if not isinstance(completed, pb_utils.ModelConfig):
+                raise TypeError("auto_complete_config returns something else than the ModelConfig that it gets")
+            config_text = json.dumps(completed.as_dict())
+        control.send({"config": config_text})
+        order = control.receive().header
+        if "config" not in order:  # it is not wanted any more
+            return 0
+        config_text = order["config"]
+    model = model_class()
+    if hasattr(model, "initialize"):
+        model.initialize({**order["arguments"], "model_config": config_text})
+    if not callable(getattr(model, "execute", None)):
+        raise TypeError("TritonPythonModel has no method 'execute'")
+    host_module = importlib.import_module("gangway.python_backend.host")
+    host = host_module.Host(model, json.loads(config_text), order["arguments"]["model_instance_name"])
+    listener.listen(_BACKLOG)
+    control.send({"ready": os.getpid()})
+    host.start_thread(_stop_at_end, control, host)
+    host.run(listener)
+    if hasattr(model, "finalize"):
+        model.finalize()
+    return 0
+
+
+def _stop_at_end(control: Any, host: Any) -> None:
+    try:
+        control.receive()
+    except (EOFError, OSError):
+        os._exit(1)  # the supervisor has gone
+    host.stop()
+
+
+def _prefer_oom_kill() -> None:
+    """Make it the first process that the kernel ends when memory is full."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
+def _model_class(order: dict[str, Any]) -> Any:
+    """Import model.py as Triton does: as a module of the package of the version's folder."""
+    folder, version = Path(order["folder"]), order["arguments"]["model_version"]
+    sys.path += [str(folder / version), str(folder)]
+    module = importlib.import_module(f"{version}.{Path(order['filename']).stem}")
+    model_class = getattr(module, "TritonPythonModel", None)
+    if not isinstance(model_class, type):
+        raise TypeError(f"{order['filename']} has no class 'TritonPythonModel'")
+    return model_class
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""What an instance is asked to execute: requests, their responses, and where these go."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
+from gangway.python_backend.tensors import array_of, content_of, converted, datatype_of
+from gangway.python_backend.triton_python_backend_utils import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceRequest,
+    InferenceResponse,
+    Tensor,
+    TritonError,
+    TritonModelException,
+)
+
+
+class Encoded(NamedTuple):
+    """A request or response as header and payload."""
+
+    header: dict[str, Any]
+    payload: list[Buffer]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the contents of its tensors and its texts take in shared memory, at most."""
+        about = {key: self.header[key] for key in ("error", "parameters") if key in self.header}
+        return places([*map(len, self.payload), 64 + len(json.dumps(about))])[1]
+
+
+class OutputCheck:
+    """Compares responses with the configuration's outputs. `config`: a dictionary as config.pbtxt."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        batch = [-1] if config.get("max_batch_size", 0) > 0 else []
+        self._expected: dict[str, tuple[str, list[int]]] = {}
+        for output in config["output"]:
+            dims = output["reshape"]["shape"] if output.get("reshape") else output["dims"]
+            datatype = output["data_type"].replace("TYPE_STRING", "TYPE_BYTES").replace("TYPE_", "")
+            self._expected[output["name"]] = datatype, batch + [int(size) for size in dims]
+
+    def checked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs in the types of the configuration: those of the same kind and another width are converted.
+
+        Raises TritonModelException for an output that the configuration does not have so.
+        """
+        names, found = [tensor.name() for tensor in tensors], []
+        for tensor in tensors:
+            name, array = tensor.name(), tensor.as_numpy()
+            if name not in self._expected or names.count(name) > 1:
+                what = "twice" if name in self._expected else f"which is none of {list(self._expected)}"
+                raise TritonModelException(f"the response has an output '{name}', {what}")
+            datatype, shape = self._expected[name]
+            array = converted(array, datatype)
+            if datatype_of(array) != datatype:
+                raise TritonModelException(
+                    f"output '{name}' is of type {datatype_of(array)}, but the configuration says {datatype}"
+                )
+            fits = len(array.shape) == len(shape) and all(
+                size in (-1, own)
+                for size, own in zip(shape, array.shape)  # noqa: B905 - Python 3.9
+            )
+            if not fits:
+                raise TritonModelException(
+                    f"output '{name}' has the shape {list(array.shape)}, but the configuration says {shape}"
+                )
+            found.append(Tensor(name, array))
+        return found
+
+
+def encode_tensors(tensors: Sequence[Tensor]) -> tuple[list[Described], list[Buffer]]:
+    """Return descriptions and contents of tensors."""
+    described: list[Described] = []
+    contents = []
+    for tensor in tensors:
+        array = tensor.as_numpy()
+        contents.append(content_of(array))
+        described.append((tensor.name(), datatype_of(array), list(array.shape), len(contents[-1])))
+    return described, contents
+
+
+def decode_tensors(described: Sequence[Described], payload: memoryview, aligned: bool) -> list[Tensor]:
+    """Return copies of tensors; `aligned`: they lie as in shared memory. Raises ValueError."""
+    sizes = [size_bytes for _, _, _, size_bytes in described]
+    offsets = places(sizes)[0] if aligned else [0, *itertools.accumulate(sizes)][: len(sizes)]
+    return [
+        Tensor(name, array_of(datatype, shape, payload[at : at + size_bytes]))
+        for (name, datatype, shape, size_bytes), at in zip(described, offsets)  # noqa: B905 - Python 3.9
+    ]
+
+
+def encode_response(response: InferenceResponse | None, wanted: Sequence[str], check: OutputCheck) -> Encoded:
+    """Return a response to a request that wants these outputs. Raises TritonModelException. None: an empty one."""
+    if response is None:
+        return Encoded({}, [])
+    if not isinstance(response, InferenceResponse):
+        raise TritonModelException(f"expected an InferenceResponse, got {type(response).__name__}")
+    error = response.error()
+    if error is not None:
+        return encode_error(error)
+    outputs = check.checked(response.output_tensors())
+    described, contents = encode_tensors([tensor for tensor in outputs if tensor.name() in wanted])
+    header: dict[str, Any] = {"outputs": described}
+    if response.parameters() != "{}":
+        header["parameters"] = json.loads(response.parameters())
+    return Encoded(header, contents)
+
+
+def encode_error(error: Exception, where: str = "") -> Encoded:
+    """Return the response that says what an exception says."""
+    if isinstance(error, TritonError):
+        return Encoded({"error": (ERROR_CODES[error.code()], error.message())}, [])
+    text = str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
+    return Encoded({"error": ("INTERNAL", f"{where}{text}")}, [])
+
+
+def decode_response(header: Mapping[str, Any], payload: memoryview) -> InferenceResponse:
+    """Return the response to a request to another model."""
+    parameters = header.get("parameters")
+    if header.get("error"):
+        code, message = header["error"]
+        return InferenceResponse(error=TritonError(message, ERROR_CODES.index(code)), parameters=parameters)
+    return InferenceResponse(decode_tensors(header.get("outputs", ()), payload, aligned=False), parameters=parameters)
+
+
+class Responder:
+    """One request of an execution, and the sender of its responses.
+
+    Responses are kept until the request is `left` to the front end and that has attached. Safe for threads.
+    """
+
+    def __init__(self, about: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool) -> None:
+        self.wanted: list[str] = about["wanted"]
+        self.room_bytes: int = about["room_bytes"]
+        self.request = InferenceRequest(
+            about.get("id", ""),
+            about.get("correlation_id", 0),
+            inputs,
+            self.wanted,
+            flags=about.get("flags", 0),
+            timeout=about.get("timeout", 0),
+            parameters=about.get("parameters"),
+            priority=about.get("priority", 0),
+        )
+        self.request._sender = self
+        self.connection: Connection | None = None
+        self.is_left = self.is_closed = self.was_attached = False
+        self._check, self._is_stream = check, is_stream
+        self._cancelled = False
+        self._kept: list[Encoded] = []
+        self._lock = threading.Lock()
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response. Raises TritonModelException, and nothing is sent."""
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"flags are {flags}, expected 0 or TRITONSERVER_RESPONSE_COMPLETE_FINAL")
+        if response is None and not (flags and self._is_stream):
+            raise TritonModelException("a response is None: that only ends a request of a decoupled model")
+        self._put(encode_response(response, self.wanted, self._check), bool(flags) or not self._is_stream)
+
+    def fail(self, error: Encoded) -> None:
+        """End the request by an error, unless it has ended."""
+        if not self.is_closed:
+            self._put(error, is_final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether no client waits for responses."""
+        return self._cancelled
+
+    def take_only(self) -> Encoded | None:
+        """Return the response, if it is the only one, all are there, and the caller has room for it."""
+        with self._lock:
+            if self.is_left or not self.is_closed or len(self._kept) != 1 or self._kept[0].size_bytes > self.room_bytes:
+                return None
+            return self._kept.pop()
+
+    def leave(self) -> None:
+        """From now on responses go to the front end."""
+        with self._lock:
+            self.is_left = True
+            self._flush()
+
+    def attach(self, connection: Connection) -> None:
+        """The front end has come for the responses."""
+        with self._lock:
+            self.connection, self.was_attached = connection, True
+            self._flush()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing is to come, and nothing is kept."""
+        return self.is_closed and not self._kept
+
+    def detach(self) -> None:
+        """The front end has gone: with all responses, or because no client waits."""
+        with self._lock:
+            self.connection = None
+            self._cancelled = self._cancelled or not self.is_closed
+            self._kept.clear()
+
+    def _put(self, encoded: Encoded, is_final: bool) -> None:
+        with self._lock:
+            if self.is_closed:
+                raise TritonModelException("the request has had its final response")
+            self.is_closed = is_final
+            # What is kept must not change if the model goes on writing into its arrays.
+            kept = [bytes(part) for part in encoded.payload] if self._is_stream else encoded.payload
+            self._kept.append(Encoded({**encoded.header, "final": is_final}, list(kept)))
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.is_left and self.connection is not None:
+            for each in self._kept:
+                try:
+                    self.connection.send(each.header, each.payload)
+                except OSError:
+                    break  # the thread that receives finds the end
+            self._kept.clear()
+
+
+class Execution:
+    """Requests that are executed together. `worker`: whose core it uses, if it does; `is_run`: that waits for `done`.
+
+    Changed with the host's lock held.
+    """
+
+    def __init__(self, number: int, responders: list[Responder], worker: Connection, core: int) -> None:
+        self.number = number
+        self.responders = responders
+        self.worker: Connection | None = worker
+        self.core = core
+        self.is_run = True
+        self.wants_core = False
+        self.left_at: float | None = None  # when responses began to be the front ends' to fetch
+
+    def leave(self) -> None:
+        """Let the front ends fetch all responses that no worker has got."""
+        self.left_at = time.monotonic()
+        for each in self.responders:
+            each.leave()
+
+    @property
+    def attached(self) -> list[Connection]:
+        """The front ends that are there for it."""
+        return [each.connection for each in self.responders if each.connection is not None]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all responses are there, and none waits for a front end."""
+        return all(each.is_sent for each in self.responders)
+
+    def is_abandoned(self, patience_seconds: float) -> bool:
+        """Whether nobody waits for it: all front ends have gone, or none has come since it was left to them."""
+        if self.worker is not None or self.left_at is None or self.attached:
+            return False
+        if all(each.was_attached for each in self.responders):
+            return True
+        return time.monotonic() - self.left_at > patience_seconds

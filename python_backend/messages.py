@@ -1,0 +1,142 @@
+"""Messages between an instance of a Python model and its callers: workers and front ends, over a Unix stream socket.
+
+A message is 16 bytes (sizes of header and payload, little endian), a header in JSON, and a payload: the contents of
+tensors, one after the other. A descriptor may come along with it. Tensors that a worker sends or gets lie in shared
+memory instead, each at a multiple of 64 bytes, in the order of the header.
+
+| sender | header | meaning |
+|---|---|---|
+| instance | `hello`: pid | the first message; the descriptor is the status, one byte: 1 while it is occupied |
+| worker | `run`: requests, `core`, `memory_bytes` | execute; the descriptor is the memory, if it is new or larger |
+| worker | `resume`: execution, `core` | the execution may use this core |
+| instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
+| instance | `stopped` | the resumed execution uses the core no more |
+| front end | `attach`: execution, `request` | send this request's responses here |
+| instance | `grant` | have a worker resume the execution |
+| instance | `infer`: number, and a request | execute a request to another model |
+| front end | `result`: number, and a response, `final` | one response to it |
+| instance | a response, `final` | one response to the front end's request |
+
+A request has `inputs`, a response `outputs`: lists of (name, datatype, shape, bytes of contents). A response may have
+`error`: (code, message), where codes are Triton's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Union
+
+PREFIX = struct.Struct("<QQ")
+MAX_HEADER_BYTES = 64 << 20
+MAX_PAYLOAD_BYTES = 1 << 36
+ALIGNMENT_BYTES = 64
+ERROR_CODES = (
+    "UNKNOWN",
+    "INTERNAL",
+    "NOT_FOUND",
+    "INVALID_ARG",
+    "UNAVAILABLE",
+    "UNSUPPORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+)
+
+Buffer = Union[bytes, bytearray, memoryview]  # noqa: UP007 - Python 3.9
+Described = tuple[str, str, Sequence[int], int]  # of a tensor: name, datatype, shape, bytes of its contents
+
+
+class Message(NamedTuple):
+    """One message. `descriptor`: -1 if none came along."""
+
+    header: dict[str, Any]
+    payload: memoryview
+    descriptor: int = -1
+
+
+class Connection:
+    """One end of a socket. Any thread may send; one receives."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._lock = threading.Lock()
+
+    def send(self, header: Mapping[str, Any], payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
+        """Send a message. Raises OSError if the other end is gone."""
+        text = json.dumps(header).encode()
+        head = PREFIX.pack(len(text), sum(map(len, payload))) + text
+        with self._lock:
+            sent = 0
+            if descriptor >= 0:
+                sent = socket.send_fds(self._socket, [head], [descriptor])
+            if sent < len(head):
+                self._socket.sendall(head[sent:] if sent else head)
+            for part in payload:
+                self._socket.sendall(part)
+
+    def receive(self) -> Message:
+        """Return the next message. Raises EOFError at the end, OSError, ValueError for what is no message."""
+        prefix, descriptor = self._prefix()
+        header_bytes, payload_bytes = PREFIX.unpack(prefix)
+        if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
+        header = json.loads(bytes(self._read(header_bytes)))
+        if not isinstance(header, dict):
+            raise ValueError("a message whose header is no object")
+        return Message(header, self._read(payload_bytes), descriptor)
+
+    def close(self) -> None:
+        """End it, for both sides; a thread that receives gets EOFError."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _prefix(self) -> tuple[bytes, int]:
+        content, descriptor = b"", -1
+        while len(content) < PREFIX.size:
+            part, descriptors, _, _ = socket.recv_fds(self._socket, PREFIX.size - len(content), 1)
+            if not part:
+                raise EOFError
+            content += part
+            descriptor = descriptors[0] if descriptors else descriptor
+        return content, descriptor
+
+    def _read(self, size_bytes: int) -> memoryview:
+        view = memoryview(bytearray(size_bytes))
+        at = 0
+        while at < size_bytes:
+            count = self._socket.recv_into(view[at:])
+            if not count:
+                raise EOFError
+            at += count
+        return view
+
+
+def places(sizes_bytes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where tensors of these sizes lie in shared memory, and how many bytes they take."""
+    offsets, end = [], 0
+    for size_bytes in sizes_bytes:
+        offsets.append(end)
+        end += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return offsets, end
+
+
+def address_of(prefix: str, model_id: int, instance: int) -> str:
+    """Return the address of an instance's socket, which has no place in the file system."""
+    return f"\0{prefix}-{model_id}-{instance}"
+
+
+def is_same_user(connected: socket.socket) -> bool:
+    """Whether the process at the other end is the same user's, or root's."""
+    return peer_of(connected)[1] in (os.geteuid(), 0)
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end."""
+    pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user

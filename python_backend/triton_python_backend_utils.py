@@ -1,0 +1,444 @@
+"""The module that a model.py imports as `pb_utils`, with Triton's names.
+
+Source: https://github.com/triton-inference-server/python_backend, its README and src/pb_stub.cc.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gangway.python_backend import auto_complete
+from gangway.python_backend.messages import ERROR_CODES
+from gangway.python_backend.tensors import DATATYPES, datatype_of
+
+ModelConfig = auto_complete.ModelConfig
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else numpy_type
+    for name, (_, numpy_type) in DATATYPES.items()
+}
+_NUMBERS = {name: number for name, (number, _) in DATATYPES.items()}
+
+
+class TritonModelException(Exception):  # noqa: N818 - Triton's name
+    """Raised by a model, and by what it calls here."""
+
+
+class TritonError(Exception):
+    """An error that a response carries. `code`: one of the constants."""
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        super().__init__(message)
+        self._message, self._code = str(message), int(code)
+        if not 0 <= self._code < len(ERROR_CODES):
+            raise TritonModelException(f"there is no error code {code}")
+
+    def message(self) -> str:
+        """Return the text."""
+        return self._message
+
+    def code(self) -> int:
+        """Return the code."""
+        return self._code
+
+
+class Tensor:
+    """An input or output. `numpy_array`: any shape; strings are of type object or bytes."""
+
+    def __init__(self, name: str, numpy_array: Any) -> None:
+        if not isinstance(numpy_array, (np.ndarray, np.generic)):
+            raise TritonModelException(f"tensor '{name}' is made of {type(numpy_array).__name__}, expected an array")
+        array: Any = np.asarray(numpy_array)
+        try:
+            self._datatype = datatype_of(array)
+        except ValueError as error:
+            raise TritonModelException(f"tensor '{name}': {error}") from None
+        self._name = text_of(name)
+        self._array: Any = array.astype(object) if array.dtype.kind in "SU" else array
+
+    def name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def as_numpy(self) -> Any:
+        """Return the array, which is the caller's."""
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """Return the number of the datatype."""
+        return _NUMBERS[self._datatype]
+
+    def shape(self) -> list[int]:
+        """Return the dimensions."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Whether it is in the memory of the processor: always."""
+        return True
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """Return a tensor that shares the memory of an object with `__dlpack__`."""
+        return Tensor(name, np.from_dlpack(tensor))
+
+    def to_dlpack(self) -> Any:
+        """Return a DLPack capsule."""
+        return self._array.__dlpack__()
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        """Return a DLPack capsule."""
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the processor."""
+        return (1, 0)
+
+
+class InferenceResponse:
+    """One response. Its error stands in the place of its tensors."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._output_tensors = list(output_tensors)
+        if not all(isinstance(tensor, Tensor) for tensor in self._output_tensors):
+            raise TritonModelException("output_tensors: expected tensors of pb_utils.Tensor")
+        self._error = error
+        self._parameters = parameters_of(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return the tensors."""
+        return self._output_tensors
+
+    def has_error(self) -> bool:
+        """Whether it is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """Return the error, if it is one."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON."""
+        return json.dumps(self._parameters)
+
+
+class MemoryType(enum.IntEnum):
+    """Where tensors lie."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+
+class PreferredMemory:
+    """Where outputs are wanted. There is no GPU, so it means nothing here."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self.memory_type, self.device_id = preferred_memory_type, preferred_device_id
+
+
+class InferenceTrace:
+    """Stands for a trace of the server, which a model does not see."""
+
+    def get_context(self) -> None:
+        """Return None: there is no context."""
+
+
+class ResponseSender(Protocol):
+    """What sends a request's responses."""
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, or with TRITONSERVER_RESPONSE_COMPLETE_FINAL the last one, or that there is none more."""
+
+    def is_cancelled(self) -> bool:
+        """Whether no client waits for responses."""
+        ...
+
+
+class Runtime(Protocol):
+    """What the process of the instance does for a model (`host.py`)."""
+
+    def infer(self, request: InferenceRequest, is_stream: bool) -> Iterator[InferenceResponse]:
+        """Execute a request to another model; yield its responses. Blocks."""
+        ...
+
+    def infer_async(self, request: InferenceRequest, is_stream: bool) -> Awaitable[Any]:
+        """Do the same for the running event loop. The result is one response, or an iterator of them."""
+        ...
+
+
+runtime: Runtime | None = None  # set by the process of the instance
+
+
+class InferenceRequest:
+    """A request: one that the model is to execute, or one that it makes to another model (`exec`)."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> None:
+        self._request_id = text_of(request_id)
+        self._correlation_id = correlation_id if isinstance(correlation_id, int) else text_of(correlation_id)
+        self._inputs, self._outputs = list(inputs), [text_of(name) for name in requested_output_names]
+        if not all(isinstance(tensor, Tensor) for tensor in self._inputs):
+            raise TritonModelException("inputs: expected tensors of pb_utils.Tensor")
+        self._model_name, self._model_version = text_of(model_name), int(model_version)
+        self._flags, self._timeout, self._priority = int(flags), int(timeout), int(priority)
+        self._preferred_memory, self._trace = preferred_memory, trace or InferenceTrace()
+        self._parameters = parameters_of(parameters)
+        self._sender: ResponseSender | None = None
+
+    def inputs(self) -> list[Tensor]:
+        """Return the inputs."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Return the id that the client has given."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of its sequence, 0 if it has none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Return TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Set the flags."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Return the timeout in microseconds, 0 if there is none."""
+        return self._timeout
+
+    def priority(self) -> int:
+        """Return the priority, 0 if none was given."""
+        return self._priority
+
+    def preferred_memory(self) -> PreferredMemory | None:
+        """Return where its outputs are wanted."""
+        return self._preferred_memory
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON."""
+        return json.dumps(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        """Return its trace."""
+        return self._trace
+
+    def requested_output_names(self) -> list[str]:
+        """Return the names of the outputs that are wanted."""
+        return self._outputs
+
+    def model_name(self) -> str:
+        """Return the name of the model that is to execute it."""
+        return self._model_name
+
+    def model_version(self) -> int:
+        """Return its version, -1 for the latest one."""
+        return self._model_version
+
+    def get_response_sender(self) -> ResponseSender:
+        """Return what sends responses to this request. Raises TritonModelException for a request to another model."""
+        if self._sender is None:
+            raise TritonModelException("only a request that the model executes has a response sender")
+        return self._sender
+
+    def is_cancelled(self) -> bool:
+        """Whether no client waits for responses."""
+        return self._sender is not None and self._sender.is_cancelled()
+
+    def set_release_flags(self, flags: int) -> None:
+        """Raise TritonModelException for TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which is not supported."""
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise TritonModelException("requests cannot be rescheduled: iterative sequences are not supported")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Execute a request to another model. Return the response; with `decoupled` an iterator of all of them.
+
+        While it waits, the instance holds no core. Raises TritonModelException where there is no request in progress.
+        """
+        responses = _runtime().infer(self, decoupled)
+        return ResponseIterator(responses) if decoupled else next(responses)
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """Do the same in a coroutine."""
+        return _runtime().infer_async(self, decoupled)
+
+
+class ResponseIterator:
+    """The responses to a request, in their order."""
+
+    def __init__(self, responses: Iterator[InferenceResponse]) -> None:
+        self._responses = responses
+
+    def __iter__(self) -> ResponseIterator:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        """Return the next response. Blocks."""
+        return next(self._responses)
+
+    def cancel(self) -> None:
+        """Take no further responses."""
+        self._responses = iter(())
+
+
+class Logger:
+    """Writes to the server's log."""
+
+    class LogLevel(enum.IntEnum):
+        """How important a line is. The value is the level of syslog."""
+
+        ERROR, WARNING, INFO, VERBOSE = 3, 4, 6, 7
+
+    INFO, WARNING, ERROR, VERBOSE = LogLevel.INFO, LogLevel.WARNING, LogLevel.ERROR, LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        """Write a message."""
+        for line in str(message).splitlines() or [""]:
+            print(f"<{int(level)}>{line}", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """Write an information."""
+        Logger.log(message, Logger.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """Write a warning."""
+        Logger.log(message, Logger.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """Write an error."""
+        Logger.log(message, Logger.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """Write a detail."""
+        Logger.log(message, Logger.VERBOSE)
+
+
+class MetricFamily:
+    """Triton's custom metrics, which are not supported: making one raises TritonModelException."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self, name: str = "", description: str = "", kind: int = COUNTER) -> None:
+        raise TritonModelException("custom metrics of Python models are not supported")
+
+
+def load_model(model_name: str, config: str = "", files: Any = None) -> None:
+    """Raise TritonModelException: a model cannot load others."""
+    raise TritonModelException("load_model is not supported in a Python model: use the repository extension")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Raise TritonModelException: a model cannot unload others."""
+    raise TritonModelException("unload_model is not supported in a Python model: use the repository extension")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Raise TritonModelException: a model cannot ask for others."""
+    raise TritonModelException("is_model_ready is not supported in a Python model: execute a request")
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """Return the input of this name, None if there is none."""
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """Return the output of this name, None if there is none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """Return what a configuration says of an input, None if it has none of this name."""
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """Return what a configuration says of an output, None if it has none of this name."""
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether requests may have any number of responses."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return numpy's type of a name such as TYPE_FP32."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return numpy's type of the number of a datatype."""
+    return next((numpy_type for number, numpy_type in DATATYPES.values() if number == data_type), None)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return the number of numpy's type."""
+    if data_type == np.bytes_:
+        return _NUMBERS["BYTES"]
+    return next((number for number, numpy_type in DATATYPES.values() if data_type == numpy_type), None)
+
+
+def parameters_of(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return parameters of a request or response. Raises TritonModelException unless all are numbers, flags, texts."""
+    found = json.loads(given) if isinstance(given, str) else dict(given or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(f"parameter {key!r}: expected a text, number or flag, got {value!r}")
+    return found
+
+
+def text_of(value: str | bytes) -> str:
+    """Return a text, which may be an element of a tensor. Raises TritonModelException for anything else."""
+    if not isinstance(value, (str, bytes)):
+        raise TritonModelException(f"expected a text, got {type(value).__name__}")
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _runtime() -> Runtime:
+    if runtime is None:
+        raise TritonModelException("requests to other models need a request in progress")
+    return runtime

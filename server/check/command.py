@@ -1,0 +1,289 @@
+"""`gangway check`: which models of a repository can be served here, and what must change for the others."""
+
+import argparse
+import dataclasses
+import json
+import mmap
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import text_format
+
+from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.format import Engine
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.check.repairs import Change, Model, remedy_for, repair
+from gangway.server.check.trial import TrialServer, trial_server
+from gangway.server.errors import ConfigError
+from gangway.server.models.config import (
+    DEFAULT_MODEL_FILENAME,
+    ENGINE_PARAMETER,
+    FALLBACK_PARAMETER,
+    ONNX_SUFFIX,
+    composing_models,
+    is_ensemble,
+    read_config,
+    without_effect,
+)
+from gangway.server.repository.repository import CONFIG_FILENAME, find_models
+
+DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
+which can with changes of config.pbtxt, and which cannot. Compiled models stay in the cache, so `gangway serve` finds
+them there."""
+EPILOG = "exit status: 0 every model can be served as it lies there (after --fix), 1 some cannot, 2 wrong usage"
+KEPT_SUFFIX: Final = ".orig"  # behind the name of a config.pbtxt that --fix replaces
+MAX_COLUMNS: Final = 100
+
+
+class Verdict(StrEnum):
+    """What is said of a model."""
+
+    MOVES = "moves"
+    CHANGES = "moves with changes"
+    CANNOT = "cannot move"
+
+    @property
+    def of_several(self) -> str:
+        """The words for several models."""
+        return self.replace("moves", "move")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model as it lies in a repository. `loose`: its ONNX file, if it has no version folder."""
+
+    name: str
+    folder: Path
+    loose: Path | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is said of a model, and what --fix would write: `config`, if it must change."""
+
+    candidate: Candidate
+    verdict: Verdict
+    served_by: str = ""
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    config: ModelConfig | None = None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
+    options = _parser().parse_args(argv)
+    try:
+        candidates = [each for directory in options.repository for each in _candidates(directory)]
+        if not candidates:
+            print(f"gangway check: no models in {options.repository[0]}: one lies there as NAME/1/model.onnx",
+                  file=sys.stderr)  # fmt: skip
+            return 1
+        with trial_server(options.cache_dir) as server:
+            reports = []
+            for number, candidate in enumerate(_in_order(candidates), 1):
+                if sys.stderr.isatty():
+                    print(f"{number}/{len(candidates)} {candidate.name} ...", end="\r", file=sys.stderr, flush=True)
+                reports.append(_check(server, candidate))
+                if not options.json:
+                    print("\n".join(_lines(reports[-1])), flush=True)
+        changed = [report for report in reports if report.verdict is Verdict.CHANGES]
+        for report in changed if options.fix else ():
+            _write(report)
+    except (RuntimeError, OSError) as error:
+        print(f"gangway check: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps([_plain(each) for each in reports], indent=1) if options.json else _summary(reports, options.fix))
+    undone = [each for each in reports if each.verdict is not Verdict.MOVES and not (options.fix and each in changed)]
+    return 1 if undone else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser("gangway check", DESCRIPTION, EPILOG)
+    parser.add_argument("repository", type=Path, nargs="+", metavar="REPOSITORY", help="folder of models")
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help=f"write the changes; a config.pbtxt that is replaced is kept as {CONFIG_FILENAME}{KEPT_SUFFIX}",
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+    add_cache_dir(parser)
+    return parser
+
+
+def _candidates(directory: Path) -> Iterator[Candidate]:
+    """Yield the models of a repository, also those whose ONNX file lies beside where it should."""
+    for name, folders in find_models([directory]).items():
+        loose = sorted(folders[0].glob(f"*{ONNX_SUFFIX}"))
+        has_versions = any(item.is_dir() and item.name.isdigit() for item in folders[0].iterdir())
+        yield Candidate(name, folders[0], loose[0] if len(loose) == 1 and not has_versions else None)
+    for path in sorted(directory.glob(f"*{ONNX_SUFFIX}")):
+        if path.is_file() and not (directory / path.stem).exists():
+            yield Candidate(path.stem, directory / path.stem, path)
+
+
+def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return ensembles behind the models that they are made of."""
+    known = {candidate.name: candidate for candidate in candidates}
+    placed: dict[str, Candidate] = {}
+
+    def place(name: str, above: tuple[str, ...]) -> None:
+        if name in known and name not in placed and name not in above:
+            for member in composing_models(_written(known[name]) or ModelConfig()):
+                place(member, (*above, name))
+            placed[name] = known[name]
+
+    for name in known:
+        place(name, ())
+    return list(placed.values())
+
+
+def _written(candidate: Candidate) -> ModelConfig | None:
+    """Return the configuration as written, an empty one if there is none; None if it cannot be read."""
+    path = candidate.folder / CONFIG_FILENAME
+    try:
+        return read_config(path) if path.exists() else ModelConfig()
+    except ConfigError:
+        return None
+
+
+def _check(server: TrialServer, candidate: Candidate) -> Report:
+    name, target, written = candidate.name, server.repository / candidate.name, _written(candidate)
+    _link(candidate, target)
+    first = server.load(name)
+    if written is None:
+        return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, first.reason, "correct the text"),))
+    model = Model(name) if first.config else _known_of(server, candidate, written)
+    found, moved = repair(written, model), (_moved(candidate),) if candidate.loose else ()
+    outcome = first
+    if found.changes:
+        (target / CONFIG_FILENAME).unlink(missing_ok=True)
+        (target / CONFIG_FILENAME).write_text(text_format.MessageToString(found.config))
+        outcome = server.load(name)
+    if outcome.config is None:
+        return Report(
+            candidate, Verdict.CANNOT, changes=(*found.changes, Change("model", outcome.reason, remedy_for(written)))
+        )
+    changes = (*moved, *found.changes)
+    return Report(
+        candidate,
+        Verdict.CHANGES if changes else Verdict.MOVES,
+        _served_by(outcome.config),
+        changes,
+        without_effect(found.config, _engine(outcome.config) == Engine.PYTHON.value),
+        found.config if found.changes else None,
+    )
+
+
+def _link(candidate: Candidate, target: Path) -> None:
+    """Make a folder that shows the model as it lies, or as --fix would move it."""
+    target.mkdir()
+    inside = sorted(candidate.folder.iterdir()) if candidate.folder.is_dir() else []
+    for item in inside:
+        (target / item.name).symlink_to(item.resolve())
+    if candidate.loose:
+        (target / "1").mkdir()
+        for path, name in _moves(candidate.loose).items():
+            (target / "1" / name).symlink_to(path.resolve())
+
+
+def _moves(loose: Path) -> dict[Path, str]:
+    """Return the files that belong in the version folder, each with its name there.
+
+    They are the ONNX file and the files with its weights: those beside it whose names it contains.
+    """
+    found = {loose: DEFAULT_MODEL_FILENAME}
+    with loose.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for path in loose.parent.iterdir():
+            if path.is_file() and path.suffix != ONNX_SUFFIX and content.find(path.name.encode()) >= 0:
+                found[path] = path.name
+    return found
+
+
+def _moved(candidate: Candidate) -> Change:
+    assert candidate.loose is not None, "asked for models without a version folder only"
+    place = f"{candidate.name}/1/{DEFAULT_MODEL_FILENAME}"
+    return Change("layout", f"{candidate.loose.name} lies in no version folder", f"moved to {place}")
+
+
+def _known_of(server: TrialServer, candidate: Candidate, written: ModelConfig) -> Model:
+    """Return what is known of a model that is not served as it is."""
+    if is_ensemble(written):
+        return Model(candidate.name)
+    versions = [item for item in candidate.folder.iterdir() if item.is_dir() and item.name.isdigit()]
+    latest = max(versions, key=lambda item: int(item.name), default=candidate.folder)
+    files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
+    wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME
+    filename = files[0] if len(files) == 1 and wanted not in files else wanted
+    return Model(
+        candidate.name, files, server.load(candidate.name, ModelConfig(default_model_filename=filename)).config
+    )
+
+
+def _served_by(config: ModelConfig) -> str:
+    if is_ensemble(config):
+        return f"ensemble of {', '.join(composing_models(config))}"
+    reason = config.parameters[FALLBACK_PARAMETER].string_value if FALLBACK_PARAMETER in config.parameters else ""
+    engine = _engine(config)
+    if engine == Engine.ONNXRUNTIME.value:
+        return f"served by onnxruntime: {reason}"
+    return "compiled" if engine == Engine.NATIVE.value else "executed by its model.py"
+
+
+def _engine(config: ModelConfig) -> str:
+    return config.parameters[ENGINE_PARAMETER].string_value if ENGINE_PARAMETER in config.parameters else ""
+
+
+def _lines(report: Report) -> Iterator[str]:
+    """Yield what is printed of a model."""
+    columns = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+    yield from _wrapped(f"{report.candidate.name}: {report.verdict}", report.served_by, columns)
+    for change in report.changes:
+        yield from _wrapped(f"  {change.field}:", change.reason, columns)
+        yield from _wrapped("    ->", change.remedy, columns) if change.remedy else ()
+    for note in report.notes:
+        yield from _wrapped("  without effect:", note, columns)
+
+
+def _wrapped(head: str, text: str, columns: int) -> list[str]:
+    line = f"{head}, {text}" if text and not head.startswith(" ") else f"{head} {text}".rstrip()
+    return textwrap.wrap(line, columns, subsequent_indent="       ")
+
+
+def _summary(reports: Sequence[Report], fixed: bool) -> str:
+    counts = {verdict: sum(report.verdict is verdict for report in reports) for verdict in Verdict}
+    text = ", ".join(f"{count} {verdict.of_several}" for verdict, count in counts.items() if count)
+    hint = "changes are written" if fixed else "gangway check --fix writes the changes"
+    return f"\n{len(reports)} models: {text}" + (f" ({hint})" if counts[Verdict.CHANGES] else "")
+
+
+def _plain(report: Report) -> dict[str, object]:
+    return {
+        "name": report.candidate.name,
+        "verdict": report.verdict.value,
+        "served_by": report.served_by,
+        "changes": [dataclasses.asdict(change) for change in report.changes],
+        "without_effect": list(report.notes),
+    }
+
+
+def _write(report: Report) -> None:
+    """Do what the report says must change."""
+    candidate = report.candidate
+    if candidate.loose:
+        version = candidate.folder / "1"
+        version.mkdir(parents=True)
+        for path, name in _moves(candidate.loose).items():
+            path.rename(version / name)
+    if report.config is not None:
+        path = candidate.folder / CONFIG_FILENAME
+        kept = path.with_name(CONFIG_FILENAME + KEPT_SUFFIX)
+        if path.exists() and not kept.exists():
+            path.rename(kept)
+        path.write_text(text_format.MessageToString(report.config))

@@ -1,0 +1,71 @@
+"""What a configuration says of a Python model beside its tensors: instances, limits, its environment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.errors import ConfigError, shortened
+
+CODE_FILENAME: Final = "model.py"
+CODE_SUFFIX: Final = ".py"
+ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
+TIMEOUT_PARAMETER: Final = "gangway_python_timeout_s"
+MEMORY_PARAMETER: Final = "gangway_python_memory_mib"
+MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+DEFAULT_TIMEOUT_S: Final = 60.0
+LONGEST_TIMEOUT_S: Final = 500.0  # less than what a run may take before the worker itself counts as hung
+MOST_INSTANCES: Final = 64
+
+
+@dataclass(frozen=True)
+class PythonSettings:
+    """Of one model. `timeout_s`: of an execution that holds a core. `memory_mib`: of an instance's data; 0: not given.
+
+    `environment`: a folder, an archive, or an interpreter; empty: the server's own.
+    """
+
+    instances: int
+    timeout_s: float
+    memory_mib: int
+    environment: str
+    is_decoupled: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "PythonSettings":
+        """Read a configuration. Raises ConfigError."""
+        instances = sum(max(1, group.count) for group in config.instance_group) or 1
+        if instances > MOST_INSTANCES:
+            raise ConfigError(
+                f"instance_group: {instances} instances of a Python model, at most {MOST_INSTANCES} can be"
+            )
+        timeout_s = _number(config, TIMEOUT_PARAMETER, DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S)
+        memory_mib = _number(config, MEMORY_PARAMETER, 0, 1 << 40)
+        return cls(
+            instances,
+            timeout_s,
+            int(memory_mib),
+            _text(config, ENVIRONMENT_PARAMETER),
+            config.model_transaction_policy.decoupled,
+        )
+
+    def environment_path(self, folder: Path) -> Path:
+        """Return where the environment is; `folder`: the model's."""
+        return folder / self.environment.replace(MODEL_DIRECTORY, str(folder))
+
+
+def _text(config: ModelConfig, name: str) -> str:
+    return config.parameters[name].string_value if name in config.parameters else ""
+
+
+def _number(config: ModelConfig, name: str, default: float, most: float) -> float:
+    if name not in config.parameters:
+        return default
+    text = _text(config, name)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= most:
+        raise ConfigError(f'parameter {name}: expected a number above 0, at most {most:g}, got "{shortened(text)}"')
+    return number

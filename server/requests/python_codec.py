@@ -1,0 +1,253 @@
+"""Requests to Python models: frames as for onnxruntime, and one tensor more, in JSON (`executor/python_program.py`)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from gangway.executor.frames import Frame, header_of, is_absent, needed_bytes, plan_frame, read_frame
+from gangway.executor.python_program import STATUS_BYTES
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError
+from gangway.server.models.python_settings import PythonSettings
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.requests.codecs import (
+    MAX_ANSWER_BYTES,
+    NO_SINKS,
+    Answered,
+    AnswerSize,
+    ClassifyingCodec,
+    Codec,
+    ResponseTemplate,
+    Sinks,
+    classified,
+    copy_content,
+    expected_bytes,
+    forget_answer,
+)
+from gangway.server.requests.data_plane import FrameLayout, Submission
+from gangway.server.requests.regions import NO_REGIONS, Contents, Region
+
+STATUS: Final[Mapping[str, grpc.StatusCode]] = {
+    "UNKNOWN": grpc.StatusCode.UNKNOWN,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "UNSUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
+    "ALREADY_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
+    "CANCELLED": grpc.StatusCode.CANCELLED,
+}
+CODES: Final[Mapping[grpc.StatusCode, str]] = {code: name for name, code in STATUS.items()}
+_NOTHING: Final = ((), 0)
+
+Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
+
+
+class Left(NamedTuple):
+    """A request that an instance has kept: where to ask for its responses."""
+
+    address: str
+    execution: int
+    request: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonCodec:
+    """How a Python model answers requests of one form. `about`: what the instance is told of each of them."""
+
+    model: ServedModel
+    inputs: tuple[Tensor, ...]  # in the request's order
+    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
+    outputs: tuple[Tensor, ...]
+    answer_size: AnswerSize
+    sinks: Sinks = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
+
+    def with_about(self, contents: Contents, request_id: bytes) -> Contents:
+        """Return the contents of a request with what the instance is told of it."""
+        request = {**self.about, "wanted": [tensor.name for tensor in self.outputs]}
+        if request_id:
+            request["id"] = request_id.decode(errors="replace")
+        return [*contents, self._encoded({"request": request})]
+
+    def resume_contents(self, left: Left) -> Contents:
+        """Return the contents of a request that gives an execution a core."""
+        return [self._encoded({"resume": (left.address, left.execution)})]
+
+    def _encoded(self, about: Mapping[str, Any]) -> bytes:
+        settings = PythonSettings.of(self.model.config)
+        common = {"instances": settings.instances, "timeout_s": settings.timeout_s}
+        return json.dumps({**about, **common}, separators=(",", ":")).encode()
+
+    def layout(self, contents: Contents) -> FrameLayout:
+        """Return the sizes of both frames; of one without inputs if there are no contents but the last."""
+        tensors: list[tuple[Sequence[int], int]] = [_NOTHING] * (len(self.model.all_inputs) + 1)
+        is_resumed = len(contents) == 1 and len(self.inputs) > 0
+        for tensor, shape, content in zip(
+            () if is_resumed else self.inputs, () if is_resumed else self.shapes, contents[:-1], strict=True
+        ):
+            tensors[tensor.index] = (shape, len(content))
+        tensors[-1] = ((), len(contents[-1]))
+        joins = self.model.joins and not is_resumed
+        return FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, joins)
+
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Write the frame of the inputs, and of what the instance is told."""
+        assert isinstance(submission.layout, FrameLayout), "made by this codec"
+        (view,), frame = submission.inputs, submission.layout.inputs
+        header = header_of(frame)
+        view[: len(header)] = header
+        places = [tensor.index for tensor in self.inputs] if len(contents) > 1 else []
+        for place, content in zip([*places, -1], contents, strict=True):
+            part = frame.parts[place]
+            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+        forget_answer(submission)
+
+    def read(self, view: memoryview) -> Outputs | Left:
+        """Return the outputs that are in an answer, or where they will be.
+
+        Raises RequestError for what the model says in place of them.
+        """
+        if not 0 < needed_bytes(view) <= len(view):
+            raise RequestError(grpc.StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
+        frame: Frame = read_frame(view)
+        contents = [view[part.offset : part.offset + part.size_bytes] for part in frame.parts]
+        status = json.loads(bytes(contents[-1]))
+        if "error" in status:
+            raise error_of(*status["error"])
+        if "left" in status:
+            return Left(*status["left"])
+        return {
+            tensor.name: (frame.parts[tensor.index].shape, contents[tensor.index])
+            for tensor in self.model.outputs.values()
+            if not is_absent(frame.parts[tensor.index])
+        }
+
+    def places_in(self, view: memoryview) -> Mapping[str, int]:
+        """Return where the outputs begin in an answer that has been read."""
+        parts = read_frame(view).parts
+        return {tensor.name: parts[tensor.index].offset for tensor in self.model.outputs.values()}
+
+    def parameters_in(self, view: memoryview) -> Mapping[str, Any]:
+        """Return the parameters of the response in an answer that has been read."""
+        part = read_frame(view).parts[-1]
+        status = json.loads(bytes(view[part.offset : part.offset + part.size_bytes]))
+        parameters: Mapping[str, Any] = status.get("parameters", {})
+        return parameters
+
+    def response(
+        self,
+        request_id: bytes,
+        outputs: Outputs,
+        parameters: Mapping[str, Any],
+        regions: Mapping[str, Region] = NO_REGIONS,
+    ) -> bytes:
+        """Return the response of these outputs. Those that are wanted and not there are left out.
+
+        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
+        """
+        total_bytes = sum(len(content) for _, content in outputs.values())
+        if total_bytes > MAX_ANSWER_BYTES:
+            message = (
+                f"the answer of model '{self.model.name}' has {total_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
+            )
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        answered, tensors = [], [memoryview(b"")] * len(self.model.outputs)
+        for tensor in self.outputs:
+            if tensor.name not in outputs:
+                continue
+            shape, content = outputs[tensor.name]
+            sink = self.sinks.get(tensor.index)
+            if sink is not None:
+                sink.require(len(content), tensor.name)
+                sink.within(regions).write(content)
+            answered.append(Answered(tensor, tensor.client_shape(shape), len(content), sink))
+            tensors[tensor.index] = content
+        response = ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
+        if parameters:
+            more = pb.ModelInferResponse()
+            for key, value in parameters.items():
+                set_parameter(more.parameters[key], value)
+            response += more.SerializeToString()
+        return response
+
+    def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+        """Return the response to a request that the model has answered in one go. Raises RequestError."""
+        found = self.read(submission.outputs[0])
+        if isinstance(found, Left):
+            message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
+            raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
+        return self.response(request_id, found, self.parameters_in(submission.outputs[0]), regions)
+
+
+def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
+    """Set a parameter to a flag, number or text."""
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = str(value)
+
+
+def error_of(code: str, message: str) -> RequestError:
+    """Return the error that a model answers with."""
+    return RequestError(STATUS.get(code, grpc.StatusCode.INTERNAL), message)
+
+
+def python_codec_of(
+    model: ServedModel,
+    shapes: Shapes,
+    outputs: Sequence[Tensor],
+    sinks: Sinks = NO_SINKS,
+    about: Mapping[str, Any] | None = None,
+    wants_empty_final: bool = False,
+) -> PythonCodec:
+    """Return how a Python model answers a request with inputs of these shapes."""
+    own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
+    inputs = tuple(tensor for tensor, _ in shapes.inputs)
+    size = AnswerSize(min(expected_bytes(model, shapes) + STATUS_BYTES, MAX_ANSWER_BYTES))
+    return PythonCodec(
+        model=model,
+        inputs=inputs,
+        shapes=own,
+        outputs=tuple(outputs),
+        answer_size=size,
+        sinks=sinks,
+        about=about or {},
+        wants_empty_final=wants_empty_final,
+    )
+
+
+def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
+    """Return what a Python model is told of a request: its parameters, and those that have a meaning."""
+    about: dict[str, Any] = {}
+    parameters = {
+        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for key, value in request.parameters.items()
+        if not key.startswith("triton_")
+    }
+    for name in ("timeout", "priority"):
+        if name in parameters:
+            about[name] = parameters.pop(name)
+    if parameters:
+        about["parameters"] = parameters
+    return about
+
+
+def python_in(codec: object) -> PythonCodec | None:
+    """Return the codec of a Python model that stands behind another one, or is it; None for other models."""
+    inner: object = codec.codec if isinstance(codec, ClassifyingCodec) else codec
+    return inner if isinstance(inner, PythonCodec) else None
+
+
+def finished(codec: Codec, response: bytes) -> bytes:
+    """Return a response as the outer codec has it."""
+    return classified(response, codec.classes, codec.batched) if isinstance(codec, ClassifyingCodec) else response

@@ -1,0 +1,47 @@
+"""Which models are being compiled or measured, for those who watch the server."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Literal
+
+from gangway.server.messages import Job, JobsUnderWay
+
+TELL_EVERY_S: Final = 1.0  # of a job's phases, which may change far more often
+
+
+class Jobs:
+    """All jobs under way. `tell` gets them whenever one begins or ends, and phases now and then.
+
+    For the supervisor's event loop.
+    """
+
+    def __init__(self, tell: Callable[[JobsUnderWay], None]) -> None:
+        self._tell = tell
+        self._jobs: dict[int, Job] = {}
+        self._told_s = 0.0
+        self._next = 0
+
+    def begin(self, kind: Literal["compile", "profile"], model: str) -> int:
+        """A job begins; return its number."""
+        self._next += 1
+        self._jobs[self._next] = Job(kind, model, time.time())
+        self._tell_all()
+        return self._next
+
+    def advance(self, number: int, phase: str) -> None:
+        """A job has come to this phase: a name, a comma, and how far it is."""
+        before = self._jobs[number].phase
+        self._jobs[number] = replace(self._jobs[number], phase=phase)
+        is_new = before.partition(",")[0] != phase.partition(",")[0]
+        if is_new or time.monotonic() - self._told_s >= TELL_EVERY_S:
+            self._tell_all()
+
+    def end(self, number: int) -> None:
+        """A job has ended."""
+        del self._jobs[number]
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._told_s = time.monotonic()
+        self._tell(JobsUnderWay(tuple(self._jobs.values())))

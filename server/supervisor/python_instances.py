@@ -1,0 +1,278 @@
+"""Instances of Python models: processes of their own (`python_backend/`), each started again when it ends.
+
+They may run in another Python environment. What model.py writes goes to the server's log.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
+from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX, address_of
+from gangway.server.errors import ModelLoadError, shortened
+from gangway.server.supervisor.log import ServerLog
+from gangway.server.supervisor.processes import Child, SupervisedProcess
+
+_log = logging.getLogger(__name__)
+
+HOST: Final = Path(__file__).resolve().parents[2] / "python_backend" / "__main__.py"
+FINALIZE_SECONDS: Final = 5.0
+MOST_MESSAGE_CHARACTERS: Final = 2000
+# Libraries that would start a thread for each core, of which an instance has one.
+ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class InstancePlan:
+    """What to load, and how. `python`: of the environment. `config`: as JSON, as far as config.pbtxt says it.
+
+    `completes`: model.py may complete it. `memory_bytes`: of an instance, for its data; 0: any.
+    """
+
+    name: str
+    version: int
+    folder: Path
+    filename: str
+    config: str
+    completes: bool
+    count: int
+    memory_bytes: int
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, instance: int) -> dict[str, str]:
+        """Return what `initialize` gets, but for the configuration."""
+        return {
+            "model_instance_kind": "CPU",
+            "model_instance_name": f"{self.name}_{instance}",
+            "model_instance_device_id": "0",
+            "model_repository": str(self.folder),
+            "model_version": str(self.version),
+            "model_name": self.name,
+        }
+
+
+class _Instance:
+    """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time."""
+
+    def __init__(self, plan: InstancePlan, number: int, address: str, log: ServerLog) -> None:
+        self._plan, self._number, self._address, self._log = plan, number, address, log
+        loop = asyncio.get_running_loop()
+        self.completed: asyncio.Future[str] = loop.create_future()
+        self.told: asyncio.Future[str] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._control: socket.socket | None = None
+        self._conversation: asyncio.Task[None] | None = None
+        self.title = f"{plan.name}, instance {number}"
+        self.kept = SupervisedProcess(self.title, self._launch, self._ended, begun=self._begun)
+
+    def start(self) -> None:
+        """Start the process. Raises OSError."""
+        self.kept.start()
+
+    async def stop(self) -> None:
+        """Have it finalized, or killed where that takes too long."""
+        self.kept.stop_restarting()
+        if self._conversation is not None and not self._conversation.done():
+            self._conversation.cancel()
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.sendall(_packed({"finalize": True}))
+        if self.kept.child is not None:
+            await self.kept.child.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
+        self._close_control()
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        listener = socket.socket(socket.AF_UNIX)  # it listens when the model is ready, not before
+        ours, theirs = socket.socketpair()
+        fds = (theirs.fileno(), listener.fileno())
+        command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
+        variables = dict.fromkeys(ONE_THREAD, "1") | dict(os.environ) | dict(self._plan.environment)
+        try:
+            with listener, theirs, self._log.of_child(self.title, logging.INFO) as stderr:
+                listener.bind(self._address)
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env=variables,
+                    cwd=self._plan.folder,
+                )
+        except OSError:
+            ours.close()
+            raise
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, WORKER_NICE if may_raise_priority() else LOWERED_WORKER_NICE)
+        self._close_control()
+        ours.setblocking(False)
+        self._control = ours
+        return process
+
+    def _begun(self) -> None:
+        assert self._control is not None, "launched"
+        self._conversation = asyncio.get_running_loop().create_task(self._converse(self._control))
+        self._conversation.add_done_callback(_ignore_end)
+
+    async def _converse(self, control: socket.socket) -> None:
+        """Tell a process what to load, and hear how that went."""
+        plan, loop = self._plan, asyncio.get_running_loop()
+        completes = plan.completes and self._number == 0 and not self.told.done()
+        order = {
+            "folder": str(plan.folder),
+            "filename": plan.filename,
+            "arguments": plan.arguments(self._number),
+            "memory_bytes": plan.memory_bytes,
+            "completes": completes,
+            "config": plan.config if completes else await self.told,
+        }
+        await loop.sock_sendall(control, _packed(order))
+        answer = await _received(control)
+        if "config" in answer:
+            self.completed.set_result(answer["config"])
+            await loop.sock_sendall(control, _packed({**order, "config": await self.told}))
+            answer = await _received(control)
+        if "error" in answer:
+            reason = shortened(str(answer["error"]), MOST_MESSAGE_CHARACTERS)
+            if self.ready.done():
+                _log.error("%s cannot be initialised again: %s", self.title, reason)
+            else:
+                self._fail(reason)
+        elif not self.ready.done():
+            self.ready.set_result(None)
+        else:
+            _log.info("%s is ready again", self.title)
+
+    def _ended(self, child: Child) -> None:
+        if not self.ready.done():
+            self.kept.stop_restarting()
+            reason, conversation = f"its process {child.exit_text()}", self._conversation
+            if conversation is None or conversation.done():
+                self._fail(reason)
+            else:  # the process may have said more about it
+                conversation.add_done_callback(lambda _: self._fail(reason))
+
+    def _fail(self, reason: str) -> None:
+        self.kept.stop_restarting()
+        error = ModelLoadError(reason)
+        for future in (self.completed, self.ready):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # one of them may be nobody's
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+class ModelInstances:
+    """All instances of one model, which has this number. Everything is called in the supervisor's event loop."""
+
+    def __init__(self, plan: InstancePlan, sockets: str, model_id: int, log: ServerLog) -> None:
+        self._plan = plan
+        self._instances = [
+            _Instance(plan, number, address_of(sockets, model_id, number), log) for number in range(plan.count)
+        ]
+
+    async def completed_config(self) -> str:
+        """Start the first instance; return the configuration as model.py has completed it, as JSON.
+
+        Raises ModelLoadError.
+        """
+        first = self._instances[0]
+        self._start(first)
+        return await first.completed if self._plan.completes else self._plan.config
+
+    async def initialise(self, config: str) -> None:
+        """Return when all instances are ready. Raises ModelLoadError."""
+        for instance in self._instances:
+            instance.told.set_result(config)
+        for instance in self._instances[1:]:
+            self._start(instance)
+        await asyncio.gather(*(instance.ready for instance in self._instances))
+
+    async def stop(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(instance.stop() for instance in self._instances))
+
+    def _start(self, instance: _Instance) -> None:
+        try:
+            instance.start()
+        except OSError as error:
+            raise ModelLoadError(f"{self._plan.python} cannot be started: {error}") from error
+
+
+class PythonInstances:
+    """The instances of all models, by the model's number. `sockets`: what their addresses begin with."""
+
+    def __init__(self, log: ServerLog) -> None:
+        self._log = log
+        self.sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
+        self._models: dict[int, ModelInstances] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def add(self, model_id: int, plan: InstancePlan) -> ModelInstances:
+        """Return the instances of a model, none of which is started."""
+        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._log)
+        return instances
+
+    def remove(self, model_id: int, then: Callable[[], None] = lambda: None) -> None:
+        """End a model's instances, if it has any; `then` is called when they have ended."""
+        instances = self._models.pop(model_id, None)
+        if instances is None:
+            then()
+            return
+        task = asyncio.get_running_loop().create_task(_then(instances.stop(), then))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def stop(self) -> None:
+        """End all instances."""
+        await asyncio.gather(*(instances.stop() for instances in self._models.values()), *self._ending)
+
+
+async def _then(work: Awaitable[None], then: Callable[[], None]) -> None:
+    await work
+    then()
+
+
+def _ignore_end(task: "asyncio.Task[None]") -> None:
+    """A process that ends amid its conversation is dealt with where its end is seen."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, EOFError | OSError):
+        raise error
+
+
+def _packed(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return PREFIX.pack(len(text), 0) + text
+
+
+async def _received(control: socket.socket) -> dict[str, Any]:
+    header_bytes, _ = PREFIX.unpack(await _read(control, PREFIX.size))
+    if header_bytes > MAX_HEADER_BYTES:
+        raise EOFError
+    answer: dict[str, Any] = json.loads(await _read(control, header_bytes))
+    return answer
+
+
+async def _read(control: socket.socket, size_bytes: int) -> bytes:
+    content = b""
+    while len(content) < size_bytes:
+        part = await asyncio.get_running_loop().sock_recv(control, size_bytes - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return content

@@ -1,0 +1,236 @@
+"""`gangway capacity`: whether a machine carries a load within its latency targets, and how many cores it takes.
+
+A front of profiles and the simulator: the live scheduler's policy runs on a virtual clock over the measured models.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.command_line import CommandParser
+from gangway.artifact.console import Console, ProgressBars, Table
+from gangway.artifact.profile import ProfileError
+from gangway.scheduler.policies.registry import DEFAULT_POLICY
+from gangway.simulator.batching import Batching
+from gangway.simulator.machine import Overheads
+from gangway.simulator.measured import MeasuredModel, profiled_models
+from gangway.simulator.runs import TARGET, Goal, RateEstimate, estimate_rate, one_core_rate, run_policy, share_in_time
+from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario
+from gangway.workload.mix import Mix, MixModel
+from gangway.workload.outcomes import Row
+from gangway.workload.qos import WorkloadError, parse_qos
+
+DESCRIPTION = """Say whether so many cores carry a load, at what highest rates, and how many cores it takes. Models are
+those that `gangway profile` or a server has measured on this machine, and those that come with the simulator."""
+EPILOG = """examples:
+  gangway capacity resnet50=20@3x mobilenetv2=60@15
+  gangway capacity resnet50=20@3x mobilenetv2=60@15 --cores 8
+
+A target is a number of milliseconds, or a multiple of the model's latency alone. A model without one waits for the
+others. exit status: 0 the load is carried, 1 it is not, 2 wrong usage"""
+QUERIES: Final = 2000
+SEEDS: Final = 3
+MOST_CORES: Final = 256
+BUSY: Final = 0.95  # of all cores, beyond which no machine carries a load for long
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    """What becomes of a model's requests at the given rate. `in_time`: their share; None without a target."""
+
+    name: str
+    rate_per_s: float
+    isolated_us: float
+    target_us: float | None
+    in_time: float | None
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a machine makes of a load.
+
+    `highest`: the highest load that it carries, as a multiple of this one, for each of several seeds. `cores_needed`:
+    None beyond MOST_CORES.
+    """
+
+    cores: int
+    models: tuple[ModelAnswer, ...]
+    carried: bool
+    core_use: float
+    highest: RateEstimate
+    cores_needed: int | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
+    options = _parser().parse_args(argv)
+    rate_per_s = math.fsum(model.weight or 0.0 for model in options.load)
+    console = Console(width=min(80, Console().width) if sys.stdout.isatty() else 80)
+    try:
+        mix = Mix("load", tuple(options.load))
+        measured = profiled_models(options.cache_dir, options.profile)
+        scenario = partial(_scenario, mix, measured, OVERHEADS[options.overheads], options.batch)
+        with ProgressBars(Console(stderr=True)) as bars:
+            task = bars.add_task("simulate", total=None)
+            answer = find_capacity(scenario, options.cores, rate_per_s, options.goal / 100, options.queries)
+            bars.update(task, total=1, completed=1)
+    except (WorkloadError, ProfileError, OSError) as error:
+        print(f"gangway capacity: {error}", file=sys.stderr)
+        return 1
+    strangers = (f"{name} is not measured on this machine" for name in mix.names if name not in measured)
+    for doubt in (*strangers, *scenario(options.cores).doubts):
+        print(f"gangway capacity: warning: {doubt}; `gangway profile` measures it", file=sys.stderr)
+    if options.json:
+        print(json.dumps({**asdict(answer), "highest": answer.highest.mean_per_s}, indent=1))
+    else:
+        console.print(_table(answer))
+        console.print(*_sentences(answer, options.goal), sep="\n", highlight=False)
+    return 0 if answer.carried else 1
+
+
+def find_capacity(
+    scenario: Callable[[int], Scenario], cores: int, rate_per_s: float, share: float, queries: int = QUERIES
+) -> Answer:
+    """Return what `cores` cores make of a load of `rate_per_s` requests a second, and how many cores it takes.
+
+    `scenario`: the load on so many cores. `share`: of each model's requests that are to be in time. Raises
+    WorkloadError for a load without a target.
+    """
+    here = scenario(cores)
+    if not any(here.targets_us):
+        raise WorkloadError("no model has a target: give one behind @, as in resnet50=20@3x")
+    run = run_policy(DEFAULT_POLICY, here, rate_per_s, queries, seed=1)
+    rows = zip(run.summary.models, here.mix.shares, here.isolated_us, here.targets_us, strict=True)
+    goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
+    highest = estimate_rate(DEFAULT_POLICY, here, goal, queries, seeds, rate_per_s)
+    return Answer(
+        cores,
+        tuple(_model_answer(row, part * rate_per_s, alone_us, target_us) for row, part, alone_us, target_us in rows),
+        carries(here, rate_per_s, share, queries),
+        run.core_use,
+        RateEstimate(tuple(rate / rate_per_s for rate in highest.rates_per_s)),
+        _cores_needed(scenario, rate_per_s, share, queries),
+    )
+
+
+def _model_answer(row: Row, rate_per_s: float, isolated_us: float, target_us: float | None) -> ModelAnswer:
+    in_time = row.satisfied[TARGET]
+    return ModelAnswer(row.name, rate_per_s, isolated_us, target_us, in_time, row.p50_us, row.p95_us, row.p99_us)
+
+
+def carries(scenario: Scenario, rate_per_s: float, share: float, queries: int = QUERIES) -> bool:
+    """Whether most seeds of arrivals have so large a share of each model's requests in time."""
+    if rate_per_s > BUSY * one_core_rate(scenario):
+        return False
+    goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
+    shares = (share_in_time(DEFAULT_POLICY, scenario, goal, rate_per_s, queries, seed) for seed in seeds)
+    return median(shares) >= share
+
+
+def _cores_needed(scenario: Callable[[int], Scenario], rate_per_s: float, share: float, queries: int) -> int | None:
+    """Return the smallest number of cores that carries a load, by doubling and bisection."""
+    high = 1
+    while not carries(scenario(high), rate_per_s, share, queries):
+        high *= 2
+        if high > MOST_CORES:
+            return None
+    low = high // 2  # which does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if carries(scenario(middle), rate_per_s, share, queries) else (middle, high)
+    return high
+
+
+def _scenario(
+    mix: Mix, measured: Mapping[str, MeasuredModel], overheads: Overheads, batch: int, cores: int
+) -> Scenario:
+    requests = Requests(batching=Batching(batch) if batch > 1 else None)
+    return make_scenario(mix, cores, measured, overheads, requests=requests)
+
+
+def _table(answer: Answer) -> Table:
+    title = f"{answer.cores} cores, {answer.core_use:.0%} busy, simulated"
+    table = Table("model", title=title)
+    for heading in ("per s", "alone ms", "target ms", "in time", "p50 ms", "p95 ms", "p99 ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in answer.models:
+        table.add_row(
+            model.name,
+            f"{model.rate_per_s:.4g}",
+            _ms(model.isolated_us),
+            _ms(model.target_us),
+            "-" if model.in_time is None else f"{model.in_time:.1%}",
+            *(_ms(value) for value in (model.p50_us, model.p95_us, model.p99_us)),
+        )
+    return table
+
+
+def _ms(value_us: float | None) -> str:
+    if value_us is None:
+        return "-"
+    return f"{value_us / 1e3:.3g}" if value_us < 1e6 else f"{value_us / 1e3:.0f}"
+
+
+def _sentences(answer: Answer, percent: float) -> list[str]:
+    needed = f"more than {MOST_CORES}" if answer.cores_needed is None else str(answer.cores_needed)
+    found = [
+        f"highest load on {answer.cores} cores: {answer.highest} times this one",
+        f"cores for this load: {needed}",
+    ]
+    late = [model for model in answer.models if model.in_time is not None and model.in_time < percent / 100]
+    if late and answer.core_use < BUSY:
+        targets = ", ".join(f"{model.name} {_ms(model.p95_us)}" for model in late)
+        found.append(f"targets, ms, that 95 % of requests meet at this load: {targets}")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser("gangway capacity", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("load", type=_loaded_model, nargs="+", metavar="MODEL=RATE[@TARGET]", help="requests per second, and a target")
+    add("--cores", type=_cores, default=len(os.sched_getaffinity(0)), metavar="N", help="of the machine (this one's)")
+    add("--goal", type=float, default=95.0, metavar="PERCENT", help="of each model's requests in time (95)")
+    add("--batch", type=int, default=4, metavar="B", help="rows of a batch at most, 1: none (4)")
+    add(
+        "--overheads",
+        choices=("shared", "spare"),
+        default="shared",
+        help="front end and scheduler use the same cores, or others (shared)",
+    )
+    add("--profile", type=Path, nargs="+", default=[], metavar="FILE", help="files of `gangway profile`")
+    add("--queries", type=int, default=QUERIES, metavar="N", help=f"in one simulation; fewer are quicker ({QUERIES})")
+    add("--json", action="store_true", help="print everything as one object")
+    add_cache_dir(parser)
+    return parser
+
+
+def _loaded_model(text: str) -> MixModel:
+    name, _, load = text.rpartition("=")
+    rate, _, target = load.partition("@")
+    try:
+        model = MixModel(name, float(rate), parse_qos(target) if target else None)
+        if not (name and math.isfinite(float(rate)) and float(rate) > 0):
+            raise ValueError("the rate must be positive")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected MODEL=RATE[@TARGET], as resnet50=20@3x, got {text!r}: {error}"
+        ) from error
+    return model
+
+
+def _cores(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_CORES:
+        raise argparse.ArgumentTypeError(f"1 to {MOST_CORES} cores were expected, not {text!r}")
+    return int(text)

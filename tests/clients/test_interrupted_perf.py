@@ -1,0 +1,105 @@
+"""`gangway perf` and Ctrl-C: what was measured is shown; and the line on a terminal that tells how far it is."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.repository import GANGWAY
+
+PERF = ("perf", "--mix=mlp=1", "--isolated=mlp=1", "--qos=3x", "--warmup=0.2")
+
+
+@contextmanager
+def running(server: LiveServer, *flags: str, stderr: int = subprocess.PIPE) -> Iterator["subprocess.Popen[str]"]:
+    command = [*GANGWAY, *PERF, "--url", server.url, *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def shown_until(process: "subprocess.Popen[str]", text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} is not shown")
+
+
+def answered(server: LiveServer, process: "subprocess.Popen[str]", count: int) -> None:
+    """Return when the server has answered so many requests more."""
+    import tritonclient.grpc as triton
+
+    with triton.InferenceServerClient(server.url) as client:
+
+        def served() -> int:
+            statistics = client.get_inference_statistics("mlp").model_stats[0]
+            return int(statistics.inference_stats.success.count)
+
+        begin, end_s = served(), time.monotonic() + 30
+        while served() < begin + count:
+            assert time.monotonic() < end_s and process.poll() is None
+            time.sleep(0.02)
+
+
+def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    with running(gangway_server, "--rate=50", "--seconds=1000", f"--json={file}") as process:
+        shown_until(process, "capacity")
+        answered(gangway_server, process, 60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "")
+    assert "interrupted after" in out and "queries had ended" in out
+    (total,) = (line.split() for line in out.splitlines() if "total" in line)
+    result = json.loads(file.read_text())
+    assert result["scenario"] == {"name": "poisson", "interrupted": True}
+    (run,) = result["runs"]
+    assert run["total"]["queries"] >= 40 and str(run["total"]["queries"]) in total
+    assert not run["total"]["errors"]
+    assert 40 < run["total"]["qps"] < 60
+
+
+def test_a_search_that_is_interrupted_shows_its_rates(gangway_server: LiveServer) -> None:
+    flags = ("--search", "--rate=30", "--seconds=1", "--qos=1000x")
+    with running(gangway_server, *flags) as process:
+        shown_until(process, "queries;")  # the first rate
+        answered(gangway_server, process, 20)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "of all queries within 1000x: " in out and "so far" in out
+
+
+def test_nothing_is_shown_of_nothing(gangway_server: LiveServer) -> None:
+    with running(gangway_server, "--rate=50", "--seconds=1000", "--warmup=900") as process:
+        shown_until(process, "capacity")
+        answered(gangway_server, process, 20)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "gangway perf: interrupted before anything was measured\n")
+    assert "total" not in out
+
+
+def test_a_terminal_shows_how_far_a_run_is_and_a_pipe_does_not(gangway_server: LiveServer) -> None:
+    flags = ("--rate=50", "--seconds=2")
+    leader, follower = pty.openpty()
+    with running(gangway_server, *flags, stderr=follower) as process:
+        out, _ = process.communicate(timeout=60)
+    os.close(follower)
+    shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert process.returncode == 0 and "total" in out
+    assert " of 2 s: " in shown and " answered, " in shown
+    assert shown.endswith("\r\x1b[K")  # nothing of it stays
+    with running(gangway_server, *flags) as process:
+        _, err = process.communicate(timeout=60)
+    assert err == ""

@@ -1,0 +1,98 @@
+"""Repositories with Python models, servers of them, and requests."""
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.processes import command_of, descendants_of
+
+Array = npt.NDArray[Any]
+TIMEOUT_S = 30
+HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+ADD = """
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + np.float32(1))]))
+        return responses
+"""
+
+
+def config_of(inputs: str = "x:FP32:4", outputs: str = "y:FP32:4", batch: int = 0, more: str = "") -> str:
+    """A config.pbtxt; tensors as "name:TYPE:dim,dim name:TYPE:dim"."""
+    lines = ['backend: "python"', f"max_batch_size: {batch}"]
+    for group, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors.split():
+            name, datatype, dims = tensor.split(":")
+            lines.append(f'{group} {{ name: "{name}" data_type: TYPE_{datatype} dims: [{dims}] }}')
+    return "\n".join([*lines, more])
+
+
+def parameter(key: str, value: object) -> str:
+    """A parameter of config.pbtxt."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+
+
+def write(repository: Path, name: str, body: str = ADD, config: str | None = None, head: str = HEAD) -> Path:
+    """Write a model whose class has this body; without a configuration one of float32 x and y of four elements."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    text = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    (folder / "1" / "model.py").write_text(f"{head}class TritonPythonModel:\n{text}\n")
+    config = config_of() if config is None else config
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server and a client of it."""
+
+    server: LiveServer
+    client: triton.InferenceServerClient
+    repository: Path
+
+    def infer(self, name: str, timeout_s: float = TIMEOUT_S, **feeds: Array) -> dict[str, Array]:
+        """The outputs of a request."""
+        result = self.client.infer(name, inputs_of(feeds), client_timeout=timeout_s)
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+    def instances(self, name: str) -> list[int]:
+        """The processes of a model's instances."""
+        pids = descendants_of(self.server.process.pid)
+        folder = str(self.repository / name)
+        return [pid for pid in pids if "python_backend" in command_of(pid) and _folder_of(pid) == folder]
+
+    def log(self) -> str:
+        """What the server has written."""
+        return self.server.log.read_text()
+
+
+def inputs_of(feeds: dict[str, Array]) -> list[triton.InferInput]:
+    """Inputs of a request."""
+    inputs = []
+    for name, array in feeds.items():
+        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+def four(value: float) -> Array:
+    """Four numbers."""
+    return np.full(4, value, np.float32)
+
+
+def _folder_of(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""

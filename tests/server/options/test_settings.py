@@ -1,0 +1,161 @@
+"""Settings from a file and from variables, the two helps, and near names: each command as a process."""
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lib.repository import GANGWAY
+from gangway.artifact.commands import COMMANDS
+
+MAX_COMMON_FLAGS = 25
+
+
+def gangway(folder: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GANGWAY_")}
+    return subprocess.run(
+        [*GANGWAY, *arguments],
+        cwd=folder,
+        env={**environment, "COLUMNS": "80", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def effective(folder: Path, *arguments: str, **variables: str) -> dict[str, str]:
+    """What --show-config says is set, with where each is from."""
+    ran = gangway(folder, "serve", ".", *arguments, "--show-config", **variables)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert tomllib.loads(ran.stdout).keys() == {"serve"}
+    return dict(line.split(" = ", 1) for line in ran.stdout.splitlines() if " = " in line and not line.startswith("#"))
+
+
+def config(folder: Path, text: str) -> str:
+    (folder / "gangway.toml").write_text(text)
+    return "--config=gangway.toml"
+
+
+def test_a_flag_counts_more_than_a_variable_and_that_more_than_a_file(tmp_path: Path) -> None:
+    file = config(tmp_path, "http-port = 1\ngrpc-port = 1\n[serve]\ngrpc-port = 2\nmetrics-port = 3\n")
+    variables = {"GANGWAY_METRICS_PORT": "4", "GANGWAY_HTTP_PORT": "5"}
+    assert effective(tmp_path, file, "--http-port=6", **variables) == {
+        "grpc-port": '"2"  # gangway.toml, [serve] grpc-port',
+        "http-port": '"6"  # command line',
+        "metrics-port": '"4"  # GANGWAY_METRICS_PORT',
+    }
+    assert effective(tmp_path, "--http-port", "6", GANGWAY_CONFIG="gangway.toml")["grpc-port"].startswith('"2"')
+
+
+def test_lists_switches_and_truth_values(tmp_path: Path) -> None:
+    file = config(
+        tmp_path,
+        '[serve]\nload-model = ["a", "b"]\nmodel-control-mode = "explicit"\nno-profile = true\nallow-http = false\n'
+        "disable-auto-complete-config = false\nprofile-seconds = 1.5\n",
+    )
+    found = effective(tmp_path, file)
+    assert found["load-model"].startswith('["a", "b"]')
+    assert found["no-profile"].startswith("true") and found["allow-http"].startswith('"false"')
+    assert found["disable-auto-complete-config"].startswith("false")
+    assert effective(tmp_path, file, "--load-model=c")["load-model"] == '["c"]  # command line'
+    assert "no-profile" not in effective(tmp_path, file, "--profile-seconds=2")  # two flags for one value
+    assert effective(tmp_path, file, GANGWAY_NO_PROFILE="false")["no-profile"].startswith("false")
+
+
+def test_what_is_shown_is_a_file_that_says_the_same(tmp_path: Path) -> None:
+    ran = gangway(tmp_path, "serve", ".", "--show-config", "--load-model=ä\"'#", "--model-control-mode=explicit")
+    again = effective(tmp_path, config(tmp_path, ran.stdout))
+    assert {name: text.split("  # ")[0] for name, text in again.items()} == {
+        "model-control-mode": '"explicit"',
+        "load-model": '["ä\\"\'#"]',
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("htp-port = 1", "gangway.toml: unknown setting 'htp-port'; did you mean 'http-port'?"),
+        ("[serve]\nhtp-port = 1", "gangway.toml, [serve]: unknown setting 'htp-port'; did you mean 'http-port'?"),
+        ("[sreve]\nhttp-port = 1", "gangway.toml: no command is called 'sreve'; did you mean 'serve'?"),
+        ("[serve]\nhelp = true", "unknown setting 'help'"),
+        ("http-port = 70000", "argument --http-port: 70000 is not a port (of gangway.toml http-port)"),
+        ("http-port = [1, 2]", "gangway.toml http-port: one value is expected, not a list"),
+        ("http-port = 1979-05-27", "gangway.toml http-port: a text, a number, a truth value"),
+        ("no-profile = 3", "gangway.toml no-profile: '3' is neither true nor false"),
+        ("no-profile = []", "gangway.toml no-profile: one value is expected, not a list"),
+        ("[serve]\n[serve.http]\nport = 1", "unknown setting 'http'"),
+        ("serve = 3", "unknown setting 'serve'"),
+        ("load-model = []\nhttp-port = ", "gangway.toml: Invalid value"),
+        ("[client]\nurl = 3", ""),
+        ("load-model = []", ""),
+    ],
+)
+def test_files_are_checked(tmp_path: Path, text: str, said: str) -> None:
+    ran = gangway(tmp_path, "serve", ".", config(tmp_path, text), "--show-config")
+    assert said in ran.stderr
+    assert ran.returncode == (2 if said else 0), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("GANGWAY_HTP_PORT", "1", "the variable GANGWAY_HTP_PORT is no setting; did you mean GANGWAY_HTTP_PORT?"),
+        ("GANGWAY_HTTP_PORT", "x", "argument --http-port: x is not a port (of GANGWAY_HTTP_PORT)"),
+        ("GANGWAY_NO_PROFILE", "perhaps", "GANGWAY_NO_PROFILE: 'perhaps' is neither true nor false"),
+        ("GANGWAY_CONFIG", "absent.toml", "--config absent.toml: No such file or directory"),
+        ("GANGWAY_URL", "localhost:1", ""),  # of a client
+        ("GANGWAY_SEARCH", "true", ""),
+        ("GANGWAY_PORT", "tcp://10.0.0.1:8001", ""),  # of Kubernetes, for services called gangway and gangway-http
+        ("GANGWAY_HTTP_PORT", "tcp://10.0.0.1:8000", ""),
+        ("GANGWAY_SERVICE_PORT_HTTP", "8000", ""),
+        ("GANGWAY_PORT_8001_TCP_ADDR", "10.0.0.1", ""),
+    ],
+)
+def test_variables_are_checked(tmp_path: Path, variable: str, value: str, said: str) -> None:
+    ran = gangway(tmp_path, "serve", ".", "--show-config", **{variable: value})
+    assert said in ran.stderr
+    assert ran.returncode == (2 if said else 0), ran.stderr
+
+
+def test_other_commands_have_settings(tmp_path: Path) -> None:
+    file = config(tmp_path, '[client]\nurl = "127.0.0.1:9"\nrandom = true\n[serve]\nhttp-port = 1\n')
+    (tmp_path / "a.npy").touch()
+    ran = gangway(tmp_path, "client", "x", file, "--input=a=a.npy")  # which excludes --random
+    assert ran.returncode == 3
+    assert "no server answers at 127.0.0.1:9" in ran.stderr
+    ran = gangway(tmp_path, "client", "x", GANGWAY_URL="127.0.0.1:7")
+    assert "no server answers at 127.0.0.1:7" in ran.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_fits_a_screen_and_the_long_one_has_all(tmp_path: Path, command: str) -> None:
+    short = gangway(tmp_path, command, "--help").stdout
+    flags = [line for line in short.splitlines() if line.startswith("  -")]
+    assert 3 <= len(flags) <= MAX_COMMON_FLAGS
+    assert max(map(len, short.splitlines())) <= 80
+    if "--help-all" in short:
+        long = gangway(tmp_path, command, "--help-all").stdout
+        assert len([line for line in long.splitlines() if line.startswith("  -")]) > len(flags)
+        assert set(short.split()) <= set(long.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve", "--htp-port=1"), "unrecognized arguments: --htp-port=1; did you mean '--http-port'?"),
+        (("client", "x", "--cuont", "3"), "unrecognized arguments: --cuont 3; did you mean '--count'?"),
+        (("client", "x", "--zzz"), "unrecognized arguments: --zzz\n"),
+        (("serve", ".", "--scheduler=vetair"), "veltair_as; did you mean 'veltair'?"),
+        (("clinet", "x"), "unknown command 'clinet'; did you mean 'client'?"),
+        (("completion", "fihs"), "did you mean 'fish'?"),
+        (("serve", ".", "--model-control-mode=explcit"), "did you mean 'explicit'?"),
+    ],
+)
+def test_near_names(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    ran = gangway(tmp_path, *arguments)
+    assert ran.returncode == 2
+    assert said in ran.stderr

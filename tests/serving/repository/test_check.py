@@ -1,0 +1,122 @@
+"""`gangway check`: what it says of each kind of model is what a server then does with it."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.repository import GANGWAY
+from gangway.server.models.config import read_config
+from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, write_all
+
+pytestmark = pytest.mark.long
+
+FIELDS = {
+    "batch_in_dims": ("input 'x': dims", "output 'y': dims"),
+    "copied_folder": ("name",),
+    "decoupled": ("model_transaction_policy.decoupled",),
+    "fixed_batch": ("max_batch_size",),
+    "loose_file": ("layout",),
+    "misspelt": ("parameters['qos-ms']",),
+    "no_version": ("layout",),
+    "other_filename": ("default_model_filename",),
+    "other_type": ("input 'x': data_type",),
+    "preferred": ("dynamic_batching.preferred_batch_size",),
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A repository that --fix has changed: what the command said of each model, and a server of the result."""
+
+    repository: Path
+    reports: dict[str, dict[str, Any]]
+    status: int
+    client: triton.InferenceServerClient
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checked]:
+    folder = tmp_path_factory.mktemp("check")
+    repository, cache = write_all(folder / "models"), f"--cache-dir={folder / 'cache'}"
+    command = [*GANGWAY, "check", str(repository), "--fix", "--json", cache]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    reports = {report["name"]: report for report in json.loads(done.stdout)}
+    with live_server(repository, [cache, "--model-control-mode=explicit"]) as server:
+        yield Checked(repository, reports, done.returncode, triton.InferenceServerClient(server.url))
+
+
+def test_every_model_has_a_verdict(checked: Checked) -> None:
+    assert {name: report["verdict"] for name, report in checked.reports.items()} == {
+        name: verdict for name, (verdict, _) in KINDS.items()
+    }
+    assert checked.status == 1, "some cannot move"
+
+
+@pytest.mark.parametrize("name", [name for name, (verdict, _) in KINDS.items() if verdict != CANNOT])
+def test_what_moves_is_served_and_answers(checked: Checked, name: str) -> None:
+    checked.client.load_model(name)
+    config = checked.client.get_model_config(name).config
+    rows = np.array([[-1.0, 2.0, -3.0, 4.0]], np.float32)
+    tensor = triton.InferInput(config.input[0].name, list(rows.shape), "FP32")
+    tensor.set_data_from_numpy(rows)
+    answer = checked.client.infer(name, [tensor]).as_numpy(config.output[0].name)
+    assert answer.tolist() == [[0.0, 2.0, 0.0, 4.0]]
+
+
+@pytest.mark.parametrize("name", [name for name, (verdict, _) in KINDS.items() if verdict == CANNOT])
+def test_what_cannot_move_is_refused_for_the_reason_that_was_given(checked: Checked, name: str) -> None:
+    with pytest.raises(InferenceServerException) as refused:
+        checked.client.load_model(name)
+    reason = checked.reports[name]["changes"][-1]["reason"]
+    assert reason.splitlines()[0][:60] in str(refused.value)
+
+
+def test_changes_name_their_fields(checked: Checked) -> None:
+    changed = {name: tuple(change["field"] for change in report["changes"])
+               for name, report in checked.reports.items() if report["verdict"] == CHANGES}  # fmt: skip
+    assert changed == FIELDS
+
+
+def test_what_a_configuration_says_beside_its_changes_stays(checked: Checked) -> None:
+    config = read_config(checked.repository / "preferred" / "config.pbtxt")
+    assert (config.max_batch_size, list(config.dynamic_batching.preferred_batch_size)) == (8, [4])
+    assert "16" in (checked.repository / "preferred" / "config.pbtxt.orig").read_text()
+    assert read_config(checked.repository / "misspelt" / "config.pbtxt").parameters["qos_ms"].string_value == "15"
+
+
+def test_models_that_move_or_cannot_are_not_written(checked: Checked) -> None:
+    for name, (verdict, _) in KINDS.items():
+        if verdict != CHANGES:
+            assert not (checked.repository / name / "config.pbtxt.orig").exists()
+
+
+def test_fields_without_effect_are_named(checked: Checked) -> None:
+    told = {name: report["without_effect"] for name, report in checked.reports.items() if report["without_effect"]}
+    assert set(told) == {"for_gpus", "openvino"}
+
+
+def test_a_second_check_finds_nothing_to_change(checked: Checked, tmp_path: Path) -> None:
+    kept = [name for name, (verdict, _) in KINDS.items() if verdict == CHANGES]
+    for name in kept:
+        (tmp_path / name).symlink_to(checked.repository / name)
+    cache = f"--cache-dir={checked.repository.parent / 'cache'}"
+    done = subprocess.run(
+        [*GANGWAY, "check", str(tmp_path), "--json", cache], capture_output=True, text=True, check=False
+    )
+    assert {report["verdict"] for report in json.loads(done.stdout)} == {MOVES}, done.stderr
+    assert done.returncode == 0
+
+
+def test_an_empty_repository_is_an_error_that_says_how_models_lie(tmp_path: Path) -> None:
+    done = subprocess.run([*GANGWAY, "check", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "NAME/1/model.onnx" in done.stderr
