@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import openvino  # pyright: ignore[reportMissingImports]
-
 from benchmarks.peers.onnxruntime_peer import RunOnce, onnxruntime_peer
 from gangway.artifact.format import Precision
 from gangway.clients.inputs import Array
@@ -17,6 +15,8 @@ def openvino_peer(
     path: Path, inputs: Mapping[str, Array], threads: int, precision: Mapping[str, str] = FLOAT32
 ) -> RunOnce:
     """Return a query of OpenVINO, told to compute in float32: its default is bfloat16 where the processor has it."""
+    import openvino  # noqa: PLC0415  # pyright: ignore[reportMissingImports] - of the extra `bench`
+
     core = openvino.Core()
     model = core.read_model(path)
     model.reshape({name: list(values.shape) for name, values in inputs.items()})
