@@ -304,20 +304,21 @@ class Execution:
                 unit.query.rows,
                 error,
             )
-            self._cannot_form(unit)
+            self._cannot_form(unit, model_id)
             return None
         if arena_offset is None:
             return None
         return self.gangs.open(unit, arena_offset, spec)
 
-    def _cannot_form(self, unit: Unit) -> None:
+    def _cannot_form(self, unit: Unit, model_id: int) -> None:
         """Break up a unit for which there is no memory; fail it if it has a single request."""
         self.changed = True
         if len(unit.pieces) > 1:
             self._requests.break_up(unit)
         else:
             (request,) = self._requests.of(unit)
-            self.drop(request, SlotStatus.UNAVAILABLE if self._arenas.in_use else SlotStatus.NO_MEMORY)
+            for_good = len(self._requests) == 1 and self._arenas.can_never_hold(model_id, unit.query.rows)
+            self.drop(request, SlotStatus.NO_MEMORY if for_good else SlotStatus.UNAVAILABLE)
 
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.unit.query.model_id, gang.arena_offset)

@@ -70,6 +70,10 @@ class RequestTable:
         self._queued = QueuedCounts()
         self._ids = count(1)
 
+    def __len__(self) -> int:
+        """Return how many requests wait or run."""
+        return len(self._by_number)
+
     @property
     def queries(self) -> WaitingQueries:
         """The queries of the waiting units. It changes with the queue."""

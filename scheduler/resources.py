@@ -87,6 +87,7 @@ class ArenaPool:
     def __init__(self, segment: Segment, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
         self._committed_bytes = 0
+        self._most_bytes = 0  # were committed at once since the last model came, which takes memory of its own
         self._now_us = 0.0  # of the last look
         self._idle: dict[int, _Arena] = {}  # with memory, by offset; used longest ago first
         self._segment = segment
@@ -99,10 +100,13 @@ class ArenaPool:
         """The memory of all arenas."""
         return self._committed_bytes
 
-    @property
-    def in_use(self) -> bool:
-        """Whether any query has an arena."""
-        return any(len(model.busy) > len(model.reserved) for model in self._models.values())
+    def can_never_hold(self, model_id: int, rows: int) -> bool:
+        """Whether memory for `rows` rows was not to be had although no query has an arena, and never was before.
+
+        What has been had before is to be had again: now messages take it that front ends read.
+        """
+        in_use = any(len(model.busy) > len(model.reserved) for model in self._models.values())
+        return not in_use and self._needed_bytes(self._models[model_id], rows) > self._most_bytes
 
     def usage(self, model_id: int) -> ArenaUsage:
         """Return what a model has now; nothing if it is not there."""
@@ -125,6 +129,7 @@ class ArenaPool:
                     f"{count} arenas of {arena_bytes} bytes do not fit: {self._extents.free_bytes} bytes are free"
                 )
             model.idle.append(_Arena(offset, model))
+        self._most_bytes = self._committed_bytes
 
     def remove_model(self, model_id: int) -> None:
         """Give the model's memory back to the machine. None of its arenas may be in use."""
@@ -145,8 +150,7 @@ class ArenaPool:
         model = self._models[model_id]
         if not model.idle:
             return None
-        rows = 1 << (rows - 1).bit_length()
-        needed = min(-(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES, model.arena_bytes)
+        needed = self._needed_bytes(model, rows)
         arena = _fitting(model.idle, needed)
         if needed > arena.committed_bytes:
             self._make_room(needed - arena.committed_bytes, arena)
@@ -190,6 +194,11 @@ class ArenaPool:
                 self._give_back(arena)
                 return
 
+    @staticmethod
+    def _needed_bytes(model: _ModelArenas, rows: int) -> int:
+        rows = 1 << (rows - 1).bit_length()
+        return min(-(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES, model.arena_bytes)
+
     def _make_room(self, size_bytes: int, keep: _Arena) -> None:
         """Take memory from idle arenas, but from this one, until `size_bytes` more are within what is kept."""
         for arena in list(self._idle.values()):
@@ -212,6 +221,7 @@ class ArenaPool:
             else:
                 break
         self._committed_bytes += size_bytes
+        self._most_bytes = max(self._most_bytes, self._committed_bytes)
         arena.committed_bytes = needed_bytes
 
     def _give_back(self, arena: _Arena) -> None:

@@ -108,14 +108,32 @@ def test_idle_arenas_give_memory_back_where_there_is_no_other(
     for model_id in (1, 2):
         pool.add_model(model_id, row_bytes=20 * PAGE_BYTES, max_rows=1, count=1)
     first = pool.acquire(1, 1)
-    assert first is not None and pool.in_use
+    assert first is not None
     free_bytes = budget.reserve_bytes + 30 * PAGE_BYTES
     budget.room_bytes()
     with pytest.raises(MemoryFullError, match="81920 bytes are asked for, 40960 are left of 1024 MiB"):
         pool.acquire(2, 1)
     assert resident_bytes(segment) == 20 * PAGE_BYTES
+    assert not pool.can_never_hold(2, 1), "another query has an arena"
     pool.release(1, first)
     assert pool.acquire(2, 1) is not None and resident_bytes(segment) == 20 * PAGE_BYTES
+
+
+def test_only_what_was_never_had_is_too_large(segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = 1 << 30
+    budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes, lambda: 0.0)
+    monkeypatch.setattr(segments, "memory_budget", lambda: budget)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
+    pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=16, count=2)
+    first = pool.acquire(1, 4)
+    assert first is not None
+    pool.release(1, first)
+    free_bytes = 0  # messages that are being read have it
+    budget.room_bytes()
+    with pytest.raises(MemoryFullError):
+        pool.acquire(1, 16)
+    assert pool.can_never_hold(1, 16) and pool.can_never_hold(1, 5)
+    assert not pool.can_never_hold(1, 4), "four rows have been had"
 
 
 def test_a_reserved_arena_is_in_use_when_a_query_uses_it(segment: Segment) -> None:
