@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.load import raw_channel, raw_infer, running
 from benchmarks.lib.processes import process_cpu_ns
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
@@ -27,15 +28,8 @@ COST_AT_MOST = 0.01  # of a core
 def watched(server: LiveServer, watchers: int) -> Iterator[None]:
     """Have so many clients read the stream of states."""
     over = threading.Event()
-    threads = [threading.Thread(target=_read, args=(server, over)) for _ in range(watchers)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running([partial(_read, server, over)] * watchers, over):
         yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def _read(server: LiveServer, over: threading.Event) -> None:

@@ -25,7 +25,7 @@ import onnx
 
 from benchmarks.faults.__main__ import Resources, longest_gap_s, resources_of, settled
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer
+from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer, running
 from benchmarks.lib.raw_connection import RawConnection
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Report, Row
@@ -192,21 +192,8 @@ def watching_health(url: str) -> Iterator[list[tuple[int, int, float]]]:
                 connection.close()
             seen.append((begin_ns, status, (time.monotonic_ns() - begin_ns) / 1e9))
 
-    with _threads([ask], over):
+    with running([ask], over):
         yield seen
-
-
-@contextmanager
-def _threads(loops: Sequence[Callable[[], None]], over: threading.Event) -> Iterator[None]:
-    threads = [threading.Thread(target=loop) for loop in loops]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def repeat(action: Callable[[], object], clients: int, seconds: float = FAULT_S) -> None:
@@ -218,7 +205,7 @@ def repeat(action: Callable[[], object], clients: int, seconds: float = FAULT_S)
             with suppress(OSError, http.client.HTTPException):
                 action()
 
-    with _threads([loop] * clients, over):
+    with running([loop] * clients, over):
         time.sleep(seconds)
 
 

@@ -3,7 +3,8 @@
 import multiprocessing as mp
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from types import TracebackType
@@ -124,6 +125,20 @@ def relative_error(got: Array, wanted: Array) -> float:
     """Return the largest difference, as a share of the largest absolute wanted value."""
     reference = wanted.astype(np.float64)
     return float(np.abs(got.astype(np.float64) - reference).max() / np.abs(reference).max())
+
+
+@contextmanager
+def running(loops: Sequence[Callable[[], None]], over: threading.Event) -> Iterator[None]:
+    """Have a thread of each loop while the block lasts; `over`, set at its end, tells them to return."""
+    threads = [threading.Thread(target=loop) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def raw_channel(url: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
