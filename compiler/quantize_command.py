@@ -25,6 +25,7 @@ from gangway.compiler.kernels.specs import Array
 Feeds = Mapping[str, Array]  # of one request, by input
 
 COMPARED = 0.2  # share of the examples, at least one of two
+PER_CHANNEL_OPSET = 13  # QuantizeLinear has an axis
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}  # names there
 
 
@@ -87,11 +88,13 @@ def quantise(
     `reduce_range`: weights have 7 bits. Raises ModelError for examples that do not fit the model, OSError.
     """
     import onnx  # noqa: PLC0415 - a second
+    import onnx.version_converter  # noqa: PLC0415
     from onnxruntime import quantization as ort  # noqa: PLC0415
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
 
     feeds = [_fitting(path, each) for each in examples]
-    nodes = onnx.load(path, load_external_data=False).graph.node
+    model = onnx.load(path, load_external_data=False)
+    nodes = model.graph.node
     if unknown := set(keep) - {node.op_type for node in nodes} - {node.name for node in nodes}:
         raise ModelError(f"--keep: the model has neither operators nor nodes called {', '.join(sorted(unknown))}")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,11 @@ def quantise(
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         prepared, made = Path(folder) / "prepared.onnx", Path(folder) / "made.onnx"
         try:
-            quant_pre_process(path, prepared, skip_symbolic_shape=True)
+            source = path
+            if any(each.domain in ("", "ai.onnx") and each.version < PER_CHANNEL_OPSET for each in model.opset_import):
+                source = Path(folder) / "newer.onnx"
+                onnx.save(onnx.version_converter.convert_version(onnx.load(path), PER_CHANNEL_OPSET), source)
+            quant_pre_process(source, prepared, skip_symbolic_shape=True)
             kept = [
                 node.name
                 for node in onnx.load(prepared, load_external_data=False).graph.node

@@ -70,6 +70,21 @@ def test_the_model_that_is_written(
     assert (got != wanted).any()
 
 
+@pytest.mark.parametrize("opset", [7, 11, 12])
+def test_a_model_from_before_scales_per_channel(
+    model: Path, tmp_path: Path, opset: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model / "1" / "model.onnx"
+    older = onnx.load(path)
+    older.opset_import[0].version = opset
+    onnx.save(older, path)
+    write_examples(tmp_path / "data", 10, ".npz")
+    assert main([str(path), "--data", str(tmp_path / "data"), f"--output={tmp_path / 'int8.onnx'}"]) == 0
+    assert float(re.findall(r"cosine (0\.\d+)", capsys.readouterr().out)[0]) > 0.99
+    scales = [each for each in onnx.load(tmp_path / "int8.onnx").graph.initializer if each.name == "w_scale"]
+    assert scales[0].dims == [HIDDEN], "one for each column"
+
+
 def test_what_stays_float32(model: Path, tmp_path: Path) -> None:
     write_examples(tmp_path / "data", 2, ".npz")
     made = tmp_path / "made.onnx"
