@@ -41,6 +41,7 @@ def test_mlp_end_to_end(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixt
         assert "all cores at once: the slowest did" in shown
 
 
+@pytest.mark.long
 def test_both_precisions(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`deadline` is fp32 and bf16 for all commands that look at a model; `gangway plan` finds what was measured."""
     cache = compiled_zoo.linked_cache(tmp_path)

@@ -14,18 +14,16 @@ from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, extended
+from gangway.compiler.target import detect, extended
+from tests.helpers.targets import EVERY
 
 Kernel = Callable[[Sequence[Array]], None]
 
 
-@pytest.fixture(params=list(TARGETS), scope="module")
+@pytest.fixture(params=EVERY, scope="module")
 def target(request: pytest.FixtureRequest) -> TargetSpec:
     """Every target this machine can run."""
-    try:
-        return detect(request.param)
-    except UnsupportedTargetError as error:
-        pytest.skip(str(error))
+    return detect(request.param)
 
 
 @pytest.fixture(params=["vectors", "tiles"])

@@ -9,11 +9,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import ENDS
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
-ENDS = sorted({HERE[0], HERE[-1]})  # the widest and the narrowest vectors; kernels themselves are tested on all
 DEEP: dict[str, list[int | str]] = {"x": ["N", 20, 13, 18]}
 
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import ENDS
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
-ENDS = sorted({HERE[0], HERE[-1]})
 COORDINATES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
 MODES: list[dict[str, Any]] = [
     *({"mode": "nearest", "nearest_mode": rounding} for rounding in ("floor", "ceil", "round_prefer_floor")),

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import ENDS, NARROWEST, WIDEST
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
-ENDS = sorted({HERE[0], HERE[-1]})
 CONVOLUTIONS: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((3, 3, 3), {"pads": [1] * 6}),
     ((3, 3, 3), {"pads": [1] * 6, "strides": [2, 2, 2]}),
@@ -36,7 +34,9 @@ def weights(*shape: int) -> Any:
     return (np.random.default_rng(0).standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
-@pytest.mark.parametrize(("target", "channels", "outputs"), [(ENDS[0], 3, 33), (ENDS[-1], 20, 5)])
+@pytest.mark.parametrize(
+    ("target", "channels", "outputs"), [(WIDEST, 3, 33), pytest.param(NARROWEST, 20, 5, marks=pytest.mark.long)]
+)
 def test_convolutions(check: Any, network: Any, target: str, channels: int, outputs: int) -> None:
     """Channels that fill no register, odd sizes, an activation."""
     nodes, constants = [], {"bias": weights(outputs, 1).ravel()}

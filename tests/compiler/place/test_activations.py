@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import ENDS
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
-ENDS = sorted({HERE[0], HERE[-1]})  # the widest and the narrowest vectors; kernels themselves are tested on all
 DEEP: dict[str, list[int | str]] = {"x": ["N", 20, 7, 9]}
 
 

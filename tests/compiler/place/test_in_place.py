@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from gangway.compiler.target import TARGETS, detect, machine_features, supported
+from gangway.compiler.target import detect
+from tests.helpers.targets import ENDS
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
-ENDS = sorted({HERE[0], HERE[-1]})  # the widest and the narrowest vectors; kernels themselves are tested on all
 
 
 def weights(*shape: int, seed: int = 0) -> Any:

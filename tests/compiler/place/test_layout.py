@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import EVERY
 
 node = helper.make_node
 
@@ -268,7 +268,7 @@ def test_integers_of_any_shape_without_a_batch(check: Any, network: Any) -> None
     check(network(nodes, {"x": [3, 5, 7], "z": [3, 5, 7]}, {"y": None}, constants, TensorProto.INT64))
 
 
-@pytest.mark.parametrize("target", [name for name, spec in TARGETS.items() if supported(spec, machine_features())])
+@pytest.mark.parametrize("target", EVERY)
 def test_every_target_that_runs_here(check: Any, network: Any, target: str) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["a"], pads=[3, 3, 3, 3], strides=[2, 2]),

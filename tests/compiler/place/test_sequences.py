@@ -10,10 +10,9 @@ from onnx import TensorProto, helper
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.simplify import simplify
-from gangway.compiler.target import TARGETS, machine_features, supported
+from tests.helpers.targets import EVERY, NARROWEST, WIDEST
 
 node = helper.make_node
-HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
 S, C = 9, 32
 INPUT: dict[str, list[int | str]] = {"x": ["N", S, C]}
 
@@ -27,7 +26,7 @@ def number(value: float) -> Any:
     return np.array(value, np.float32)
 
 
-@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("target", EVERY)
 def test_linear_layers_with_bias_and_residual(check: Any, network: Any, target: str) -> None:
     channels = 20
     nodes = [
@@ -227,7 +226,9 @@ def _heads(name: str, perm: list[int]) -> list[Any]:
     return [node("Reshape", [name, "split"], [f"{name}4"]), node("Transpose", [f"{name}4"], [f"{name}h"], perm=perm)]
 
 
-@pytest.mark.parametrize(("target", "heads"), [*((target, 2) for target in HERE), (HERE[0], 4)])
+@pytest.mark.parametrize(
+    ("target", "heads"), [(WIDEST, 2), (WIDEST, 4), pytest.param(NARROWEST, 2, marks=pytest.mark.long)]
+)
 def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
     """Heads of 16 channels are attended to in one layer, smaller ones by products of matrices."""
     nodes = [
