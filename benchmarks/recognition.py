@@ -62,7 +62,7 @@ def drawn(random: np.random.Generator) -> Word:
 def decoded(scores: Array, characters: Sequence[str]) -> str:
     """Return the text of the most likely path: equal neighbours are one character, the first class is none."""
     best = scores.argmax(axis=-1)
-    kept = [index for step, index in enumerate(best) if index and (step == 0 or index != best[step - 1])]
+    kept = [int(index) for step, index in enumerate(best) if index and (step == 0 or index != best[step - 1])]
     return "".join(characters[index - 1] for index in kept).strip()
 
 
