@@ -66,7 +66,7 @@ test: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
-# What takes longer: tutorials, routers, remote repositories, whole repositories, restarts of Python models.
+# What takes longer: tutorials, routers, remote repositories, narrower vectors than this machine has, many deaths.
 test-long: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "long and not alone" $(TEST_FLAGS)
 

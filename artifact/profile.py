@@ -1,7 +1,7 @@
 """The schema of a profile: how fast a compiled model is on one machine (`docs/explanation/profiles-and-versions.md`).
 
 A profile lies in the cache beside the artifact, not inside it: an artifact never changes, and machines that share a
-cache measure each their own. Only the standard library.
+cache measure each their own.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Read and check an artifact. Only the standard library: workers import this and must stay small."""
+"""Read and check an artifact. Without numpy: workers import this and must stay small."""
 
 import gzip
 import os

@@ -1,7 +1,7 @@
 """The schema of a tuning: versions worth having on one machine (`docs/explanation/profiles-and-versions.md`).
 
 A tuning lies in the cache beside the artifact of the static choices, whose key it carries. From both a second artifact
-is made, with several versions of some layers and a key of its own. Only the standard library.
+is made, with several versions of some layers and a key of its own.
 """
 
 import hashlib

@@ -1,20 +1,24 @@
 """`gangway capacity` beside a server: the highest rate that it predicts, and the one that `gangway perf` finds.
 
 Models are profiled on this machine. Each mix has targets of so many times their latency alone. The client runs on the
-same cores.
+same cores. `others`: the share of the cores that other processes used during the search. Where it is not near zero
+nothing can be compared.
 """
 
 import json
 import math
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.lib.processes import core_times
 from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import GANGWAY, compile_model, ensure_profiles, ensure_zoo, find_profile
-from benchmarks.serving.servers import serving
+from benchmarks.serving.servers import Served, serving
 from gangway.workload.mix import Mix, capacity_per_s, parse_mix
 
 CORES = 2
@@ -64,12 +68,23 @@ def main() -> int:
         targets_ms = {name: round(options.multiple * alone_us[name] / 1e3, 3) for name in mix.names}
         predicted = predicted_per_s(mix, SHARE * capacity_per_s(mix, alone_us), targets_ms)
         with serving("gangway", options.repository, targets_ms) as server:
+            begin, begin_s, used_s = core_times(), time.monotonic(), _used_s(server)
             measured = measured_per_s(server.url, mix, predicted, options.seconds, options.votes)
+            cores_s = CORES * (time.monotonic() - begin_s)
+            others = (core_times().busy_s - begin.busy_s - _used_s(server) + used_s) / cores_s
         ratio = predicted / measured if measured else math.inf
-        rows.append({"mix": text, "predicted, per s": predicted, "measured": measured, "ratio": ratio})
+        rows.append(
+            {"mix": text, "predicted, per s": predicted, "measured": measured, "ratio": ratio, "others": others}
+        )
         report.target(f"{text}: apart", abs(ratio - 1), AT_MOST_APART)
     report.table(f"{GOAL} % of each model's requests within {options.multiple:g} times alone", rows)
     return report.finish(options.json)
+
+
+def _used_s(server: Served) -> float:
+    """Return the processor time of a server, of this process and of those that it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return server.cpu_s() + sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _alone_us(repository: Path, model: str) -> float:

@@ -1,4 +1,7 @@
-"""What a watcher costs: CPU of the front end beside a light load, with and without one, by turns."""
+"""What a watcher costs: CPU of the front end beside a light load, with and without one, by turns.
+
+And what the scheduler has to do while somebody watches: note its decisions, and make a text of them once a second.
+"""
 
 import statistics
 import sys
@@ -18,10 +21,14 @@ from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.metrics_cost import MODEL, repository_of
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.scheduler.observability import DecisionLog
+from gangway.scheduler.policy import Query, Snapshot, Start
 
 TIMEOUT_S = 10
 PAUSE_S = 0.05  # between two requests
 COST_AT_MOST = 0.01  # of a core
+DECISIONS_PER_S, WAITING, MODELS = 1000, 100, 20
 
 
 @contextmanager
@@ -53,6 +60,27 @@ def cpu_share(server: LiveServer, request: bytes, seconds: float) -> float:
         return (process_cpu_ns(front_end) - before) / (time.monotonic_ns() - begin_ns)
 
 
+def noting_share() -> float:
+    """Return CPU seconds that the scheduler takes to note DECISIONS_PER_S decisions while requests wait."""
+    control = ControlSegment.create(ControlLayout(2, 1, 1))
+    log = DecisionLog(control.decision_block)
+    control.decision_block.watch()
+    now_us = time.monotonic_ns() / 1e3
+    log.tend(now_us)
+    waiting = [Query(number, number % MODELS, 1, now_us, now_us + 1e4) for number in range(WAITING)]
+    snapshot = Snapshot(now_us, waiting, [], (0, 1), 2, {})
+    starts = [
+        [Start(number, 60, (0, 1), reason="earliest deadline of those that can be met")] for number in range(WAITING)
+    ]
+    begin_s = time.process_time()
+    for number in range(DECISIONS_PER_S):
+        log.add(starts[number % WAITING], snapshot)
+    log.tend(now_us + 2e6)
+    share = time.process_time() - begin_s
+    assert control.decision_block.read()
+    return share
+
+
 def run(report: Report, zoo: Path, models: int, rounds: int, seconds: float) -> None:
     """Measure; the numbers of watchers take turns, so that all see the same machine."""
     request = example_of(MODEL, onnx_file(zoo, MODEL)).request
@@ -68,6 +96,9 @@ def run(report: Report, zoo: Path, models: int, rounds: int, seconds: float) -> 
     report.table(f"front end with {models} models, {1 / PAUSE_S:.0f} requests/s", rows)
     added = statistics.median(one - none for none, one in zip(found[0], found[1], strict=True))
     report.target("CPU of one watcher, as a share of a core", added, COST_AT_MOST)
+    noting = statistics.median(noting_share() for _ in range(rounds))
+    what = f"CPU of noting {DECISIONS_PER_S} decisions a second while {WAITING} requests wait, as a share of a core"
+    report.target(what, noting, COST_AT_MOST)
 
 
 def main() -> int:

@@ -23,6 +23,8 @@ from gangway.clients.inputs import (
     npy_tensors,
     outputs_of,
     random_tensors,
+    shape_argument,
+    shaped,
 )
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -102,6 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image", type=Path, metavar="FILE", help="picture: resized, cropped and normalised, or as a file"
     )
     source.add_argument("--random", action="store_true", help="random values (the default)")
+    parser.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
+        help="sizes of random values for open dimensions: all but the first, that of --batch")  # fmt: skip
     mean, deviation = (",".join(map(str, each)) for each in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     parser.add_argument("--mean", type=_numbers, default=IMAGENET_MEAN, metavar="R[,G,B]",
         help=f"of --image: taken from colours of 0 to 1 ({mean})")  # fmt: skip
@@ -209,7 +213,7 @@ def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> 
     if arguments.image:
         normalisation = Normalisation(arguments.mean, arguments.std)
         return image_tensor(inputs, arguments.image, arguments.batch, normalisation)
-    return random_tensors(inputs, arguments.batch, arguments.seed)
+    return random_tensors(shaped(inputs, dict(arguments.shape)), arguments.batch, arguments.seed)
 
 
 def _named_file(text: str) -> tuple[str, Path]:

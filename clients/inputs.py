@@ -3,6 +3,7 @@
 On the wire they have Triton's datatype names and raw little-endian bytes.
 """
 
+import argparse
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,35 @@ def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Gener
     if dtype.kind == "f":
         return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
     return generator.integers(0, 2, shape).astype(dtype)
+
+
+def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]]) -> list[TensorMetadata]:
+    """Give inputs these sizes, of all dimensions but the first. Raises InputError where a model's do not admit them."""
+    if unknown := shapes.keys() - {tensor.name for tensor in tensors}:
+        raise InputError(f"--shape: the model has no input '{min(unknown)}'; its inputs are {_described(tensors)}")
+    found = []
+    for tensor in tensors:
+        sizes = [*tensor.shape[:1], *shapes.get(tensor.name, tensor.shape[1:])]
+        fits = len(sizes) == len(tensor.shape)
+        if not fits or any(size not in (-1, given) for size, given in zip(tensor.shape, sizes, strict=True)):
+            raise InputError(
+                f"--shape: input '{tensor.name}' is {list(tensor.shape)}, {len(tensor.shape) - 1} sizes that it admits"
+                " are needed, of all dimensions but the first"
+            )
+        found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
+    return found
+
+
+def shape_argument(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return what NAME:SIZE,SIZE,... says, as perf_analyzer's --shape. Raises argparse.ArgumentTypeError."""
+    name, _, sizes = text.rpartition(":")
+    try:
+        numbers = tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        numbers = ()
+    if not name or not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"expected NAME:SIZE,SIZE, got '{text}'")
+    return name, numbers
 
 
 def npy_tensors(tensors: Sequence[TensorMetadata], files: Mapping[str, Path]) -> dict[str, Array]:
@@ -134,7 +164,11 @@ def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is variable."""
     others = tensor.shape[1:]
     if any(size < 0 for size in others):
-        raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give it as --input")
+        example = ",".join("1" if size < 0 else str(size) for size in others)
+        raise InputError(
+            f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes of all but the first, such as"
+            f" --shape {tensor.name}:{example}, or values"
+        )
     return (_rows(tensor, batch), *others)
 
 

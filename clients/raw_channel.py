@@ -3,6 +3,9 @@
 The library h2 speaks HTTP/2 (RFC 9113). This file has the socket, the queues of what waits for room, and gRPC's part of
 the protocol (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. It does what a load generator needs
 and no more: no compression, and answers are not read.
+
+It exists beside grpcio's channel because it disturbs a server on the same cores least. grpcio's futures are punctual,
+too, but cost 1.4 to 2.1 times the CPU for a call; asyncio's timers are too coarse (docs/measurements/front-end.md).
 """
 
 import select

@@ -2,9 +2,15 @@
 
 import argparse
 import json
+import os
 import sys
+import termios
+import textwrap
+import threading
+import time
+import tty
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, Final
 
@@ -17,7 +23,8 @@ from gangway.artifact.console import Console, Table
 from gangway.clients.connection import UnreachableError
 
 DESCRIPTION = (
-    "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP."
+    "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP. "
+    "The key of a model's letter shows its last decisions, and why they were made."
 )
 EPILOG = """exit status: 0 shown, also after Ctrl-C; 2 wrong argument; 3 no server there, or none that can be watched
 
@@ -35,6 +42,7 @@ LONGEST_LINE: Final = 64 << 20
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")  # of models, in turns
 MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the same without colours
 IDLE_MARK: Final = "·"
+MOST_DECISIONS: Final = 4
 WIDTHS: Final = {  # of columns of numbers
     "rate/s": 7, "p50 ms": 6, "p99 ms": 6, "target": 6, "in time": 7, "queue": 5, "refused": 7, "cores": 5,
 }  # fmt: skip
@@ -88,10 +96,54 @@ def run(address: tuple[str, int], headers: Mapping[str, str], once: bool) -> int
                 if once:
                     return 0
         else:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
+            with Live(console=console, screen=True, auto_refresh=False) as live, _keys(_Screen(live, where)) as screen:
                 for state in states:
-                    live.update(view(state, where, console.width, console.height), refresh=True)
+                    screen.show(state)
     raise UnreachableError(f"{where} has ended the connection: the server stops, or has been stopped")
+
+
+class _Screen:
+    """What a terminal shows: the last state, and decisions about the model whose key was pressed. For two threads."""
+
+    def __init__(self, live: Live, where: str) -> None:
+        self._live = live
+        self._where = where
+        self._state: State | None = None
+        self._mark = ""
+
+    def show(self, state: State) -> None:
+        """Show a state."""
+        self._state = state
+        console = self._live.console
+        self._live.update(view(state, self._where, console.width, console.height, self._mark), refresh=True)
+
+    def press(self, key: str) -> None:
+        """Show the decisions about the model of this letter; no longer, if it is the same again or no letter."""
+        self._mark = key if key in MARKS and key != self._mark else ""
+        if self._state is not None:
+            self.show(self._state)
+
+
+@contextmanager
+def _keys(screen: _Screen) -> Iterator[_Screen]:
+    """Let a screen hear of keys, if there is a keyboard. Ctrl-C stays what it is."""
+    if not sys.stdin.isatty():
+        yield screen
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def read() -> None:
+        with suppress(OSError):  # the terminal has gone
+            while key := os.read(keyboard, 1):
+                screen.press(key.decode("latin-1"))
+
+    try:
+        tty.setcbreak(keyboard)
+        threading.Thread(target=read, name="keys", daemon=True).start()
+        yield screen
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _states(address: tuple[str, int], headers: Mapping[str, str]) -> Generator[State, None, None]:
@@ -164,8 +216,11 @@ def _parse(line: bytes, where: str) -> State:
     return state
 
 
-def view(state: State, where: str, columns: int, lines: int | None) -> RenderableType:
-    """Return what is shown of a state: as wide as `columns`, and no higher than `lines` if they are limited."""
+def view(state: State, where: str, columns: int, lines: int | None, mark: str = "") -> RenderableType:
+    """Return what is shown of a state: as wide as `columns`, and no higher than `lines` if they are limited.
+
+    `mark`: the letter of the model whose decisions are shown, too.
+    """
     cores, models = state["cores"], state["models"]
     busy = sum(core["busy_share"] for core in cores)
     uptime_s = int(max(0.0, state["time_s"] - state["started_s"]))
@@ -174,14 +229,16 @@ def view(state: State, where: str, columns: int, lines: int | None) -> Renderabl
         f"{busy:.1f} of {len(cores)} cores busy, {state['requests_in_flight']} requests, {state['queue']} queued",
     )
     parts: list[RenderableType] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True) for head in heads]
+    decisions = _decisions(state, mark, columns)
     others = len(state["unavailable"]) + len(state["jobs"])
     core_lines, model_lines = len(cores), len(models)
     if lines is not None:
-        room = max(2, lines - 7 - min(others, 6))
+        room = max(2, lines - 7 - min(others, 6) - len(decisions))
         core_lines = min(core_lines, max(1, room // 2, room - model_lines))
         model_lines = min(model_lines, max(1, room - core_lines))
     parts.append(_cores(state, columns, core_lines))
     parts.append(_models(state, columns, model_lines))
+    parts += [Text(line, no_wrap=True) for line in decisions]
     left_out = len(models) - model_lines + state["models_left_out"]
     if left_out:
         parts.append(Text(f"and {left_out} models more", style="dim"))
@@ -194,6 +251,23 @@ def view(state: State, where: str, columns: int, lines: int | None) -> Renderabl
         Text(_unavailable(entry), style="dim", overflow="ellipsis", no_wrap=True) for entry in state["unavailable"]
     ]
     return Group(*parts)
+
+
+def _decisions(state: State, mark: str, columns: int) -> list[str]:
+    """Return lines with the last decisions about the models of a letter, the newest first."""
+    models = {(model["name"], model["version"]) for place, model in enumerate(state["models"])
+              if mark and _mark(place)[0] == mark}  # fmt: skip
+    if not models:
+        return []
+    known = [each for each in state["decisions"] if (each["model"], each["version"]) in models]
+    if not known:
+        none = f"{mark}: no decision in the last minute. A request that finds enough idle cores begins without one."
+        return textwrap.wrap(none, columns)
+    lines = [f"{mark}: last decisions, the newest first"]
+    for each in known[: -MOST_DECISIONS - 1 : -1]:
+        at = time.strftime("%H:%M:%S", time.localtime(each["time_s"]))
+        lines += textwrap.wrap(f"{at} {each['text']}", columns, subsequent_indent="  ")
+    return lines
 
 
 def _unavailable(entry: Mapping[str, Any]) -> str:

@@ -64,6 +64,9 @@ def _show(compiled: Compiled, seconds: float, console: Console) -> None:
     else:
         _show_layers(manifest, console)
     phases = ", ".join(f"{phase} {time_us / 1e3:.0f} ms" for phase, time_us in manifest.phase_us.items())
+    if manifest.integers:
+        integers = f"8-bit numbers by {manifest.integers}"
+        console.print(f"{manifest.model_name}: {integers}", highlight=False, soft_wrap=True)
     if manifest.precision_note:
         console.print(f"{manifest.model_name}: {manifest.precision_note}", highlight=False, soft_wrap=True)
     made = "left to onnxruntime" if manifest.fallback_reason else "compiled"

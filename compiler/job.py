@@ -56,11 +56,13 @@ from gangway.compiler.place.costs import (
     weight_bytes,
 )
 from gangway.compiler.place.fusion import fuse
+from gangway.compiler.place.int8 import integers_of
 from gangway.compiler.place.layout import place
 from gangway.compiler.place.memory import Step
 from gangway.compiler.place.precision import with_precision
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
 from gangway.compiler.speed_check import is_doubtful, require_speed
+from gangway.compiler.target import detect
 
 _DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "bfloat16": "BF16", "string": "BYTES"}
 
@@ -123,7 +125,8 @@ class Job:
                     _layer(step, plan, version, places, islands.get(step.spec, ""))
                     for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
                 )
-            if is_doubtful(layers):
+            # onnxruntime uses all that this machine has: a lesser target is not compared with it.
+            if is_doubtful(layers) and self._target.name == detect().name:
                 with self._phases.timed(COMPARISON_PHASE):
                     weights_path = writer.flushed_weights()
                     compiled = Candidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
@@ -178,6 +181,7 @@ class Job:
             slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
             precision=self._precision,
+            integers=integers_of(lowered.steps, self._target),
             keep_fp32=self._keep_fp32 if self._precision != "fp32" else (),
         )
 

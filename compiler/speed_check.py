@@ -1,4 +1,4 @@
-"""Whether a quantised model is compiled to its advantage: kernels compute it in float32, onnxruntime in integers.
+"""Whether a quantised model is compiled to its advantage: kernels and onnxruntime compute its integers by other means.
 
 Which of the two is faster depends on the processor, so both are measured. A model that onnxruntime computes faster is
 left to it.
@@ -57,7 +57,7 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidat
             raise UnsupportedModelError(f"onnxruntime computes most of this quantised model, such as {slowest}")
     elif ours_us > max(MOST_RATIO * theirs_us, theirs_us + LEAST_GAIN_US):
         raise UnsupportedModelError(
-            f"onnxruntime computes this quantised model {ours_us / theirs_us:.1f} times as fast as kernels of float32,"
+            f"onnxruntime computes this quantised model {ours_us / theirs_us:.1f} times as fast as these kernels,"
             f" which need most time for {slowest}"
         )
 

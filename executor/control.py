@@ -4,7 +4,7 @@ Scheduler and supervisor each have a block for the front end's metrics and healt
 any, without a lock: a message per event would cost more than what it tells. A block begins with the version of its
 layout, which `attach` compares: a process that is started again after an upgrade must not take other numbers for its
 own. The scheduler's block is rewritten about twice a second while something happens, the supervisor's when a process
-dies. `sequence` is odd while the scheduler writes.
+dies. `sequence` is odd while the scheduler writes. A further block tells those who watch why it decided as it did.
 
 A worker that finds memory of a client's region missing (`native/region.c`) marks the region as lost before it goes on
 with zeros. So a process that sees an answer also sees whether it may be computed from zeros.
@@ -22,6 +22,7 @@ from gangway.executor.messages import Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import (
     BELL,
     CONTROL_HEADER,
+    DECISION_BLOCK,
     HEARTBEAT,
     LOST_REGIONS,
     MODEL_ACCOUNT,
@@ -38,6 +39,8 @@ COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer a
 VERSION: Final = 1
 BEAT_EVERY_S: Final = 0.1  # of a process with a thread for that
 STALE_AFTER_S: Final = 2.0  # a process that has not been seen for so long does not serve
+WATCHED_S: Final = 15.0  # so long after a look somebody is taken to watch: with very many models looks are 10 s apart
+TOLD_S: Final = 60.0  # what the scheduler decided before is not told
 LOST_REGIONS_BYTES: Final = LOST_REGIONS.size_bytes
 _MAGIC: Final = 0x32574721
 _READ_ATTEMPTS: Final = 100  # a writer that has died in the middle leaves an odd sequence for ever
@@ -51,6 +54,9 @@ _RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_
 _START, _START_AT = SERVER_BLOCK.writing("started_s")
 _WORKER, _ = WORKER_ACCOUNT.writing("core", "restarts")
 _BEAT, _ = HEARTBEAT.writing("seen_ns")
+_WATCHED, _WATCHED_AT = DECISION_BLOCK.writing("watched_ns")
+_TEXT_HEADER, _TEXT_HEADER_AT = DECISION_BLOCK.writing("sequence", "text_bytes")
+_TEXT_AT: Final = DECISION_BLOCK.offset("text")
 
 
 @dataclass(frozen=True)
@@ -115,9 +121,14 @@ class ControlLayout:
         return self.heartbeats + heartbeats_bytes(self.front_ends)
 
     @property
+    def decision_block(self) -> int:
+        """Offset of the scheduler's last decisions."""
+        return self.lost_regions + LOST_REGIONS_BYTES
+
+    @property
     def size_bytes(self) -> int:
         """Size of the segment."""
-        return self.lost_regions + LOST_REGIONS_BYTES
+        return self.decision_block + DECISION_BLOCK.size_bytes
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,7 @@ class ControlSegment:
         self.server_block = ServerBlock(segment, layout.server_block, layout.workers)
         self.heartbeats = Heartbeats(segment, layout.heartbeats, layout.front_ends)
         self.lost_regions = LostRegions(segment, layout.lost_regions)
+        self.decision_block = DecisionBlock(segment, layout.decision_block)
 
     @classmethod
     def create(cls, layout: ControlLayout) -> "ControlSegment":
@@ -410,6 +422,41 @@ class LostRegions:
         if not 1 <= number <= _native.MAX_REGIONS:
             raise ValueError(f"no region has the number {number}")
         return self._offset + (number - 1) * _WORD.size
+
+
+class DecisionBlock:
+    """The block at `offset`: the scheduler's last decisions as text (`scheduler/observability.py`), while watched."""
+
+    MAX_TEXT_BYTES: Final = DECISION_BLOCK.size("text")
+
+    def __init__(self, segment: Segment, offset: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+
+    def watch(self) -> None:
+        """Let the scheduler know that somebody watches. For front ends."""
+        _WATCHED.pack_into(self._view, self._offset + _WATCHED_AT, time.monotonic_ns())
+
+    def is_watched(self) -> bool:
+        """Whether a front end has had a watcher lately."""
+        (last_ns,) = _WATCHED.unpack_from(self._view, self._offset + _WATCHED_AT)
+        return bool(last_ns) and time.monotonic_ns() - last_ns < WATCHED_S * 1e9
+
+    def write(self, text: bytes) -> None:
+        """Replace the text, of at most MAX_TEXT_BYTES. For the scheduler."""
+        header, begin = self._offset + _TEXT_HEADER_AT, self._offset + _TEXT_AT
+        sequence = _TEXT_HEADER.unpack_from(self._view, header)[0] | 1
+        _TEXT_HEADER.pack_into(self._view, header, sequence, 0)
+        self._view[begin : begin + len(text)] = text
+        _TEXT_HEADER.pack_into(self._view, header, (sequence + 1) & 0xFFFFFFFF, len(text))
+
+    def read(self) -> bytes:
+        """Return the text written last; nothing if it is being written at the moment, or its writer has died."""
+        header, begin = self._offset + _TEXT_HEADER_AT, self._offset + _TEXT_AT
+        sequence, text_bytes = _TEXT_HEADER.unpack_from(self._view, header)
+        text = bytes(self._view[begin : begin + min(text_bytes, self.MAX_TEXT_BYTES)])
+        unchanged = not sequence & 1 and _TEXT_HEADER.unpack_from(self._view, header)[0] == sequence
+        return text if unchanged else b""
 
 
 def heartbeats_bytes(submitters: int) -> int:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gangway.artifact.format import Manifest
 from gangway.executor import _native
-from gangway.executor.frames import WORD_BYTES, Frame, is_absent, plan_frame, read_frame, write_header
+from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.python_backend.messages import Connection, address_of, is_same_user, peer_of, places
 
@@ -165,13 +165,14 @@ class PythonModel:
         self._manifest = manifest
         self._sockets, self._model_id, self._rank = sockets, model_id, rank
         self._instances: dict[int, Instance] = {}
+        self._reader, self._writer = FrameReader(), FrameWriter()
 
     def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False) -> list[None]:
         """Execute requests from frame to frame. `cores`: the first one is this worker's. Failures are in answers."""
         outcomes: list[dict[str, Any]] = [{} for _ in frames]
         memory = memoryview(b"")
         try:
-            read = [read_frame(request) for request, _ in frames]
+            read = [self._reader.read(request) for request, _ in frames]
             about = [_about(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
             if "resume" in about[0]:
                 self._resume(about[0], cores[0])
@@ -309,8 +310,8 @@ class PythonModel:
         tensors = [contents.get(tensor.name, nothing) for tensor in self._manifest.outputs]
         outcome.pop("final", None)
         tensors.append(((), memoryview(_status(outcome))))
-        frame = plan_frame([(shape, len(content)) for shape, content in tensors])
-        if write_header(answer, frame):
+        frame = self._writer.write(answer, [(shape, len(content)) for shape, content in tensors])
+        if frame is not None:
             for part, (_, content) in zip(frame.parts, tensors, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
 

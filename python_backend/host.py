@@ -35,6 +35,7 @@ from gangway.python_backend.executions import (
     encode_error,
     encode_tensors,
 )
+from gangway.python_backend.inbox import Inbox
 from gangway.python_backend.messages import Connection, Message, is_same_user, places
 
 ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
@@ -97,7 +98,9 @@ class Host:
         self._is_stopping = False
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
+        self._inbox = Inbox()
         self._is_idle = True
+        self._is_at_inbox = False  # the main thread waits there
         self._executions: dict[int, Execution] = {}
         self._memories: dict[Connection, Memory] = {}
         self._calls: dict[int, Call] = {}
@@ -124,21 +127,45 @@ class Host:
         """End `run` after what is being executed."""
         with self._changed:
             self._is_stopping = True
-            self._changed.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        """Tell all threads that something has changed; the lock is held."""
+        self._changed.notify_all()
+        if self._is_at_inbox:
+            self._inbox.wake()
 
     def _next(self) -> Execution | None:
         """Return what is to be executed next: the first that somebody waits for. None: nothing more."""
-        with self._changed:
-            while not self._is_stopping:
+        while True:
+            with self._changed:
+                if self._is_stopping:
+                    return None
                 self._waiting = [each for each in self._waiting if not each.is_abandoned(ATTACH_SECONDS)]
                 self._is_idle = not self._waiting
                 self._status_map[0] = not self._is_idle
-                for execution in self._waiting:
-                    if execution.worker is not None or execution.attached:
-                        self._waiting.remove(execution)
-                        return execution
-                self._changed.wait(LOOK_SECONDS if self._waiting else None)
-        return None
+                execution = next((each for each in self._waiting if each.worker is not None or each.attached), None)
+                if execution is not None:
+                    self._waiting.remove(execution)
+                    break
+                self._is_at_inbox = True
+                patience_seconds = LOOK_SECONDS if self._waiting else None
+            self._take_all(patience_seconds)
+        self._take_all(0)  # what came at the same time, so that its worker does not wait for this execution
+        return execution
+
+    def _take_all(self, seconds: float | None) -> None:
+        """Wait for messages of workers, and take them; main thread only."""
+        messages = self._inbox.wait(seconds)
+        self._is_at_inbox = False  # it looks at what has changed before it waits again
+        for message, worker in messages:
+            try:
+                self._take(message, worker)
+            except OSError:
+                worker.end()
+            except Exception:
+                traceback.print_exc()
+                worker.end()
 
     def _look_for_abandoned(self) -> None:
         """Answer calls of executions that no front end has come for, and forget these."""
@@ -182,14 +209,13 @@ class Host:
                 connection.send({"hello": os.getpid()}, descriptor=self._status)
             while True:
                 message = connection.receive()
-                if "run" in message.header:
-                    self._begin(message, connection)
-                elif "resume" in message.header:
-                    self._resume(message.header, connection)
-                elif "attach" in message.header:
+                if "attach" in message.header:
                     responder = self._attach(message.header, connection)
                 elif "result" in message.header:
                     self._take_result(message)
+                else:
+                    self._take(message, connection)
+                    self._inbox.attend(connection, self._take)
         except (EOFError, OSError):
             pass
         except Exception:
@@ -199,6 +225,13 @@ class Host:
             if responder is not None:
                 responder.detach()
             self._lost(connection)
+
+    def _take(self, message: Message, worker: Connection) -> None:
+        """Do what a worker asks for."""
+        if "run" in message.header:
+            self._begin(message, worker)
+        elif "resume" in message.header:
+            self._resume(message.header, worker)
 
     def _begin(self, message: Message, worker: Connection) -> None:
         """Queue the requests of a run. If they cannot begin at once, the worker's core is not theirs."""
@@ -218,7 +251,7 @@ class Host:
             self._is_idle = False
             self._status_map[0] = 1
             self._waiting.append(execution)
-            self._changed.notify_all()
+            self._notify()
 
     def _resume(self, header: dict[str, Any], worker: Connection) -> None:
         with self._changed:
@@ -226,7 +259,7 @@ class Host:
             wanted = execution is not None and execution.wants_core and execution.worker is None
             if execution is not None and wanted:
                 execution.worker, execution.core, execution.wants_core = worker, header["core"], False
-                self._changed.notify_all()
+                self._notify()
         if not wanted:
             worker.send({"stopped": True})
 
@@ -238,7 +271,7 @@ class Host:
             responder: Responder = execution.responders[header["request"]]
             responder.attach(front_end)
             unsent = [call for call in self._calls.values() if call.execution is execution and call.connection is None]
-            self._changed.notify_all()
+            self._notify()
         for call in unsent:
             self._route(call)
         return responder
@@ -256,7 +289,7 @@ class Host:
             calls = [call for call in self._calls.values() if call.connection is connection]
             for call in calls:
                 call.connection = None
-            self._changed.notify_all()
+            self._notify()
         if memory is not None:
             memory.close()
         for call in list(self._calls.values()):

@@ -33,6 +33,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Union
 
 PREFIX = struct.Struct("<QQ")
+_DESCRIPTOR = struct.Struct("i")
 MAX_HEADER_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 1 << 36
 ALIGNMENT_BYTES = 64
@@ -60,11 +61,16 @@ class Message(NamedTuple):
 
 
 class Connection:
-    """One end of a socket. Any thread may send; one receives."""
+    """One end of a socket. Any thread may send; one calls `receive`, or any number `receive_now`."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._lock = threading.Lock()
+        self._receiving = threading.Lock()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
 
     def send(self, header: Mapping[str, Any], payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
         """Send a message. Raises OSError if the other end is gone."""
@@ -81,7 +87,28 @@ class Connection:
 
     def receive(self) -> Message:
         """Return the next message. Raises EOFError at the end, OSError, ValueError for what is no message."""
-        prefix, descriptor = self._prefix()
+        return self._rest(*self._prefix())
+
+    def receive_now(self) -> Message | None:
+        """Return the next message, if it has begun to come; raises as `receive` does."""
+        with self._receiving:
+            try:
+                prefix, descriptor = self._prefix(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            return self._rest(prefix, descriptor)
+
+    def end(self) -> None:
+        """End it, for both sides; a thread that receives gets EOFError, and is the one to close it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, and let go of it."""
+        self.end()
+        self._socket.close()
+
+    def _rest(self, prefix: bytes, descriptor: int) -> Message:
         header_bytes, payload_bytes = PREFIX.unpack(prefix)
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
             raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
@@ -90,20 +117,18 @@ class Connection:
             raise ValueError("a message whose header is no object")
         return Message(header, self._read(payload_bytes), descriptor)
 
-    def close(self) -> None:
-        """End it, for both sides; a thread that receives gets EOFError."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _prefix(self) -> tuple[bytes, int]:
+    def _prefix(self, flags: int = 0) -> tuple[bytes, int]:
         content, descriptor = b"", -1
         while len(content) < PREFIX.size:
-            part, descriptors, _, _ = socket.recv_fds(self._socket, PREFIX.size - len(content), 1)
+            # Not socket.recv_fds, which passes its flags on to nobody (Python 3.11).
+            room_bytes = socket.CMSG_LEN(_DESCRIPTOR.size)
+            part, ancillary, _, _ = self._socket.recvmsg(PREFIX.size - len(content), room_bytes, flags)
             if not part:
                 raise EOFError
-            content += part
-            descriptor = descriptors[0] if descriptors else descriptor
+            content, flags = content + part, 0
+            for level, kind, about in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(about) >= _DESCRIPTOR.size:
+                    (descriptor,) = _DESCRIPTOR.unpack_from(about)
         return content, descriptor
 
     def _read(self, size_bytes: int) -> memoryview:

@@ -1,6 +1,7 @@
 """How decisions are applied to gangs, and what becomes of requests when a gang has left."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from gangway.artifact.precision import FP32
@@ -13,7 +14,7 @@ from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.observability import Accounts
+from gangway.scheduler.observability import REFUSALS, Accounts, DecisionLog
 from gangway.scheduler.policy import LoneStart, Policy, Query, Reject, Replan, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
@@ -39,6 +40,7 @@ class Execution:
         arenas: ArenaPool,
         policy: Policy,
         accounts: Accounts,
+        log: DecisionLog,
         on_crash: Callable[[int], None],
     ) -> None:
         self.gangs = GangTable(control)
@@ -51,6 +53,7 @@ class Execution:
         self._arenas = arenas
         self._policy = policy
         self._accounts = accounts
+        self._log = log
         self._on_crash = on_crash
 
     @property
@@ -283,6 +286,9 @@ class Execution:
             model = self._models.get(request.query.model_id)
             if model is not None:
                 self._accounts.refused(model.spec.name, request.drop_status)
+            if self._log.is_watched and request.drop_status in REFUSALS:
+                free, waiting = len(self._workers.free), len(self._requests.queries)
+                self._log.refused(request.query, request.drop_status, time.monotonic_ns() / 1e3, free, waiting)
 
     # -- what a gang needs
 

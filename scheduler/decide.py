@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.observability import TraceWriter
+from gangway.scheduler.observability import DecisionLog, TraceWriter
 from gangway.scheduler.policy import (
     Decision,
     Policy,
@@ -55,6 +55,7 @@ class Dispatcher:
         models: ModelTable,
         former: BatchFormer | None,
         trace: TraceWriter | None,
+        log: DecisionLog,
         way_back_us: float,
     ) -> None:
         self._policy = policy
@@ -64,6 +65,7 @@ class Dispatcher:
         self._models = models
         self._former = former
         self._trace = trace
+        self._log = log
         self._way_back_us = way_back_us
         self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
         self._came = BEST_EFFORT  # those who may change most of those who have come since the last decision,
@@ -130,6 +132,8 @@ class Dispatcher:
             self._make_batches(decisions, units)
         if self._trace is not None:
             self._trace.add(decisions, snapshot, self._batch_part)
+        if self._log.is_watched and decisions:
+            self._log.add(decisions, snapshot)
         for decision in decisions:
             self._apply(decision, now_us)
         self._execution.gangs.begin_together()

@@ -170,7 +170,7 @@ class FastPathScheduler:
         model, profile = self._models.get(model_id), self._models.profiles.get(model_id)
         known, cores = self._open.get(model_id), self._workers.in_service
         held = profile is None or (self._former is not None and self._former.may_delay(profile, cores))
-        if model is None or profile is None or held or model.spec.limits:
+        if model is None or profile is None or held or self._models.limits.may_bind(model_id, cores):
             self.close(model_id)
             return
         is_known = known is not None and known.profile is profile

@@ -27,7 +27,7 @@ from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
-from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
+from gangway.scheduler.observability import Accounts, Counters, DecisionLog, ModelCounters, TraceWriter
 from gangway.scheduler.policies.precision_choice import PrecisionChooser
 from gangway.scheduler.policy import Policy
 from gangway.scheduler.requests import Request, RequestTable
@@ -140,8 +140,9 @@ class LiveScheduler:
         self._set_log = set_log
         self._policy = policy = self.compounds = CompoundFormer(PrecisionChooser(policy))
         self.accounts = Accounts(timeline)
+        self._log = log = DecisionLog(control.decision_block)
         self._execution = Execution(
-            control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed
+            control, self.requests, self.workers, self._models, pool, policy, self.accounts, log, self._model_crashed
         )
         self.fast_path: FastPathScheduler | None = None
         if trace is None and timeline is None:
@@ -161,7 +162,7 @@ class LiveScheduler:
             policy.config,
         )
         self._dispatcher = Dispatcher(
-            policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
+            policy, self._execution, self.requests, self.workers, self._models, self._former, trace, log, way_back_us
         )
         self._stalls = StallWatch(control)
         self._status = StatusWriter(
@@ -237,6 +238,7 @@ class LiveScheduler:
         self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
+        self._log.tend(now_us)
         if self._trace is not None:
             self._trace.tick(now_us)
 

@@ -223,7 +223,7 @@ def encode(message: ControlMessage) -> bytes:
 def decode(packet: bytes) -> ControlMessage:
     """Return what `encode` was given. Raises ValueError for anything else."""
     try:
-        message: ControlMessage = json_codec.decode_any(ControlMessage, packet, "message")
+        message: ControlMessage = json_codec.decode_tagged(ControlMessage, packet, "message")
     except ValueError as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error
     return message

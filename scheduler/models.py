@@ -38,6 +38,7 @@ class Limits:
     def __init__(self) -> None:
         self._models: dict[int, LoadModel] = {}
         self._available: dict[str, int] = {}
+        self._most: dict[str, int] = {}  # that a query holds
         self._turns: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
@@ -57,6 +58,11 @@ class Limits:
         if self._models.pop(model_id, None) is not None:
             del self._turns[model_id]
             self._review()
+
+    def may_bind(self, model_id: int, cores: int) -> bool:
+        """Whether a query of a model may have to wait where at most `cores` queries compute and none is stopped."""
+        limits = self._models[model_id].limits if model_id in self._models else ()
+        return any(cores * self._most[name] > self._available[name] for name, _, _ in limits)
 
     def started(self, model_id: int) -> None:
         """Count a query that has begun."""
@@ -116,10 +122,11 @@ class Limits:
 
     def _review(self) -> None:
         """There is as much of a resource as the model says that says most."""
-        self._available = {}
+        self._available, self._most = {}, {}
         for spec in self._models.values():
-            for name, _, available in spec.limits:
+            for name, amount, available in spec.limits:
                 self._available[name] = max(available, self._available.get(name, 0))
+                self._most[name] = max(amount, self._most.get(name, 0))
 
 
 def _urgency(query: Query) -> Urgency:

@@ -4,17 +4,19 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 from gangway.artifact.precision import FP32
+from gangway.executor.control import TOLD_S, DecisionBlock
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.gangs import Gang
-from gangway.scheduler.policy import Decision, Query, Snapshot, Start
+from gangway.scheduler.policy import Decision, Query, Reject, Snapshot, Start, Wake
 from gangway.scheduler.requests import NOTHING, Request
 from gangway.scheduler.timeline import BatchPart, Slice, TimelineWriter
 
@@ -192,7 +194,6 @@ def _find(query_id: int | None, snapshot: Snapshot) -> Query | None:
     return next((query for query in queries if query.query_id == query_id), None)
 
 
-_REFUSALS = (SlotStatus.LATE, SlotStatus.QUEUE_FULL, SlotStatus.CROWDED)
 _USUAL = SlotCounts(1)
 
 
@@ -271,7 +272,7 @@ class Accounts:
 
     def refused(self, model: str, status: SlotStatus) -> None:
         """The scheduler has answered a request; count it if its queue policy was the reason."""
-        if status in _REFUSALS:
+        if status in REFUSALS:
             self.counters.of(model).rejected += 1
 
     def _note_ranks(self, gang: Gang, ranks: range, layer: int) -> None:
@@ -283,3 +284,113 @@ def _add_block(counts: SlotCounts, conflict: bool, in_bf16: bool) -> SlotCounts:
     if counts is NOTHING and not (conflict or in_bf16):
         return _USUAL
     return counts._replace(blocks=counts.blocks + 1, conflicts=counts.conflicts + conflict, bf16=int(in_bf16))
+
+
+# The last decisions about each model, for those who watch the server. While nobody watches, a decision costs a look at
+# one flag. While somebody does, it costs a tuple in a queue of bounded length. Once a second the queues become a text.
+
+REFUSALS: Final[Mapping[SlotStatus, str]] = {  # why the scheduler refuses a request, for people
+    SlotStatus.LATE: "it is certain to miss its deadline, and its queue policy rejects late requests",
+    SlotStatus.QUEUE_FULL: "the queue of its model is full",
+    SlotStatus.CROWDED: "more late work waits than the backlog limit allows",
+}
+KEPT_DECISIONS: Final = 8  # decisions about one model
+TELLING_PERIOD_US: Final = 1e6  # between two texts
+REASON_CHARACTERS: Final = 160
+
+
+class _Noted(NamedTuple):
+    """A decision, with what the scheduler knew then. `decision` None: a request was refused, as `reason` says."""
+
+    at_us: float
+    decision: Decision | None
+    query: Query
+    cores: tuple[int, ...]  # that the query gets, or has had
+    free: int
+    waiting: int
+    reason: str
+
+
+class DecisionLog:
+    """Keeps the last decisions of each model while `block` is watched, and writes them there."""
+
+    def __init__(self, block: DecisionBlock) -> None:
+        self._block = block
+        self._next_us = 0.0
+        self._entries: dict[int, deque[_Noted]] = {}
+        self._is_new = False
+        self.is_watched = False
+
+    def add(self, decisions: Sequence[Decision], snapshot: Snapshot) -> None:
+        """Note what was decided on one snapshot; of what is rejected `refused` hears. Only while watched."""
+        decided = {each.query_id: each for each in decisions if not isinstance(each, (Wake, Reject))}
+        held = {block.query.query_id: block.cores for block in snapshot.running}
+        waiting = max(len(snapshot.waiting), snapshot.waiting_count)
+        for query in (*(block.query for block in snapshot.running), *snapshot.waiting):
+            if not decided:
+                return
+            if (decision := decided.pop(query.query_id, None)) is None:
+                continue
+            cores = getattr(decision, "cores", held.get(query.query_id, ()))
+            in_fp32 = query.fp32_id >= 0 and getattr(decision, "precision", "") == FP32
+            entry = _Noted(
+                snapshot.now_us, decision, query, cores, len(snapshot.free_cores), waiting, decision.reason
+            )  # fmt: skip
+            self._of(query.fp32_id if in_fp32 else query.model_id).append(entry)
+
+    def refused(self, query: Query, status: SlotStatus, now_us: float, free: int, waiting: int) -> None:
+        """Note that a request was refused for a reason of `REFUSALS`. Only while watched."""
+        self._of(query.model_id).append(_Noted(now_us, None, query, (), free, waiting, REFUSALS[status]))
+
+    def tend(self, now_us: float) -> None:
+        """See whether somebody watches, and write the text once a second. To be called now and then."""
+        self.is_watched = self._block.is_watched()
+        if not self.is_watched:
+            self._entries.clear()
+        elif self._is_new and now_us >= self._next_us:
+            self._next_us = now_us + TELLING_PERIOD_US
+            self._is_new = False
+            self._block.write(self._text(now_us))
+
+    def _of(self, model_id: int) -> deque[_Noted]:
+        self._is_new = True
+        entries = self._entries.get(model_id)
+        if entries is None:
+            entries = self._entries[model_id] = deque(maxlen=KEPT_DECISIONS)
+        return entries
+
+    def _text(self, now_us: float) -> bytes:
+        """Return a line of JSON for each, in order of time; the newest ones, if there is no room for all."""
+        for model_id, entries in list(self._entries.items()):
+            if now_us - entries[-1].at_us > TOLD_S * 1e6:
+                del self._entries[model_id]
+        found = [(entry, model_id) for model_id, entries in self._entries.items() for entry in entries]
+        lines: list[bytes] = []
+        room = self._block.MAX_TEXT_BYTES
+        for entry, model_id in sorted(found, key=lambda item: -item[0].at_us):
+            line = json.dumps(_fields(entry, model_id), separators=(",", ":")).encode() + b"\n"
+            room -= len(line)
+            if room < 0:
+                break
+            lines.append(line)
+        return b"".join(reversed(lines))
+
+
+def _fields(entry: _Noted, model_id: int) -> dict[str, Any]:
+    query, decision = entry.query, entry.decision
+    return {
+        "at_us": round(entry.at_us),
+        "model_id": model_id,
+        "decision": "Refuse" if decision is None else type(decision).__name__,
+        "cores": entry.cores,
+        "wanted": decision.wanted if isinstance(decision, Start) else 0,
+        "rows": query.rows,
+        "layer": query.next_layer,
+        "end_layer": decision.end_layer if isinstance(decision, Start) else 0,
+        "blocks": len(getattr(decision, "blocks", ())),
+        "age_us": round(entry.at_us - query.arrival_us),
+        "slack_us": None if query.deadline_us is None else round(query.deadline_us - entry.at_us),
+        "free": entry.free,
+        "waiting": entry.waiting,
+        "reason": entry.reason[:REASON_CHARACTERS],
+    }

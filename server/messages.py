@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
+
 from gangway.artifact import json_codec
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.logs import LogLevels
@@ -215,8 +217,7 @@ class RepositoryAnswer:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class RegionChange:
+class RegionChange(msgspec.Struct, frozen=True, tag=True):
     """What a client wants of its shared memory: register a region, or unregister it (`name` empty: all of them).
 
     `file` is the number (inode) of the file that `key` meant when the client asked; 0: not known.
@@ -230,8 +231,7 @@ class RegionChange:
     file: int = 0
 
 
-@dataclass(frozen=True)
-class LogSettings:
+class LogSettings(msgspec.Struct, frozen=True, tag=True):
     """All of them; also a message between supervisor and front end, in both directions, when they have changed.
 
     `file` empty: standard error. Which lines are written is a matter of `info`, `warning`, `error` and
@@ -376,7 +376,7 @@ def to_json(message: FrontEndMessage) -> bytes:
 def from_json(data: bytes) -> FrontEndMessage:
     """Decode what to_json made. Raises ValueError for anything else."""
     try:
-        message: FrontEndMessage = json_codec.decode_any(FrontEndMessage, data, "message")
+        message: FrontEndMessage = json_codec.decode_tagged(FrontEndMessage, data, "message")
     except ValueError as error:
         raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
     return message

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ from typing import Final
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, ProgressBars, Table
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
@@ -62,7 +63,7 @@ class Answer:
     """What a machine makes of a load.
 
     `highest`: the highest load that it carries, as a multiple of this one, for each of several seeds. `cores_needed`:
-    None beyond MOST_CORES.
+    None beyond MOST_CORES. `doubts`: why it may be wrong.
     """
 
     cores: int
@@ -71,6 +72,7 @@ class Answer:
     core_use: float
     highest: RateEstimate
     cores_needed: int | None
+    doubts: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,8 +82,12 @@ def main(argv: Sequence[str]) -> int:
     console = Console(width=min(80, Console().width) if sys.stdout.isatty() else 80)
     try:
         mix = Mix("load", tuple(options.load))
-        measured = profiled_models(options.cache_dir, options.profile)
-        scenario = partial(_scenario, mix, measured, OVERHEADS[options.overheads], options.batch)
+        in_fp32 = profiled_models(options.cache_dir, options.profile)
+        files = options.profile if options.precision == BF16 else []
+        in_bf16 = profiled_models(options.cache_dir, files, BF16)
+        measured = {**in_fp32, **in_bf16} if options.precision == BF16 else in_fp32
+        either = {name: in_bf16[name] for name in mix.names if name in in_bf16 and options.precision == DEADLINE}
+        scenario = partial(_scenario, mix, measured, either, OVERHEADS[options.overheads], options.batch)
         with ProgressBars(Console(stderr=True)) as bars:
             task = bars.add_task("simulate", total=None)
             answer = find_capacity(scenario, options.cores, rate_per_s, options.goal / 100, options.queries)
@@ -89,8 +95,14 @@ def main(argv: Sequence[str]) -> int:
     except (WorkloadError, ProfileError, OSError) as error:
         print(f"gangway capacity: {error}", file=sys.stderr)
         return 1
-    strangers = (f"{name} is not measured on this machine" for name in mix.names if name not in measured)
-    for doubt in (*strangers, *scenario(options.cores).doubts):
+    profiled = {FP32: in_fp32, BF16: in_bf16}
+    strangers = (
+        f"{name} is not measured in {precision} on this machine"
+        for precision in ((FP32, BF16) if options.precision == DEADLINE else (options.precision,))
+        for name in mix.names
+        if name not in profiled[precision]
+    )
+    for doubt in (*strangers, *answer.doubts):
         print(f"gangway capacity: warning: {doubt}; `gangway profile` measures it", file=sys.stderr)
     if options.json:
         print(json.dumps({**asdict(answer), "highest": answer.highest.mean_per_s}, indent=1))
@@ -122,6 +134,7 @@ def find_capacity(
         run.core_use,
         RateEstimate(tuple(rate / rate_per_s for rate in highest.rates_per_s)),
         _cores_needed(scenario, rate_per_s, share, queries),
+        here.doubts,
     )
 
 
@@ -132,7 +145,8 @@ def _model_answer(row: Row, rate_per_s: float, isolated_us: float, target_us: fl
 
 def carries(scenario: Scenario, rate_per_s: float, share: float, queries: int = QUERIES) -> bool:
     """Whether most seeds of arrivals have so large a share of each model's requests in time."""
-    if rate_per_s > BUSY * one_core_rate(scenario):
+    fastest = replace(scenario, models={**scenario.models, **scenario.in_bf16})
+    if rate_per_s > BUSY * max(one_core_rate(scenario), one_core_rate(fastest)):
         return False
     goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
     shares = (share_in_time(DEFAULT_POLICY, scenario, goal, rate_per_s, queries, seed) for seed in seeds)
@@ -154,10 +168,15 @@ def _cores_needed(scenario: Callable[[int], Scenario], rate_per_s: float, share:
 
 
 def _scenario(
-    mix: Mix, measured: Mapping[str, MeasuredModel], overheads: Overheads, batch: int, cores: int
+    mix: Mix,
+    measured: Mapping[str, MeasuredModel],
+    in_bf16: Mapping[str, MeasuredModel],
+    overheads: Overheads,
+    batch: int,
+    cores: int,
 ) -> Scenario:
     requests = Requests(batching=Batching(batch) if batch > 1 else None)
-    return make_scenario(mix, cores, measured, overheads, requests=requests)
+    return make_scenario(mix, cores, measured, overheads, requests=requests, in_bf16=in_bf16)
 
 
 def _table(answer: Answer) -> Table:
@@ -209,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         default="shared",
         help="front end and scheduler use the same cores, or others (shared)",
     )
+    add("--precision", choices=(FP32, BF16, DEADLINE), default=FP32, help="as of `gangway serve` (%(default)s)")
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE", help="files of `gangway profile`")
     add("--queries", type=int, default=QUERIES, metavar="N", help=f"in one simulation; fewer are quicker ({QUERIES})")
     add("--json", action="store_true", help="print everything as one object")

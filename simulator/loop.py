@@ -42,6 +42,7 @@ from gangway.workload.arrivals import Arrivals
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 NO_COMPOUNDS: Mapping[int, int] = MappingProxyType({})
 NO_PROFILES: Mapping[int, ModelProfile] = MappingProxyType({})
+NO_BYTES: Mapping[int, int] = MappingProxyType({})
 
 
 class ContractError(ValueError):
@@ -58,17 +59,22 @@ def simulate(
     batching: Batching | None = None,
     compounds: Mapping[int, int] = NO_COMPOUNDS,
     in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
+    row_bytes: Mapping[int, int] = NO_BYTES,
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
     `batching` a policy that is shown batches is shown them. `compounds`: by number of a request, the compound task that
     it is a member of (`Query.compound`). `in_bf16`: by number of a model, the same in bf16, which queries take that
-    would be late in fp32 (`precision_choice.py`). Same input, same result. Beyond `limits` it gives up.
+    would be late in fp32 (`precision_choice.py`). `row_bytes`: by number of a model, of a row's inputs and outputs.
+    Same input, same result. Beyond `limits` it gives up.
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
     """
-    return Simulation(policy, models, arrivals, machine, observer, limits, batching, compounds, in_bf16).run()
+    simulation = Simulation(
+        policy, models, arrivals, machine, observer, limits, batching, compounds, in_bf16, row_bytes
+    )
+    return simulation.run()
 
 
 class Simulation:
@@ -85,6 +91,7 @@ class Simulation:
         batching: Batching | None = None,
         compounds: Mapping[int, int] = NO_COMPOUNDS,
         in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
+        row_bytes: Mapping[int, int] = NO_BYTES,
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
@@ -103,6 +110,7 @@ class Simulation:
         self._machine = machine
         self._observer = observer
         self._compounds = compounds
+        self._row_mb = {number: row_bytes.get(number, 0) / 1e6 for number in models}
         self._counters = Counters()
         self._requests: Singles = Singles()
         if batching is not None and policy.batches:
@@ -193,10 +201,11 @@ class Simulation:
 
     def _receive(self, arrival_us: float, number: int, model_id: int, rows: int) -> None:
         """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
-        overheads = self._machine.overheads
-        delay_us = overheads.submit_us
-        if overheads.stolen_us and self._cores.steal(arrival_us, overheads.stolen_us):
-            delay_us += overheads.stolen_us
+        overheads, size_mb = self._machine.overheads, rows * self._row_mb[model_id]
+        delay_us = overheads.submit_us + size_mb * overheads.submit_us_per_mb
+        stolen_us = overheads.stolen_us + size_mb * overheads.stolen_us_per_mb
+        if stolen_us and self._cores.steal(arrival_us, stolen_us):
+            delay_us += stolen_us
         heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id, rows))
 
     def _arrive(self, _now_us: float, number: int, arrival_us: float, model_id: int, rows: int) -> None:

@@ -31,6 +31,7 @@ class Overheads:
     scheduler may use its cores again. `grow_us`: from a decision until a joining rank works. `stop_us`: how long a Stop
     `at_once` lets the tasks in hand go on. `stolen_us`: CPU that front end and scheduler take from the workers for one
     query, where all share the cores; while a gang uses the first core they get half of it, so they take so much longer.
+    `submit_us_per_mb`, `stolen_us_per_mb`: so much more for each million bytes of a request, which are copied.
     """
 
     submit_us: float = 0.0
@@ -40,6 +41,8 @@ class Overheads:
     grow_us: float = 0.0
     stop_us: float = 0.0
     stolen_us: float = 0.0
+    submit_us_per_mb: float = 0.0
+    stolen_us_per_mb: float = 0.0
 
 
 NO_OVERHEADS = Overheads()

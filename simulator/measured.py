@@ -20,13 +20,14 @@ from typing import Any
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
 from gangway.artifact.json_codec import decode
+from gangway.artifact.precision import FP32
 from gangway.artifact.profile import LEAST_WHOLE, PROFILES_FOLDER, Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import write_whole
 from gangway.scheduler.profiles import doubt
 from gangway.simulator.kernel_generation import FOLDER, GENERATION_FILE, GenerationError, current_generation
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 UNKNOWN_GENERATION = 0  # of kernels: the model was not measured for the repository
 COMPARED_SESSIONS = 2  # the quietest ones: `spread` is of them, since noise only adds
 MAX_SPREAD = 0.03  # beyond it the times are doubtful
@@ -48,7 +49,8 @@ class MeasuredModel:
 
     `spread`: by what share the second shortest session takes longer than the shortest one, the whole model, one row, on
     the number of cores where that is most. Of fewer sessions, what two of them may differ by: see `session_spread`.
-    `cores_whole`: as in the profile, of the best session. `kernel_generation`: see `kernel_generation.py`.
+    `cores_whole`: as in the profile, of the best session. `row_bytes`: of all inputs and outputs.
+    `kernel_generation`: see `kernel_generation.py`.
     """
 
     model_name: str
@@ -69,6 +71,7 @@ class MeasuredModel:
     sessions: int = 1
     spread: float = 0.0
     cores_whole: float = 1.0
+    row_bytes: int = 0
     kernel_generation: int = UNKNOWN_GENERATION
     format_version: int = FORMAT_VERSION
 
@@ -91,7 +94,8 @@ def read_measured(path: Path) -> MeasuredModel:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error
     if is_profile:
-        return _of_profile(path)
+        profile, manifest = _profiled(path)
+        return measured_model([profile], manifest)
     try:
         model = decode(MeasuredModel, json.dumps(content).encode(), "measured model")
         _check(model)
@@ -105,15 +109,19 @@ def shipped_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.json")) if path != GENERATION_FILE}
 
 
-def profiled_models(cache_dir: Path, files: Sequence[Path]) -> dict[str, MeasuredModel]:
-    """Return measured models by name: of the newest profile in a cache, or of the files. Raises ProfileError."""
+def profiled_models(cache_dir: Path, files: Sequence[Path], precision: str = FP32) -> dict[str, MeasuredModel]:
+    """Return measured models by name: of the newest profile in a cache in this precision, or of the files.
+
+    A cache may have a model in several precisions, under one name. Raises ProfileError for a file that is wrong.
+    """
     found: dict[str, MeasuredModel] = {}
     for path in sorted((cache_dir / PROFILES_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
-            model = read_measured(path)
+            profile, manifest = _profiled(path)
+            if manifest.precision == precision:
+                found[profile.model_name] = measured_model([profile], manifest)
         except ProfileError:  # of an artifact that has gone, or of another version
             continue
-        found[model.model_name] = model
     for path in files:
         model = read_measured(path)
         found[model.model_name] = model
@@ -161,6 +169,7 @@ def measured_model(
         sessions=len(sessions),
         spread=session_spread(sessions),
         cores_whole=max(session.cores_whole for session in sessions),
+        row_bytes=sum(tensor.row_bytes for tensor in (*manifest.inputs, *manifest.outputs)),
         kernel_generation=kernel_generation,
     )
 
@@ -234,16 +243,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _of_profile(path: Path) -> MeasuredModel:
+def _profiled(path: Path) -> tuple[Profile, Manifest]:
+    """Return a profile, and what the cache around it says of the artifact. Raises ProfileError."""
     profile = read_profile(path)
     try:
-        manifest = read_manifest(path.resolve().parent.parent / profile.key)
+        return profile, read_manifest(path.resolve().parent.parent / profile.key)
     except ArtifactError as error:
         message = (
             f"{path}: its artifact is needed, too (numbers of tasks); give the file in the cache's folder: {error}"
         )
         raise ProfileError(message) from error
-    return measured_model([profile], manifest)
 
 
 def _check(model: MeasuredModel) -> None:
@@ -267,6 +276,7 @@ def _check(model: MeasuredModel) -> None:
     _require(model.sessions > 0 and model.spread >= 0, "there is no session, or a negative spread")
     _require(0 < model.cores_whole <= 1, "cores_whole is not a share")
     _require(min(model.memory_us) >= 0 and min(model.compute_us) >= 0, "a time is negative")
+    _require(model.row_bytes >= 0, "a number of bytes is negative")
     shape = [len(model.batches)] * len(model.cores)
     for grid in (*model.batch_us, model.isolated_us, model.together_us):
         _require(

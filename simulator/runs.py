@@ -101,6 +101,7 @@ def run_policy(
         observer,
         batching=batching,
         in_bf16=scenario.in_bf16,
+        row_bytes=scenario.row_bytes,
     )
     summary = summarise(result.outcomes, {TARGET: scenario.targets_us}, scenario.isolated_us)
     core_use = result.counters.core_busy_us / (result.end_us * scenario.machine.cores)
@@ -187,6 +188,7 @@ def share_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: float
         limits=limits,
         batching=scenario.requests.batching,
         in_bf16=scenario.in_bf16,
+        row_bytes=scenario.row_bytes,
     )
     summary = summarise(result.outcomes, {TARGET: scenario.targets_us})
     share = summary.least_satisfied(TARGET) if goal.each else summary.total.satisfied[TARGET]

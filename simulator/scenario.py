@@ -21,7 +21,17 @@ from gangway.workload.qos import WorkloadError
 WAKE_UP_US = 15.0
 STOP_AT_ONCE_US = 100.0
 SPARE_CORES = Overheads(275.0, 275.0, WAKE_UP_US, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US)
-SHARED_CORES = Overheads(900.0, 900.0, 0.0, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US, stolen_us=2250.0)
+SHARED_CORES = Overheads(
+    submit_us=300.0,
+    dispatch_us=500.0,
+    answer_us=300.0,
+    leave_us=WAKE_UP_US,
+    grow_us=WAKE_UP_US,
+    stop_us=STOP_AT_ONCE_US,
+    stolen_us=900.0,
+    submit_us_per_mb=2100.0,
+    stolen_us_per_mb=2600.0,
+)
 CONTENTION_STEP = 0.1  # of levels of interference on a contended machine, where every start changes all of them
 OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
 
@@ -54,6 +64,7 @@ class Scenario:
     requests: Requests = Requests()
     doubts: tuple[str, ...] = ()  # why results may be wrong: what is known of the models' measurements
     in_bf16: Mapping[int, ModelProfile] = field(default_factory=dict)  # of models that are there in both precisions
+    row_bytes: Mapping[int, int] = field(default_factory=dict)  # of inputs and outputs
 
     @property
     def targets_us(self) -> tuple[float | None, ...]:
@@ -123,7 +134,8 @@ def make_scenario(
             source = in_bf16[name] if requests.in_batches else one_row(in_bf16[name])
             scaled_bf16 = scale_model(source, widest, index, models[index].qos_us, memory_share)
             both[index] = scaled_bf16 if contention is None else contention.apply(scaled_bf16)
-    return Scenario(resolved, models, machine, requests, doubts, both)
+    row_bytes = {index: source.row_bytes for index, source in enumerate(sources)}
+    return Scenario(resolved, models, machine, requests, doubts, both, row_bytes)
 
 
 def isolated_us(model: ModelProfile, rows: int = 1) -> float:

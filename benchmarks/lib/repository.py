@@ -38,9 +38,13 @@ def compile_model(repository: Path, model: str, precision: Precision = "fp32", m
     return compile_file(onnx_file(repository, model), precision, min_cosine)
 
 
-def compile_file(path: Path, precision: Precision = "fp32", min_cosine: float | None = None) -> Path:
-    """The same of an ONNX file."""
+def compile_file(
+    path: Path, precision: Precision = "fp32", min_cosine: float | None = None, target: str | None = None
+) -> Path:
+    """The same of an ONNX file; `target`: if not the best one here."""
     command = [sys.executable, "-m", "gangway.compiler", "--json", f"--precision={precision}", str(path)]
+    if target is not None:
+        command.append(f"--target={target}")
     if min_cosine is not None:
         command.append(f"--min-cosine={min_cosine}")
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)

@@ -111,10 +111,22 @@ def triton_server(
 
     Raises FetchError when there is no Triton to be had, RuntimeError with the log's end when it does not start.
     """
+    with tempfile.TemporaryDirectory() as name:
+        repository = Path(name) / "models"
+        write_repository(repository, source, models, configuration, codes)
+        with triton_serving(repository) as served:
+            yield served
+
+
+@contextmanager
+def triton_serving(repository: Path) -> Iterator[TritonServer]:
+    """Serve a repository of Triton's until the block ends.
+
+    Raises FetchError and RuntimeError as `triton_server`.
+    """
     server = fetch()
     with tempfile.TemporaryDirectory() as name:
-        repository, log = Path(name) / "models", Path(name) / "triton.log"
-        write_repository(repository, source, models, configuration, codes)
+        log = Path(name) / "triton.log"
         url = f"127.0.0.1:{free_port()}"
         process = _start(server, repository, url, log)
         try:

@@ -12,6 +12,7 @@ from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console
 from gangway.artifact.html_page import write_html
 from gangway.clients.connection import ClientError, Connection, InputError, Tls, add_tls_options
+from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
 from gangway.clients.perf.measure import Goal, InterruptedRunError, Run, RunLength, Session
 from gangway.clients.perf.prepare import (
@@ -72,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
     mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     url, tls = options.target or options.url, Tls.of(options)
     with Connection(url, options.timeout_ms / 1000, tls) as connection:
-        requests = prepare_requests(connection, mix.names, options.input_data, options.seed)
+        requests = prepare_requests(connection, mix.names, options.input_data, options.seed, dict(options.shape))
         workload = _workload(options, mix, connection, requests, tls)
     length = RunLength(options.seconds, options.queries, options.warmup)
     timeout_s = options.timeout_ms / 1000
@@ -217,6 +218,7 @@ COMMON = (
     "--goal",
     "--qos",
     "--input-data",
+    "--shape",
     "--timeout-ms",
     "--json",
     "--png",
@@ -256,6 +258,8 @@ def _parser() -> argparse.ArgumentParser:
         help="isolated latencies, or an earlier result.json (default: measured)",
     )
     result.add_argument("--input-data", default="random", help="random, zero, or a folder with MODEL/INPUT.npy")
+    result.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
+        help="sizes for an input's open dimensions: all but the first")  # fmt: skip
     result.add_argument(
         "--timeout-ms", type=_positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from gangway.clients.inputs import (
     infer_request,
     npy_tensors,
     random_tensors,
+    shaped,
 )
 from gangway.clients.open_loop import CLIENTS, RAW, real_time_priority
 from gangway.protos import grpc_service_pb2 as pb
@@ -43,15 +45,23 @@ class Workload:
     isolated_us: Mapping[str, float]
 
 
-def prepare_requests(connection: Connection, names: Sequence[str], source: str, seed: int) -> dict[str, bytes]:
+def prepare_requests(
+    connection: Connection,
+    names: Sequence[str],
+    source: str,
+    seed: int,
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> dict[str, bytes]:
     """Return a serialised request of one row per model, after checking that each is answered.
 
-    `source`: "random", "zero", or a folder with MODEL/INPUT.npy. Raises RefusedError, InputError, UnreachableError.
+    `source`: "random", "zero", or a folder with MODEL/INPUT.npy. `shapes`: of inputs, by name. Raises RefusedError,
+    InputError, UnreachableError.
     """
     requests = {}
     for name in names:
         inputs = connection.model_metadata(name).inputs
-        values = _values(name, inputs, source, seed)
+        own = {each.name: shapes[each.name] for each in inputs if each.name in shapes}
+        values = _values(name, shaped(inputs, own), source, seed)
         request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
         answer = connection.infer(request)
         if not answer.outputs or any(not raw for raw in answer.raw_output_contents):

@@ -297,6 +297,14 @@ def _matmul(op: Operands) -> Rows:
     return op.common(iter(places))
 
 
+def _packed_matmul(op: Operands) -> Rows:
+    """Rows of the only operand that is no constant."""
+    rows = op.only_first()
+    if rows.axis == len(op.shapes[0]) - 1:
+        raise op.mixed("it sums up over the batch")
+    return rows
+
+
 def _gemm(op: Operands) -> Rows:
     """Rows of the left operand; what is added may have the batch there, too."""
     rows = op.rows[0]
@@ -490,6 +498,7 @@ RULES: dict[str, BatchRule] = {
     "GridSample": _images,
     "MatMul": _matmul,
     **dict.fromkeys(["MatMulInteger", "QLinearMatMul", "QuantisedMatMul"], _integer_matmul),
+    "PackedMatMul": _packed_matmul,
     "Pad": _pad,
     **dict.fromkeys(["Scatter", "ScatterElements"], partial(_elements, does="it changes certain rows of the batch")),
     "ScatterND": _scatter_nd,

@@ -49,13 +49,13 @@ def _find_product(editor: Editor, node: Node) -> None:
     source = editor.producer(node.inputs[0], "DynamicQuantizeLinear")
     if source is None or not editor.is_float(source.inputs[0]) or node.inputs[2:3] != source.outputs[2:3]:
         return
-    weights, end = _constant(editor, node.inputs[1]), _scaled(editor, node, source)
+    weights, end = constant_value(editor, node.inputs[1]), _scaled(editor, node, source)
     if weights is None or weights.ndim != _RANKS[node.operator] or end is None:
         return
     last, scale = end
     axis = 0 if node.operator == "ConvInteger" else 1
     scales = _per_output(scale, weights.shape[axis], 1 if axis == 0 else -1, weights.ndim)
-    zero = _constant(editor, node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else np.zeros(1, np.int8)
+    zero = constant_value(editor, node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else np.zeros(1, np.int8)
     zeros = None if zero is None else _per_output(zero, weights.shape[axis], -1, 1)
     if scales is None or zeros is None:
         return
@@ -83,11 +83,11 @@ def _scaled(editor: Editor, node: Node, source: Node) -> tuple[Node, Array] | No
     factor = editor.producer(next((name for name in last.inputs if name != cast.outputs[0]), ""), "Mul")
     if factor is None or source.outputs[1] not in factor.inputs:
         return None
-    scale = _constant(editor, next((name for name in factor.inputs if name != source.outputs[1]), ""))
+    scale = constant_value(editor, next((name for name in factor.inputs if name != source.outputs[1]), ""))
     return None if scale is None or scale.dtype != np.float32 else (last, scale)
 
 
-def _constant(editor: Editor, name: str) -> Array | None:
+def constant_value(editor: Editor, name: str) -> Array | None:
     """Return a constant, of which definitions make nodes."""
     node = editor.producer(name, "Constant")
     return numpy_helper.to_array(node.attributes["value"]) if node else editor.constants.get(name)

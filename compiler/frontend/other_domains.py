@@ -22,6 +22,7 @@ from gangway.compiler.frontend import (
 from gangway.compiler.frontend.decompositions import is_defined, write_body
 from gangway.compiler.frontend.functions import infer_body
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
+from gangway.compiler.frontend.packed import operators as packed_operators
 from gangway.compiler.frontend.shape_inference import (
     OWN_DOMAINS,
     infer_shapes,
@@ -37,6 +38,7 @@ __all__ = [
     "contrib_operators",
     "define_operators",
     "ml_operators",
+    "packed_operators",
     "quantised_operators",
     "tree_ensembles",
 ]

@@ -31,7 +31,7 @@ SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0
 SMALL = 0.1  # nearer to zero a quotient says little
 TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
 CORES = ("Erf", "Tanh", "Clip", "Exp", "HardSigmoid", "Max", "Min", "Relu")
-_MOVES = ("Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+MOVES = ("Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 QUANTISED = {"int8": (-128, 127), "uint8": (0, 255)}
 _GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 _DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
@@ -331,7 +331,7 @@ def _find_pair(editor: Editor, node: Node) -> None:
 
 def _is_rounded(editor: Editor, x: str, parameters: Mapping[str, Any]) -> bool:
     """Whether a tensor only holds numbers that such a pair would leave alone: another one has made them."""
-    while source := editor.producer(x, *_MOVES):
+    while source := editor.producer(x, *MOVES):
         x = source.inputs[0]
     first = editor.producer(x, "FakeQuantise")
     return first is not None and dict(first.attributes) == dict(parameters)

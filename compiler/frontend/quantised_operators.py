@@ -11,7 +11,7 @@ from gangway.compiler.frontend.contrib_operators import DOMAIN, optional
 from gangway.compiler.frontend.decompositions import Body, defines
 from gangway.compiler.frontend.graph import Node
 
-_PAIR_OPSET, _DYNAMIC_OPSET = 10, 11
+_PAIR_OPSET, _DYNAMIC_OPSET, _AXIS_OPSET = 10, 11, 13
 _SOFTMAX_SCALE = 1 / 256  # what quantisers give it
 _STEPS = 255.0  # between the ends of uint8
 
@@ -184,3 +184,28 @@ def gemm(body: Body) -> None:
         _quantise(body, body.op("Mul", product, scale), 7, 8)
     else:
         body.op("Mul", product, scale, output=body.node.outputs[0])
+
+
+@defines("DynamicQuantizeLSTM", domain=DOMAIN)
+def lstm(body: Body) -> None:
+    """LSTM with weights that are dequantised; onnxruntime rounds inputs and states to 8 bits, too, step by step."""
+    weights = [_dequantised_gates(body, index) for index in (1, 2)]
+    others = [optional(body, index) for index in range(3, 8)]
+    inputs = (body.node.inputs[0], *weights, *others)
+    body.nodes.append(Node(f"{body.node.name}/LSTM", "LSTM", inputs, body.node.outputs, body.node.attributes))
+
+
+def _dequantised_gates(body: Body, index: int) -> str:
+    """Input 1 or 2, [directions][inputs][gates x hidden] integers, as LSTM wants them; the last axis comes second."""
+    given, scales, zeros = (body.value(place) for place in (index, 6 + 2 * index, 7 + 2 * index))
+    if given is None or scales is None:
+        raise body.node.unsupported("weights or scales are missing")
+    integers = np.ascontiguousarray(given.transpose(0, 2, 1))
+    outputs = integers.shape[:2]
+    zeros = np.zeros(1, integers.dtype) if zeros is None else zeros
+    spread = [np.broadcast_to(side.reshape(len(side), -1), outputs).reshape(-1) for side in (scales, zeros)]
+    if body.graph.opset < _AXIS_OPSET:
+        real = (integers.astype(np.float32) - spread[1].reshape(*outputs, 1)) * spread[0].reshape(*outputs, 1)
+        return body.constant(real, "float32")
+    names = [body.constant(value) for value in (integers.reshape(-1, integers.shape[2]), *spread)]
+    return body.reshape(body.op("DequantizeLinear", *names, axis=0), integers.shape)

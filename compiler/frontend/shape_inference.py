@@ -193,7 +193,8 @@ def _with_types(model: Any, inferred: Any, folded: dict[str, Array]) -> Any:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     values = {name: value_proto(name, TensorType(array.shape, array.dtype.name)) for name, array in folded.items()}
-    found = {**{value.name: value for value in inferred.graph.output}, **values}
+    stated = {value.name: value for value in inferred.graph.value_info}
+    found = {**{value.name: stated.get(value.name, value) for value in inferred.graph.output}, **values}
     for value in result.graph.output:
         value.CopyFrom(found[value.name])
         values.pop(value.name, None)

@@ -19,6 +19,7 @@ from gangway.compiler.frontend.graph import (
     remove_unused,
     rewrite,
 )
+from gangway.compiler.frontend.packed import PACKED_MATMUL
 from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.kernels.specs import Array
 
@@ -41,7 +42,7 @@ def simplify(graph: Graph) -> Graph:
             graph = remove_unused(apply_rule(graph, TABLES))
             folded = apply_rule(graph, CONSTANTS)
             check_rows(graph, folded.constants)
-            return rewrite(remove_unused(folded), BIASES, GEMMS, AFFINE)
+            return rewrite(remove_unused(folded), BIASES, GEMMS, AFFINE, PACKED_AFFINE)
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
@@ -163,6 +164,21 @@ def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array
     return replace(node, operator=operator, inputs=(x, *names), outputs=outputs)
 
 
+def _scale_packed(editor: Editor, node: Node) -> None:
+    """Let a product with integers absorb a node that scales and shifts its outputs by constants, as above."""
+    source, output = next((name for name in node.inputs if name not in editor.constants), ""), node.outputs[0]
+    producer, shape = editor.inner(source, PACKED_MATMUL), editor.shape(source)
+    factors = affine_factors(node, editor.constants, shape, len(shape) - 1) if producer and shape else None
+    if producer is None or factors is None or editor.shape(output) != shape:
+        return
+    (scale, shift), (x, integers, scales, zeros, bias) = factors, producer.inputs
+    scaled = editor.constant(f"{output}:scales", editor.constants[scales] * scale[:, None])
+    before = editor.constants[bias] if bias else np.float32(0)
+    added = editor.constant(f"{output}:bias", (before * scale + shift).astype(np.float32))
+    editor.remove(producer)
+    editor.replace(output, [replace(producer, inputs=(x, integers, scaled, zeros, added), outputs=node.outputs[:1])])
+
+
 def _split_gemm(editor: Editor, node: Node) -> None:
     """Put Transpose, MatMul, Mul and Add in the place of a Gemm that is no dense layer.
 
@@ -234,3 +250,4 @@ TABLES = Rule(("Gather",), _look_up_first)
 CONSTANTS = Rule((), _fold_constant)
 GEMMS = Rule(("Gemm",), _split_gemm)
 AFFINE = Rule((), _fold_affine)
+PACKED_AFFINE = Rule(("Add", "Sub", "Mul", "Div"), _scale_packed)

@@ -39,6 +39,8 @@ class Int8ConvSpec(KernelSpec):
     [residual,] y, in float32. y is activation(sum scale + bias [+ residual]). Raw weights: "weights", "scales" float32
     [out], "bias" float32 [out], and zero points of the weights, "zeros" int32 [out], which are 0 unless `weight_zeros`.
     `factors` are those of `Int8FactorsSpec`.
+
+    Weights are `narrow` if products of two adjacent channels of one output, by uint8, have a sum of 16 bits.
     """
 
     in_channels: int
@@ -58,6 +60,7 @@ class Int8ConvSpec(KernelSpec):
     weight_zeros: bool = False
     residual: bool = False
     residual_halo: int = 0
+    narrow: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:

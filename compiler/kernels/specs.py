@@ -716,6 +716,9 @@ class RecurrentSpec(KernelSpec):
     "recurrent" [directions][gates x hidden][hidden], "peepholes" [directions][3 x hidden] if there are any, and, with
     `linear_before_reset`, "bias" [directions][hidden], the recurrent one of the hidden gate.
 
+    `int8`: raw "recurrent" are integers of 8 bits then, "scales" [directions][gates x hidden] theirs, and there is an
+    argument more, behind weights: these, then biases or peepholes.
+
     `part` divides a single step of a GRU that resets its state before the product. "gates": x, weights, [h,] the reset
     state, the update gate. "candidate": x, weights, [h,] these two, then the results.
     """
@@ -739,6 +742,7 @@ class RecurrentSpec(KernelSpec):
     outputs: tuple[bool, bool, bool] = (True, False, False)
     positions: int = 0  # of x, if it has those of other steps, too
     part: Part | None = None  # None: all of each step
+    int8: bool = False  # the recurrent matrix
 
     @property
     def directions(self) -> int:
@@ -770,7 +774,8 @@ class RecurrentSpec(KernelSpec):
     @property
     def is_cached(self) -> bool:
         """Whether the matrix of a direction stays in a second level cache of one or two megabytes from step to step."""
-        return 4 * self.gates * self.units * self.hidden <= CACHED_MATRIX_BYTES
+        size_bytes = 1 if self.int8 else 4
+        return size_bytes * self.gates * self.units * self.hidden <= CACHED_MATRIX_BYTES
 
     @property
     def checks(self) -> tuple[Check, ...]:

@@ -23,6 +23,7 @@ from gangway.compiler.frontend.graph import Graph, Node
 from gangway.compiler.frontend.shape_inference import model_proto, node_proto
 from gangway.compiler.frontend.simplify import RANDOM
 from gangway.compiler.frontend.subgraphs import all_nodes
+from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (
     ELEMENT_TYPES,
     Answer,
@@ -40,6 +41,7 @@ WORTHWHILE: tuple[type[LayerSpec], ...] = (
     ConvTransposeSpec,
     VolumeConvSpec,
     MatMulSpec,
+    PackedDenseSpec,
     RecurrentSpec,
     TreeSpec,
     Attention,

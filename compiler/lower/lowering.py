@@ -11,6 +11,7 @@ from gangway.compiler.frontend.dynamic_quantisation import find_dynamic_products
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
 from gangway.compiler.frontend.lines import as_images
+from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shape_inference import state_shapes
 from gangway.compiler.frontend.simplify import simplify
@@ -32,7 +33,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
 
     Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
-    graph = find_dynamic_products(state_shapes(graph))
+    graph = find_packed_products(find_dynamic_products(state_shapes(graph)))
     replaced: dict[str, UnsupportedModelError] = {}
     while unknown := [node for node in graph.nodes if not has_lowering(node.operator) and has_body(node, graph)]:
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}

@@ -32,8 +32,8 @@ from gangway.compiler.kernels.specs import (
     SequencePackSpec,
     UnpackSpec,
 )
-from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
+from gangway.compiler.kernels.templates.int8 import work as int8_work
 from gangway.compiler.lower.layers import Geometry
 from gangway.compiler.place.memory import Buffer, Step
 
@@ -132,7 +132,7 @@ class DynamicProducts:
         if rounded.output not in self._factors:
             source = self._source(rounded)
             length, image = math.prod(rounded.inputs[0].kind.shape), source.blocked
-            lines = length if image is None else -(-image.channels // MOST_LANES) * image.height
+            lines = length if image is None else -(-image.channels // self._target.lanes) * image.height
             size = -(-lines // max(1, min(MOST_PARTS, length // LEAST_PART)))
             parts = -(-lines // size)
             spec = Int8RangeSpec(length, 1, 1, parts, plain=True)
@@ -192,5 +192,6 @@ def _product(
         weight_zeros=bool(zeros.any()),
         residual=spec.residual,
     )
-    possible = spec.groups == spec.diagonal_blocks == 1 and int8_convolution.computes(full, target)
+    full = int8_work.suited(full, integers, target)
+    possible = spec.groups == spec.diagonal_blocks == 1 and int8_work.computes(full, target)
     return full if possible else None, {**raw, "weights": integers, "zeros": zeros}

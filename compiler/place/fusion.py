@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gangway.artifact.format import MAX_CHECKS, Space
+from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
 from gangway.compiler.kernels.specs import (
     NONE,
@@ -57,14 +58,14 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
         return None
     if isinstance(source.spec, VolumeConvSpec):
         return _activated_volume(source, source.spec, layer)
-    if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | ElementwiseSpec):
+    if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | PackedDenseSpec | ElementwiseSpec):
         return None
     if source.spec.activation != NONE:
         return None
     spec, inputs = source.spec, source.inputs
     if layer.spec.operator == "copy":
         spec = replace(spec, activation=layer.spec.activation)
-    elif layer.spec.operator == "add" and isinstance(spec, ConvSpec) and not spec.residual:
+    elif layer.spec.operator == "add" and isinstance(spec, ConvSpec | PackedDenseSpec) and not spec.residual:
         residual, summand = sorted(layer.inputs, key=lambda name: program.home(name) == source.output)
         if program.home(residual) == source.output:  # it is added to itself
             return None

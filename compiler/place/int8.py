@@ -45,10 +45,11 @@ from gangway.compiler.kernels.specs import (
     SequencePackSpec,
     UnpackSpec,
 )
+from gangway.compiler.kernels.templates import winograd
 from gangway.compiler.kernels.templates.elementwise import combined
-from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.int8 import work as int8_work
 from gangway.compiler.place.dynamic_int8 import DynamicProducts, rounds
 from gangway.compiler.place.integers import (
     MOST,
@@ -63,6 +64,8 @@ from gangway.compiler.place.memory import Buffer, FormatName, Step
 
 LEAST_VECTOR_WEIGHTS = 1 << 13  # of a layer of one pixel: below, steps between bytes and float32 take longer
 MOST_SUM = (1 << 31) - 1
+MOST_LOST = 0.15  # of the time of products in float32: more is not gained by others in integers
+NO_INTEGERS = "float32, since the processor has no AVX2"
 _MOVES = PackSpec | SequencePackSpec
 _DROPPABLE = (
     _MOVES
@@ -79,12 +82,47 @@ _DROPPABLE = (
 
 def with_int8(steps: Sequence[Step], target: TargetSpec) -> list[Step]:
     """Return equivalent steps, before halos are settled; the same ones if the target has no instructions for it."""
-    if not int8.has_words(target) or not any(_quantises(step) or rounds(step) for step in steps):
+    if not int8.multiplies(target) or not any(_quantises(step) or rounds(step) for step in steps):
         return list(steps)
-    rewriting = _Rewriting(steps, target)
+    found = _rewritten(steps, target, frozenset())
+    if kept := _slower(steps, found, target):
+        found = _rewritten(steps, target, kept)
+    return _needed(found)
+
+
+def _rewritten(steps: Sequence[Step], target: TargetSpec, kept: frozenset[str]) -> list[Step]:
+    """Return equivalent steps; convolutions called `kept` stay float32."""
+    rewriting = _Rewriting(steps, target, kept)
     for step in steps:
         rewriting.add(step)
-    return _needed(rewriting.steps)
+    return rewriting.steps
+
+
+def _slower(before: Sequence[Step], after: Sequence[Step], target: TargetSpec) -> frozenset[str]:
+    """Return the convolutions that take longer in integers, if that is much of the model's time.
+
+    Without VNNI 3x3 convolutions may: Winograd's algorithm has fewer products, of float32 numbers.
+    """
+    if int8.has_words(target):
+        return frozenset()
+    floats = {step.name: step.spec for step in before if isinstance(step.spec, ConvSpec) and step.spec.groups == 1}
+    times_us = {name: winograd.least_us(spec, target) for name, spec in floats.items()}
+    lost_us = {
+        step.name: int8_work.least_us(step.spec, target) - times_us[step.name]
+        for step in after
+        if isinstance(step.spec, Int8ConvSpec) and step.name in floats and winograd.best_work(floats[step.name], target)
+    }
+    slower = frozenset(name for name, lost in lost_us.items() if lost > 0)
+    much = sum(lost_us[name] for name in slower) > MOST_LOST * sum(times_us.values())
+    return slower if much else frozenset()
+
+
+def integers_of(steps: Sequence[Step], target: TargetSpec) -> str:
+    """Return what multiplies a model's 8-bit numbers, for people; empty if it has none."""
+    if any(isinstance(step.spec, Int8ConvSpec | Int8DepthwiseSpec) for step in steps):
+        return int8.name_of(target)
+    quantised = any(_quantises(step) or rounds(step) for step in steps)
+    return NO_INTEGERS if quantised and not int8.multiplies(target) else ""
 
 
 def with_filled_halos(steps: Sequence[Step]) -> list[Step]:
@@ -146,8 +184,9 @@ class _Table:
 class _Rewriting:
     """The steps so far, and where tensors are. Buffers are those of the steps that are replaced."""
 
-    def __init__(self, steps: Sequence[Step], target: TargetSpec) -> None:
+    def __init__(self, steps: Sequence[Step], target: TargetSpec, kept: frozenset[str]) -> None:
         self.steps: list[Step] = []
+        self._kept = kept
         self._target = target
         self._found: dict[Buffer, Quantisation] = {}
         self._bytes: dict[Buffer, Buffer] = {}
@@ -169,7 +208,9 @@ class _Rewriting:
         elif _moves(step.spec) and (moved := self._rounding(step.inputs[0])):
             self._found[step.output] = moved
         match step.spec:
-            case ConvSpec() if self._dynamic.add(step, step.spec) or self._convolution(step, step.spec):
+            case ConvSpec() if step.name not in self._kept and (
+                self._dynamic.add(step, step.spec) or self._convolution(step, step.spec)
+            ):
                 return
             case BlockedElementwiseSpec() if self._elementwise(step, step.spec):
                 return
@@ -267,6 +308,10 @@ class _Rewriting:
         raw = self._integers(step, new, found, result) if new else None
         if new is None or raw is None:
             return False
+        if isinstance(new, Int8ConvSpec):
+            new = int8_work.suited(new, raw["weights"], self._target)
+            if not int8_work.computes(new, self._target):
+                return False
         x = self._input(source, pixels)
         if x is None:
             return False
@@ -283,7 +328,7 @@ class _Rewriting:
                 spec.in_channels, spec.height, spec.width, spec.kernel, spec.stride, spec.pads, spec.dilation
             )
             return depthwise if quantised and int8_depthwise.computes(depthwise, self._target) else None
-        full = Int8ConvSpec(
+        return Int8ConvSpec(
             spec.in_channels,
             spec.height,
             spec.width,
@@ -296,7 +341,6 @@ class _Rewriting:
             quantised,
             NONE if quantised else spec.activation,
         )
-        return full if int8_convolution.computes(full, self._target) else None
 
     def _integers(self, step: Step, spec: KernelSpec, x: Quantisation, y: Quantisation | None) -> RawWeights | None:
         """Integer weights, biases that count for the zero point of x, and factors of the sums."""

@@ -9,6 +9,7 @@ from gangway.compiler.frontend.patterns import erf
 from gangway.compiler.kernels.specs import Activation, Array
 
 MOST = 127  # of a weight
+_LIKELY_MOST = (MOST, MOST - 1, 64, 63)  # of 8 bits, and of 7
 TOLERANCE = 5e-4  # of a number in steps of the scale; 127 of them are exact to 1e-5 in float32
 CHUNK = 1 << 15  # weights that are looked at together
 MOST_BIAS = float(1 << 30)
@@ -60,13 +61,14 @@ def integer_weights(weights: Array) -> tuple[Array, Array] | None:
 
 
 def _integer_rows(rows: Array, hopeless: bool = True) -> tuple[Array, Array] | None:
-    """The same of a matrix; `hopeless`: if no row is one of integers with the largest possible scales."""
+    """The same of a matrix; `hopeless`: if no row is one of integers with the most likely scales."""
     largest = np.abs(rows).max(1).astype(np.float64)
     scales, integers = np.ones(len(rows)), np.zeros(rows.shape, np.int8)
     left = np.flatnonzero(largest)
     if not np.isfinite(largest).all():
         return None
-    for most in range(MOST, 0, -1):
+    others = (most for most in range(MOST, 0, -1) if most not in _LIKELY_MOST)
+    for most in (*_LIKELY_MOST, *others):
         if not len(left):
             break
         scale = largest[left] / most
@@ -75,7 +77,7 @@ def _integer_rows(rows: Array, hopeless: bool = True) -> tuple[Array, Array] | N
         fits = np.abs(np.subtract(numbers, nearest, out=numbers), out=numbers).max(1) <= TOLERANCE
         integers[left[fits]], scales[left[fits]] = nearest[fits], scale[fits]
         left = left[~fits]
-        if hopeless and most == MOST - 1 and len(left) == len(rows):  # float32 weights, almost certainly
+        if hopeless and most == _LIKELY_MOST[-1] and len(left) == len(rows):  # float32 weights, almost certainly
             return None
     return None if len(left) else (integers, scales)
 

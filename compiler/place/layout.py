@@ -14,6 +14,7 @@ import numpy as np
 from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
+from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherPlacesSpec,
@@ -151,6 +152,16 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
         x = memory.blocked(name, haloed=haloed)
     residual = tuple(memory.blocked(other, result) for other in layer.inputs[1:])
     memory.append(layer, spec, (x, *residual), "blocked", result)
+
+
+@places(PackedDenseSpec)
+def _place_packed(memory: Memory, layer: Layer) -> None:
+    spec = layer.spec
+    assert isinstance(spec, PackedDenseSpec)
+    source, result = sequence(spec.in_channels, spec.positions), sequence(spec.out_channels, spec.positions)
+    x, *others = layer.inputs
+    inputs = (memory.blocked(x, source), *(memory.blocked(other, result) for other in others))
+    memory.append(layer, spec, inputs, "blocked", result)
 
 
 @places(ConvTransposeSpec)

@@ -328,6 +328,11 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
 #define LOST_REGIONS(FIELD) /* not 0: a part of the region of this number + 1 is lost (region.h) */                           \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, lost, [MAX_REGIONS])
 
+#define DECISION_BLOCK(FIELD) /* the scheduler's last decisions, while somebody watches the server */                         \
+    FIELD(_Alignas(CACHE_LINE) uint64_t, watched_ns, ) /* by a front end: somebody watches, CLOCK_MONOTONIC */                \
+    FIELD(uint32_t, sequence, ) /* odd while the text is being written */                                                     \
+    FIELD(uint32_t, text_bytes, )                                                                                             \
+    FIELD(char, text, [1 << 15])
 struct control_header { CONTROL_HEADER(DECLARE_FIELD) };
 struct model_account { MODEL_ACCOUNT(DECLARE_FIELD) };
 struct scheduler_block { SCHEDULER_BLOCK(DECLARE_FIELD) };
@@ -335,6 +340,7 @@ struct worker_account { WORKER_ACCOUNT(DECLARE_FIELD) };
 struct server_block { SERVER_BLOCK(DECLARE_FIELD) };
 struct heartbeat { HEARTBEAT(DECLARE_FIELD) };
 struct lost_regions { LOST_REGIONS(DECLARE_FIELD) };
+struct decision_block { DECISION_BLOCK(DECLARE_FIELD) };
 
 /* -- what Python sees (module.c) */
 
@@ -344,7 +350,8 @@ struct lost_regions { LOST_REGIONS(DECLARE_FIELD) };
     STRUCT(worker_status, WORKER_STATUS) STRUCT(slot, SLOT) STRUCT(member, MEMBER)                                            \
     STRUCT(control_header, CONTROL_HEADER) STRUCT(model_account, MODEL_ACCOUNT)                                               \
     STRUCT(scheduler_block, SCHEDULER_BLOCK) STRUCT(worker_account, WORKER_ACCOUNT)                                           \
-    STRUCT(server_block, SERVER_BLOCK) STRUCT(heartbeat, HEARTBEAT) STRUCT(lost_regions, LOST_REGIONS)
+    STRUCT(server_block, SERVER_BLOCK) STRUCT(heartbeat, HEARTBEAT) STRUCT(lost_regions, LOST_REGIONS)                      \
+    STRUCT(decision_block, DECISION_BLOCK)
 
 #define ENUMERATORS(NAME)                                                                                                     \
     MESSAGE_KINDS(NAME) LEFT_REASONS(NAME) SLOT_STATES(NAME) SLOT_STATUSES(NAME) CONTROLS(NAME) PHASE_KINDS(NAME)

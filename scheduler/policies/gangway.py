@@ -59,9 +59,13 @@ from gangway.scheduler.prediction import (
 )
 from gangway.scheduler.profiles import ModelProfile
 
-REASONS = {BRIEF: "takes next to nothing", ON_TIME: "next by deadline", BACKFILL: "late, and nobody else will be by it"}
-OTHERWISE = "nobody with a deadline to meet needs the cores"
-START_OVER = "too many that are late were stopped"
+REASONS = {
+    BRIEF: "brief: it delays others by next to nothing",
+    ON_TIME: "earliest deadline of those that can be met",
+    BACKFILL: "backfill: it is late, and no other request becomes late by it",
+}
+OTHERWISE = "best effort: no request that can meet its deadline needs the cores"
+START_OVER = "too many stopped requests are late and hold memory"
 
 
 class Gangway(Policy):
@@ -442,8 +446,8 @@ def _yield(victim: Work, to_brief: bool, planner: BlockPlanner, config: StopAtOn
     boundary_us = victim.boundary_us()
     far = config.enabled and (boundary_us > config.min_boundary_us or (to_brief and boundary_us <= 0.0))
     if victim.grant and not far:
-        return _resize(victim, block.cores[: victim.grant], "others need the cores", planner)
-    return Stop(block.query.query_id, far, "others go first")
+        return _resize(victim, block.cores[: victim.grant], "requests that go first need the other cores", planner)
+    return Stop(block.query.query_id, far, "requests that go first need the cores")
 
 
 def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) -> bool:
@@ -524,7 +528,7 @@ def _grow(
         gain_us = rest_us - work.remaining_us(work.cores + len(joining))
         if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
             free = free[len(joining) :]
-            decisions.append(_resize(work, block.cores + joining, "idle cores", planner))
+            decisions.append(_resize(work, block.cores + joining, "it can use idle cores", planner))
 
 
 def yields_in_us(works: Sequence[Work]) -> float:

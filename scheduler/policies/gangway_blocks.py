@@ -16,7 +16,7 @@ from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.prediction import Demands, Work, threshold_share
 
-REASON = "level, load or cores have changed"
+REASON = "interference, load or free cores have changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A server that tries models for `gangway check`: it loads one at a time, and says what comes of it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from gangway.artifact.settings import PREFIX
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 
@@ -75,7 +77,8 @@ def _reason(details: str, name: str) -> str:
 def trial_server(cache_dir: str) -> Iterator[TrialServer]:
     """Run a server over an empty repository until the block ends.
 
-    It listens on a Unix socket in a folder of its own, so nobody else reaches it. Raises RuntimeError if it ends.
+    It listens on a Unix socket in a folder of its own, so nobody else reaches it. Settings in variables of the caller
+    do not reach it. Raises RuntimeError if it ends.
     """
     with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder:
         repository, address, log = Path(folder, "models"), f"unix:{folder}/grpc.sock", Path(folder, "log")
@@ -83,7 +86,10 @@ def trial_server(cache_dir: str) -> Iterator[TrialServer]:
         command = [sys.executable, "-m", "gangway", "serve", f"--model-repository={repository}"]
         command += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
         command += [f"--grpc-address={address}", "--allow-http=false", "--allow-metrics=false"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             try:
                 with grpc.insecure_channel(address) as channel:
                     _wait(process, channel, log)

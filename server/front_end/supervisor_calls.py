@@ -10,10 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
+import msgspec
 
 from gangway.executor.logs import ProcessLog
 from gangway.protos import grpc_service_pb2 as pb
@@ -205,7 +206,7 @@ class LogMethods:
         if request.settings:
             with self._lock:
                 changes = dict(_log_change(name, value) for name, value in request.settings.items())
-                self._make(replace(self._settings, **changes))
+                self._make(msgspec.structs.replace(self._settings, **changes))
         settings = self._settings
         response = pb.LogSettingsResponse()
         response.settings["log_file"].string_param = settings.file
@@ -274,7 +275,7 @@ class TraceMethods:
         changes: dict[str, Any] = {}
         for name, values in given.items():
             changes |= _trace_change(name, values, settings.config)
-        new = replace(settings.overrides(model), **changes, restarts="count" in changes)
+        new = msgspec.structs.replace(settings.overrides(model), **changes, restarts="count" in changes)
         if fault := settings.fault_of(new):
             invalid(f"Attempting to set invalid trace setting :{fault}")
         self._make(new)

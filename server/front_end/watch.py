@@ -1,9 +1,11 @@
 """What a look at a running server shows: which core works for which model, models, background jobs.
 
 Its numbers are those of the metrics: one `Source` reads the same counters for both. Who holds a core is looked up many
-times a second in the leases, while somebody watches. Nothing is sampled or kept while nobody does.
+times a second in the leases, while somebody watches; so long the scheduler also notes its decisions. Nothing is sampled
+or kept while nobody does.
 """
 
+import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from gangway.executor.control import ControlSegment
+from gangway.executor.control import TOLD_S, ControlSegment
 from gangway.executor.leases import LeaseGlance
 from gangway.server.front_end.metrics_reading import ModelReading, Reading, Source, ids_of
 from gangway.server.messages import WHOLE_MODEL, Job, ModelUnavailable
@@ -107,6 +109,7 @@ class Watch:
         """Somebody begins to watch, after a time when nobody did."""
         self._history.clear()
         self._history.append(_moment(self._source.read()))
+        self._control.decision_block.watch()
         self._begin_timeline()
 
     def end(self) -> None:
@@ -126,7 +129,8 @@ class Watch:
                 runs.append([1, *hold])
 
     def state(self) -> dict[str, Any]:
-        """Return what is so now, with the timeline since the last state (docs/how-to/watch.md has the fields)."""
+        """Return what is so now, with the timeline since the last state (docs/reference/http.md has the fields)."""
+        self._control.decision_block.watch()
         reading = self._source.read()
         now = _moment(reading)
         self._history.append(now)
@@ -147,6 +151,7 @@ class Watch:
             "cores": self._cores(reading, shown, places),
             "timeline": self._timeline(places),
             "models": [self._model(model, now, before) for model in shown],
+            "decisions": self._decisions(reading, shown, places),
             "models_left_out": len(reading.models) - len(shown) + max(0, len(unavailable) - MAX_MODELS),
             "unavailable": [_unavailable(entry) for entry in unavailable[:MAX_MODELS]],
             "jobs": [
@@ -207,6 +212,33 @@ class Watch:
             )
         return cores
 
+    def _decisions(
+        self, reading: Reading, shown: Sequence[ModelReading], places: Mapping[int, int]
+    ) -> list[dict[str, Any]]:
+        """Return the last decisions about the models shown, the oldest first."""
+        now_s, now_us = time.time(), time.monotonic_ns() / 1e3
+        decisions = []
+        for line in self._control.decision_block.read().splitlines():
+            noted = json.loads(line)
+            place = places.get(noted["model_id"])
+            if place is None or now_us - noted["at_us"] > TOLD_S * 1e6:
+                continue
+            model = shown[place].model
+            noted["cores"] = [reading.server.cores[rank] for rank in noted["cores"]]
+            decisions.append(
+                {
+                    "time_s": now_s - (now_us - noted["at_us"]) / 1e6,
+                    "model": model.name,
+                    "version": model.version,
+                    "decision": noted["decision"].lower(),
+                    "cores": noted["cores"],
+                    "slack_ms": None if noted["slack_us"] is None else noted["slack_us"] / 1e3,
+                    "reason": noted["reason"],
+                    "text": explain(noted),
+                }
+            )
+        return decisions
+
     def _timeline(self, places: Mapping[int, int]) -> dict[str, Any]:
         return {
             "begin_s": self._begin_s,
@@ -242,6 +274,44 @@ class Watch:
             "in_time_share": recent.met / with_target if with_target else None,
             "cores": held / self._samples if self._samples else 0.0,
         }
+
+
+def explain(noted: Mapping[str, Any]) -> str:
+    """Return a decision in words: what was decided, then why. `noted` is a line of `scheduler/observability.py`."""
+    cores = f"core{'s' * (len(noted['cores']) != 1)} {', '.join(map(str, noted['cores']))}"
+    blocks = noted["blocks"]
+    match noted["decision"]:
+        case "Start":
+            fewer = f" ({noted['wanted']} wanted)" if noted["wanted"] > len(noted["cores"]) else ""
+            first, last = noted["layer"], noted["end_layer"] - 1
+            layers = f"layers {first} to {last}" if first < last else f"layer {first}"
+            plan = f", in {blocks + 1} blocks of different cores" if blocks else ""
+            what = f"start {_counted(noted['rows'], 'row')} on {cores}{fewer}, {layers}{plan}"
+        case "Resize":
+            what = f"go on with {cores}"
+        case "Stop":
+            what = f"stop on {cores}, to go on later"
+        case "Replan":
+            what = f"new plan on {cores}, {_counted(blocks, 'block')} to come"
+        case "StartOver":
+            what = f"give up what was computed up to layer {noted['layer']}, and start over later"
+        case _:
+            what = f"refuse {_counted(noted['rows'], 'row')}"
+    slack_us = noted["slack_us"]
+    if slack_us is None:
+        slack = "no deadline"
+    elif slack_us >= 0:
+        slack = f"slack {slack_us / 1e3:.1f} ms"
+    else:
+        slack = f"deadline missed by {-slack_us / 1e3:.1f} ms"
+    facts = f"{slack}, waited {noted['age_us'] / 1e3:.1f} ms" if noted["decision"] in ("Start", "Refuse") else slack
+    reason = noted["reason"] or "no reason given by the scheduling policy"
+    before = f"{_counted(noted['free'], 'core')} free, {_counted(noted['waiting'], 'request')} waiting"
+    return f"{what}; because: {reason} ({facts}; before: {before})"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:

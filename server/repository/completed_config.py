@@ -20,6 +20,7 @@ from gangway.server.models.config import (
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
     FIRST_ANSWER,
+    INTEGERS_PARAMETER,
     LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
     PLATFORM,
@@ -120,6 +121,8 @@ def tell_engine(config: ModelConfig, manifest: Manifest, in_bf16: InBf16 = NOT_W
     if manifest.engine is Engine.NATIVE:
         chosen = BOTH_PRECISIONS if in_bf16.manifest is not None else manifest.precision
         config.parameters[CHOSEN_PRECISION_PARAMETER].string_value = chosen
+    if manifest.integers:
+        config.parameters[INTEGERS_PARAMETER].string_value = manifest.integers
     if note := manifest.precision_note or in_bf16.note:
         config.parameters[PRECISION_NOTE_PARAMETER].string_value = note
 

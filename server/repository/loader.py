@@ -548,5 +548,7 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         served_by = f"compiled, onnxruntime computes {len(islands)} of {len(manifest.layers)} layers: {operators}"
     if manifest.precision_note:
         served_by += f" in {manifest.precision} ({manifest.precision_note})"
+    if manifest.integers:
+        served_by += f", 8-bit numbers by {manifest.integers}"
     name, version = model.entry.name, model.entry.version
     _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -42,6 +43,7 @@ STATUS: Final[Mapping[str, grpc.StatusCode]] = {
     "CANCELLED": grpc.StatusCode.CANCELLED,
 }
 CODES: Final[Mapping[grpc.StatusCode, str]] = {code: name for name, code in STATUS.items()}
+MAX_TEMPLATES: Final = 64
 _NOTHING: Final = ((), 0)
 
 Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
@@ -67,22 +69,34 @@ class PythonCodec:
     sinks: Sinks = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
+    _templates: dict[tuple[tuple[int, Sequence[int], int], ...], ResponseTemplate] = field(default_factory=dict)
 
     def with_about(self, contents: Contents, request_id: bytes) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
-        request = {**self.about, "wanted": [tensor.name for tensor in self.outputs]}
-        if request_id:
-            request["id"] = request_id.decode(errors="replace")
+        if not request_id:
+            return [*contents, self._without_id]
+        request = {**self._request, "id": request_id.decode(errors="replace")}
         return [*contents, self._encoded({"request": request})]
+
+    @property
+    def _request(self) -> Mapping[str, Any]:
+        return {**self.about, "wanted": [tensor.name for tensor in self.outputs]}
+
+    @cached_property
+    def _without_id(self) -> bytes:
+        return self._encoded({"request": self._request})
 
     def resume_contents(self, left: Left) -> Contents:
         """Return the contents of a request that gives an execution a core."""
         return [self._encoded({"resume": (left.address, left.execution)})]
 
-    def _encoded(self, about: Mapping[str, Any]) -> bytes:
+    @cached_property
+    def _common(self) -> Mapping[str, Any]:
         settings = PythonSettings.of(self.model.config)
-        common = {"instances": settings.instances, "timeout_s": settings.timeout_s}
-        return json.dumps({**about, **common}, separators=(",", ":")).encode()
+        return {"instances": settings.instances, "timeout_s": settings.timeout_s}
+
+    def _encoded(self, about: Mapping[str, Any]) -> bytes:
+        return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
 
     def layout(self, contents: Contents) -> FrameLayout:
         """Return the sizes of both frames; of one without inputs if there are no contents but the last."""
@@ -168,13 +182,22 @@ class PythonCodec:
                 sink.within(regions).write(content)
             answered.append(Answered(tensor, tensor.client_shape(shape), len(content), sink))
             tensors[tensor.index] = content
-        response = ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
+        response = self._template(answered).fill(request_id, tensors)
         if parameters:
             more = pb.ModelInferResponse()
             for key, value in parameters.items():
                 set_parameter(more.parameters[key], value)
             response += more.SerializeToString()
         return response
+
+    def _template(self, answered: Sequence[Answered]) -> ResponseTemplate:
+        key = tuple((tensor.index, shape, size_bytes) for tensor, shape, size_bytes, _ in answered)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = ResponseTemplate.of(self.model, answered)
+        return template
 
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response to a request that the model has answered in one go. Raises RequestError."""

@@ -6,9 +6,11 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 TRITON: Final = "triton"
 OPENTELEMETRY: Final = "opentelemetry"
@@ -150,8 +152,7 @@ def _writable(path: Path) -> bool:
 EVERY_MODEL = ""
 
 
-@dataclass(frozen=True)
-class TraceOverrides:
+class TraceOverrides(msgspec.Struct, frozen=True, tag=True):
     """What has been set by TraceSetting for a model, or for all (`model` empty). None: as said elsewhere.
 
     Also a change that all front ends make. It replaces what was said for `model` before. `restarts`: as many requests
@@ -163,12 +164,12 @@ class TraceOverrides:
     rate: int | None = None
     count: int | None = None
     log_frequency: int | None = None
-    restarts: bool = field(default=True, compare=False)
+    restarts: bool = True
 
     @property
     def empty(self) -> bool:
         """Whether nothing is set."""
-        return self == TraceOverrides(self.model)
+        return {self.level, self.rate, self.count, self.log_frequency} == {None}
 
 
 @dataclass(frozen=True)

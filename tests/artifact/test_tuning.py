@@ -94,7 +94,7 @@ def changed(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
         (changed("kernels", 0, "versions", value=[]), "has 0 versions"),
         (changed("kernels", 0, "finalists", 0, "sample", value=2), "no sample"),
         (changed("kernels", 0, "finalists", 0, "disturbed_us", 0, value=[1.0]), "number of levels"),
-        (changed("seconds", value="long"), "finite number"),
+        (changed("seconds", value="long"), "tuning.seconds: expected `float`, got `str`"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_ignored(

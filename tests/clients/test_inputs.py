@@ -1,5 +1,6 @@
 """Where the client's tensors come from: random numbers, .npy files, pictures."""
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from gangway.clients.inputs import (
     infer_request,
     npy_tensors,
     random_tensors,
+    shape_argument,
+    shaped,
 )
 
 PICTURE = TensorMetadata(name="x", datatype="FP32", shape=[-1, 3, 32, 48])
@@ -47,6 +50,26 @@ def test_a_batch_needs_an_open_first_dimension() -> None:
         random_tensors([tensor("FP32", 1, 16)], batch=2, seed=0)
     with pytest.raises(InputError, match="open dimensions"):
         random_tensors([tensor("FP32", -1, -1)], batch=1, seed=0)
+
+
+def test_shapes_say_what_open_dimensions_are() -> None:
+    open_ones = [tensor("FP32", -1, 3, -1, -1)]
+    (x,) = random_tensors(shaped(open_ones, {"x": (3, 48, 320)}), batch=2, seed=0).values()
+    assert x.shape == (2, 3, 48, 320)
+    with pytest.raises(InputError, match=r"such as --shape x:3,1,1"):
+        random_tensors(shaped(open_ones, {}), batch=1, seed=0)
+    for wrong in ((4, 48, 320), (48, 320), (1, 3, 48, 320)):
+        with pytest.raises(InputError, match=r"input 'x' is \[-1, 3, -1, -1\], 3 sizes"):
+            shaped(open_ones, {"x": wrong})
+    with pytest.raises(InputError, match="no input 'y'; its inputs are x FP32"):
+        shaped(open_ones, {"y": (1,)})
+
+
+@pytest.mark.parametrize("text", ["x", "x:", ":3", "x:3,0", "x:3,-1", "x:a"])
+def test_a_shape_has_a_name_and_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME:SIZE"):
+        shape_argument(text)
+    assert shape_argument("a:b:3,4") == ("a:b", (3, 4))
 
 
 def test_datatypes_without_a_numpy_type_are_refused() -> None:

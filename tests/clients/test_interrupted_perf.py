@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from benchmarks.lib.live_server import LiveServer
 from benchmarks.lib.repository import GANGWAY
 
@@ -89,6 +91,7 @@ def test_nothing_is_shown_of_nothing(gangway_server: LiveServer) -> None:
     assert "total" not in out
 
 
+@pytest.mark.long
 def test_a_terminal_shows_how_far_a_run_is_and_a_pipe_does_not(gangway_server: LiveServer) -> None:
     flags = ("--rate=50", "--seconds=2")
     leader, follower = pty.openpty()

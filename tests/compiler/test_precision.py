@@ -116,6 +116,7 @@ def test_a_convolutional_network_is_near_float32(
         assert LEAST_COSINE <= cosine < 1 - 1e-9, "products are rounded, and no more than that"
 
 
+@pytest.mark.long
 @needs_bf16
 def test_activations_between_convolutions_take_half_the_memory(saved: Path, tmp_path: Path) -> None:
     low = compile_low(saved, tmp_path / "cache").manifest
@@ -149,6 +150,7 @@ def test_a_transformer_is_near_float32(
     assert least_cosine(model(inputs), reference(path, inputs)) >= LEAST_COSINE
 
 
+@pytest.mark.long
 @needs_bf16
 def test_named_layers_stay_float32(saved: Path, tmp_path: Path, load_artifact: Callable[[Path], Any]) -> None:
     lowered = low_layers(compile_low(saved, tmp_path / "cache").manifest)

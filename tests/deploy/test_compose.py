@@ -108,6 +108,7 @@ def use_every_model_once(server: LiveServer) -> None:
             client.infer(model["name"], inputs)
 
 
+@pytest.mark.long
 @needs_prometheus
 def test_a_live_prometheus_answers_every_query(prometheus: Prometheus, gangway_server: LiveServer) -> None:
     board = json.loads(DASHBOARD.read_text())

@@ -13,6 +13,7 @@ from gangway.executor.control import (
     VERSION,
     ControlLayout,
     ControlSegment,
+    DecisionBlock,
     ModelAccount,
     SchedulerStatus,
 )
@@ -90,7 +91,8 @@ def test_blocks_do_not_overlap() -> None:
     assert layout.lease_table < layout.scheduler_block < layout.server_block < layout.size_bytes
     assert layout.heartbeats - layout.server_block == 64 + 128
     assert layout.lost_regions - layout.heartbeats == (2 + 1) * 64, "of supervisor, front end and scheduler"
-    assert layout.size_bytes - layout.lost_regions == 4 * _native.MAX_REGIONS
+    assert layout.decision_block - layout.lost_regions == 4 * _native.MAX_REGIONS
+    assert layout.size_bytes - layout.decision_block == 64 + DecisionBlock.MAX_TEXT_BYTES
 
 
 def test_heartbeats_grow_stale(control: ControlSegment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,9 @@ def as_pixels(x: Array, halo: int, padding: int = ZERO) -> Array:
     return _laid(x, 4, halo, padding, 99)
 
 
-def as_blocked(x: Array, halo: int, surplus: int = 0) -> Array:
-    """[C][H][W] -> [C/16][H + 2h][W + 2h][16]."""
-    return _laid(x, 16, halo, 0, surplus)
+def as_blocked(x: Array, lanes: int, halo: int, surplus: int = 0) -> Array:
+    """[C][H][W] -> [C/lanes][H + 2h][W + 2h][lanes]."""
+    return _laid(x, lanes, halo, 0, surplus)
 
 
 def _laid(x: Array, lanes: int, halo: int, padding: int, surplus: int) -> Array:

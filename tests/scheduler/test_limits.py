@@ -43,6 +43,14 @@ def test_so_many_queries_of_a_model_as_it_has_instances() -> None:
     assert ids(limits.admissible(waiting, [1, 1, 1])) == [2, 5]  # there were more before it was loaded again
 
 
+def test_a_limit_of_at_least_as_many_as_cores_cannot_bind() -> None:
+    limits = limits_of(model(1, ("a", 1, 2)), model(2, ("r", 1, 4)), model(3, ("r", 2, 4)), model(4))
+    assert [limits.may_bind(number, cores=2) for number in (1, 2, 3, 4)] == [False] * 4
+    assert [limits.may_bind(number, cores=3) for number in (1, 2, 3, 4)] == [True, True, True, False]
+    limits.remove(3)
+    assert not limits.may_bind(2, cores=3)
+
+
 def test_a_stopped_query_has_what_it_needs() -> None:
     limits = limits_of(model(1, ("a", 1, 1)))
     assert ids(limits.admissible([query(1, 1, started=True), query(2, 1)], [1])) == [1]

@@ -1,13 +1,16 @@
 """`gangway capacity`: what it says agrees with itself and with the simulator."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gangway.simulator.capacity import carries, find_capacity
-from gangway.simulator.scenario import SHARED_CORES, Scenario, make_scenario
+from gangway.simulator.machine import Machine
+from gangway.simulator.runs import one_core_rate
+from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Scenario, make_scenario
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError
 from tests.helpers.started_command import status_of
@@ -45,6 +48,47 @@ def test_targets_that_are_multiples_are_of_the_latency_on_these_cores() -> None:
 def test_a_load_without_a_target_is_refused() -> None:
     with pytest.raises(WorkloadError, match="no model has a target"):
         find_capacity(partial(load_on, target=None), 2, 10.0, 0.95, QUERIES)
+
+
+def on_spare_cores(cores: int) -> Scenario:
+    """Return the load where front end and scheduler have cores of their own."""
+    return replace(load_on(cores), machine=Machine(cores, SPARE_CORES))
+
+
+def in_either_precision(cores: int) -> Scenario:
+    """Return the load with models that are there in bf16, too, where they take a fifth of the time."""
+    exact = on_spare_cores(cores)
+    fast = {
+        number: replace(
+            model,
+            latency_us=tuple(tuple(tuple(us / 5 for us in times) for times in layer) for layer in model.latency_us),
+            isolated_us=model.isolated_us / 5,
+        )
+        for number, model in exact.models.items()
+    }
+    return replace(exact, in_bf16=fast)
+
+
+def test_cores_carry_more_than_they_can_in_fp32_where_deadlines_choose_bf16() -> None:
+    rate_per_s = 1.2 * one_core_rate(load_on(2))
+    assert not carries(on_spare_cores(2), rate_per_s, 0.95, QUERIES)
+    assert carries(in_either_precision(2), rate_per_s, 0.95, QUERIES)
+
+
+def test_what_is_not_measured_in_the_precision_that_is_asked_for_is_warned_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--cores=2", f"--queries={QUERIES}", f"--cache-dir={tmp_path}")
+    status_of("capacity", *LOAD, "--precision=bf16", *options)
+    in_bf16 = capsys.readouterr()
+    status_of("capacity", *LOAD, *options)
+    in_fp32 = capsys.readouterr()
+    status_of("capacity", *LOAD, "--precision=deadline", *options)
+    by_deadlines = capsys.readouterr()
+    assert all(f"resnet50 is not measured in {each} on this" in by_deadlines.err for each in ("fp32", "bf16"))
+    assert "resnet50 is not measured in bf16 on this machine" in in_bf16.err
+    assert "resnet50 is not measured in fp32 on this machine" in in_fp32.err
+    assert in_bf16.out == in_fp32.out, "the simulator's own models are in fp32"
 
 
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_where_front_end_and_workers_share_the_cores():
     assert late.queue_us.tolist() == [10, 40]
 
 
+def test_large_requests_take_longer_on_their_way_and_take_more_from_the_workers():
+    # As above, with requests of half a million bytes: 15 us longer on the way, of which 10 are taken from both cores.
+    machine = Machine(2, Overheads(submit_us=5, submit_us_per_mb=10, stolen_us=20, stolen_us_per_mb=20))
+    result = simulate(make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine, row_bytes={0: 500_000})
+    assert result.outcomes.latency_us.tolist() == [10 + 200 + 15, 225 + 200 - 100]
+    small = simulate(make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine)
+    assert small.outcomes.latency_us.tolist() == [5 + 200 + 10, 215 + 200 - 100]
+
+
 def test_stopped_at_a_boundary_and_resumed(ledger):
     seen = []
 

@@ -1,13 +1,27 @@
 """The small files of measured models, made of profiles."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
+from gangway.artifact.format import MANIFEST_FILE
+from gangway.artifact.json_codec import encode
+from gangway.artifact.precision import BF16
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.simulator.kernel_generation import recorded_generation
-from gangway.simulator.measured import UNKNOWN_GENERATION, main, measured_model, merge, read_measured, session_spread
+from gangway.simulator.measured import (
+    UNKNOWN_GENERATION,
+    main,
+    measured_model,
+    merge,
+    profiled_models,
+    read_measured,
+    session_spread,
+)
+
+OTHER_MACHINE = Machine("1" * 12, "cpu", 2, "avx2", 1.0, 1.0)
 
 
 def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
@@ -71,3 +85,24 @@ def test_profiles_in_a_cache_become_files_that_can_be_read(compiled_zoo, tmp_pat
         read_measured(path)
     assert main([str(tmp_path / "absent.json")]) == 1
     assert "absent.json" in capsys.readouterr().err
+
+
+def test_a_cache_s_models_are_those_in_the_precision_that_is_asked_for(compiled_zoo, tmp_path):
+    manifest = read_manifest(compiled_zoo.artifact("mlp"))
+    (tmp_path / manifest.key).symlink_to(compiled_zoo.artifact("mlp"))
+    in_bf16 = tmp_path / ("f" * 64)
+    in_bf16.mkdir()
+    for name in manifest.files:
+        (in_bf16 / name).symlink_to(compiled_zoo.artifact("mlp") / name)
+    (in_bf16 / MANIFEST_FILE).write_bytes(encode(replace(manifest, key=in_bf16.name, precision=BF16)))
+    layers = len(manifest.layers)
+    former, current, fast = (
+        write_profile(tmp_path, profile_of(manifest.key, layers)),
+        write_profile(tmp_path, replace(profile_of(manifest.key, layers, 1.5), machine=OTHER_MACHINE)),
+        write_profile(tmp_path, profile_of(in_bf16.name, layers, 0.5)),
+    )
+    for age_s, path in enumerate((fast, current, former)):
+        os.utime(path, (1000 - age_s, 1000 - age_s))
+    assert profiled_models(tmp_path, []) == {"mlp": read_measured(current)}, "the newest in fp32"
+    assert profiled_models(tmp_path, [], BF16) == {"mlp": read_measured(fast)}
+    assert profiled_models(tmp_path, [former], BF16) == {"mlp": read_measured(former)}, "a file that is named"

@@ -4,6 +4,8 @@ The recurrent matrix is packed tile by tile: for each number of the state the ve
 tile adds up its products in registers for all sequences of the task, so one load of a weight serves all of them. Then
 it applies the activations and stores the new state, which replaces the old one when all tiles are done. A GRU that
 resets its state before the product takes two passes, since the hidden gate needs the reset gates of all units.
+
+A matrix of integers becomes float32 in registers. Their sums are scaled before the input's products are added.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,8 +113,26 @@ class Layout:
         return self.spec.directions * gates * self.spec.units * self.spec.hidden
 
     @cached_property
+    def scales(self) -> int:
+        """Scales of integers, in the order of the outputs of all tiles, those of one pass after the other."""
+        return self.matrices // self.spec.hidden if self.spec.int8 else 0
+
+    @cached_property
+    def vectors_at(self) -> int:
+        """Where the vectors begin in the argument that has them."""
+        return self.scales if self.spec.int8 else self.matrices
+
+    @cached_property
+    def constants(self) -> tuple[Argument, ...]:
+        """Matrices, scales and vectors."""
+        vectors = self.spec.directions * self.vectors * self.spec.units
+        if self.spec.int8:
+            return Argument("weights", self.matrices, "int8"), Argument("scales", self.scales + vectors)
+        return (Argument("weights", self.matrices + vectors),)
+
+    @cached_property
     def vectors(self) -> int:
-        """Vectors of `units` numbers behind the matrices, for each direction."""
+        """Vectors of `units` numbers behind the matrices, or scales, for each direction."""
         return 3 if self.spec.peepholes else int(self.spec.linear_before_reset)
 
     @cached_property
@@ -143,7 +163,7 @@ class Layout:
     @cached_property
     def tasks(self) -> Tasks:
         """Groups of sequences in either direction, and bands."""
-        moved = self.matrices * self.group_count * self.spec.steps * FLOAT_BYTES
+        moved = self.matrices * self.group_count * self.spec.steps * (1 if self.spec.int8 else FLOAT_BYTES)
         planes = self.spec.directions * self.group_count
         return plane_tasks(planes, self.bands, self.spec.flops, moved, self.target)
 
@@ -168,7 +188,7 @@ class Layout:
         ordered = [*given, *(item for item in results if item is not first), first]
         return [
             Argument("x", spec.channels * positions),
-            Argument("weights", self.matrices + spec.directions * self.vectors * spec.units),
+            *self.constants,
             *(Argument(name, n, "int32" if name == "lengths" else "float32") for name, n, wanted in ordered if wanted),
         ]
 
@@ -184,24 +204,34 @@ def candidates(spec: RecurrentSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 
 def pack(spec: RecurrentSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
-    """One array: for each pass [directions][tiles][hidden][gates][vectors][lanes], then the vectors of each direction.
+    """For each pass [directions][tiles][hidden][gates][vectors][lanes], then the vectors of each direction.
 
-    What fills up the units is zero.
+    That is one array or, of integers, two: the vectors are behind the scales. What fills up the units is zero.
     """
-    layout, lanes = Layout(spec, target), target.lanes
-    surplus = spec.units - spec.hidden
-    shape = (spec.directions, spec.gates, spec.hidden, spec.hidden)
-    matrices = np.pad(raw["recurrent"].reshape(shape), ((0, 0), (0, 0), (0, surplus), (0, 0)))
+    layout = Layout(spec, target)
+    matrices, vectors = _tiled(layout, raw["recurrent"], spec.hidden), []
+    if layout.vectors:
+        given = raw["peepholes" if spec.peepholes else "bias"].reshape(spec.directions, layout.vectors, spec.hidden)
+        vectors.append(np.pad(given, ((0, 0), (0, 0), (0, spec.units - spec.hidden))).reshape(-1))
+    if spec.int8:
+        scales = _tiled(layout, raw["scales"].astype(np.float32), 1)
+        return np.concatenate(matrices).astype(np.int8), np.concatenate([*scales, *vectors]).astype(np.float32)
+    return (np.concatenate([*matrices, *vectors]).astype(np.float32),)
+
+
+def _tiled(layout: Layout, values: Array, columns: int) -> list[Array]:
+    """Values [directions][gates x hidden][columns] in the order of the tiles of each pass."""
+    spec = layout.spec
+    shape = (spec.directions, spec.gates, spec.hidden, columns)
+    padded = np.pad(values.reshape(shape), ((0, 0), (0, 0), (0, spec.units - spec.hidden), (0, 0)))
     parts: list[Array] = []
     for item in layout.passes:
-        tiled = matrices[:, list(item.gates)].reshape(
-            spec.directions, len(item.gates), -1, item.vectors, lanes, spec.hidden
+        count = len(item.gates)
+        tiled = padded[:, list(item.gates)].reshape(
+            spec.directions, count, -1, item.vectors, layout.target.lanes, columns
         )
-        parts.append(tiled.transpose(0, 2, 5, 1, 3, 4))
-    if layout.vectors:
-        vectors = raw["peepholes" if spec.peepholes else "bias"].reshape(spec.directions, layout.vectors, spec.hidden)
-        parts.append(np.pad(vectors, ((0, 0), (0, 0), (0, surplus))))
-    return (np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32),)
+        parts.append(tiled.transpose(0, 2, 5, 1, 3, 4).reshape(-1))
+    return parts
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -450,7 +480,8 @@ class Steps:
         tiles = self._layout.blocks // item.vectors
         base = bind(item.offset + (self._direction * tiles + tile) * (hidden * width))
         state = self._local["reset" if item.gates[0] else "h"]
-        chains = [self._start(item, step, tile)]
+        start = self._start(item, step, tile)
+        chains = [zero_sums(self._count, item.sums, lanes) if self._spec.int8 else start]
         while len(chains) * self._count * item.sums < CHAINS:
             chains.append(zero_sums(self._count, item.sums, lanes))
         weights = self._buffers["weights"]
@@ -458,6 +489,8 @@ class Steps:
         def product(unit: Expr, chain: int) -> None:
             numbers = [state[number * self._spec.units + unit] for number in range(self._count)]
             vectors = [weights[lanes_at(base + unit * width + j * lanes, lanes)] for j in range(item.sums)]
+            if self._spec.int8:
+                vectors = [tirx.Cast(f"float32x{lanes}", vector) for vector in vectors]
             multiply_add(chains[chain % len(chains)], numbers, vectors, lanes)
 
         unroll = max(UNROLLED, len(chains))
@@ -471,10 +504,21 @@ class Steps:
             repeat(whole, products)
         for u in range(rest):
             product(whole * unroll + u, u)
+        if self._spec.int8:
+            self._scale(chains, start, bind(quotient(base, hidden)))
+            chains = [start]
         for number in range(self._count):
             for j in range(item.vectors):
                 sums = {gate: self._total(chains, number, n * item.vectors + j) for n, gate in enumerate(item.gates)}
                 self._cell(number, step, bind(tile * item.vectors + j), sums)
+
+    def _scale(self, chains: Sequence[Sums], start: Sums, base: Expr) -> None:
+        """Add sums of products with integers, of which scale `base` is the first one's, to the first values."""
+        lanes = self._lanes
+        for number, row in enumerate(start):
+            for j, total in enumerate(row):
+                scale = self._buffers["scales"][lanes_at(base + j * lanes, lanes)]
+                total.add(self._total(chains, number, j) * scale)
 
     def _start(self, item: Pass, step: Expr, tile: Expr) -> Sums:
         """The first values of a tile's sums: products of the input or, if that is to be added later, a bias."""
@@ -503,8 +547,8 @@ class Steps:
     def _vector(self, index: int, block: Expr) -> Expr:
         """A vector of the biases or peepholes."""
         row = self._direction * self._layout.vectors + index
-        base = self._layout.matrices + row * self._spec.units + block * self._lanes
-        return self._buffers["weights"][lanes_at(base, self._lanes)]
+        base = self._layout.vectors_at + row * self._spec.units + block * self._lanes
+        return self._buffers["scales" if self._spec.int8 else "weights"][lanes_at(base, self._lanes)]
 
     def _activated(self, value: Expr, function: int) -> Expr:
         """An activation (0: f, 1: g, 2: h) of what is clipped before."""

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import int8_specs, plain_specs, specs
+from gangway.compiler.kernels import int8_specs, packed_specs, plain_specs, specs
 from gangway.compiler.kernels.specs import (
     AttentionSpec,
     BatchPlan,
@@ -51,6 +51,8 @@ from gangway.compiler.kernels.templates.int8 import convolution as int8_convolut
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import dynamic as int8_dynamic
 from gangway.compiler.kernels.templates.int8 import images as int8_images
+from gangway.compiler.kernels.templates.int8 import work as int8_work
+from gangway.compiler.kernels.templates.packed import dense as packed_dense
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, make_plan
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
@@ -87,6 +89,7 @@ def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     raise UnsupportedSpecError("an island has no kernel")
 
 
+_PACKED_BATCH = _BatchTemplate(packed_dense.batch_plan, packed_dense.batch_emit)
 _DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
 _BF16_BATCH = _BatchTemplate(bf16_dense.batch_plan, bf16_dense.batch_emit)
 _BF16_DEPTHWISE = _Template(bf16_depthwise.candidates, bf16_depthwise.emit, bf16_depthwise.pack)
@@ -132,7 +135,8 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
     plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
-    int8_specs.Int8ConvSpec: _Template(int8_convolution.candidates, int8_convolution.emit, int8_convolution.pack),
+    packed_specs.PackedDenseSpec: _Template(packed_dense.candidates, packed_dense.emit, packed_dense.pack),
+    int8_specs.Int8ConvSpec: _Template(int8_work.candidates, int8_convolution.emit, int8_work.pack),
     int8_specs.Int8DepthwiseSpec: _Template(int8_depthwise.candidates, int8_depthwise.emit, int8_depthwise.pack),
     int8_specs.Int8PoolSpec: _Template(int8_images.pool_candidates, int8_images.pool_emit),
     int8_specs.Int8GlobalPoolSpec: _Template(
@@ -190,6 +194,8 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
 def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
     if isinstance(spec, RecurrentSpec):
         return _RECURRENT_BATCH
+    if isinstance(spec, packed_specs.PackedDenseSpec):
+        return _PACKED_BATCH
     if not isinstance(spec, ConvSpec):
         return None
     if spec.precision == "bf16":

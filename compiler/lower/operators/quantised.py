@@ -1,6 +1,7 @@
 """Products whose operand is rounded to integers at run time: see `frontend/dynamic_quantisation.py`.
 
 The layers are those of float32 numbers. Their weights come with the integers that they were, for `place/int8.py`.
+Other products have integers only, as `frontend/packed` finds them.
 """
 
 import math
@@ -9,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
+from gangway.compiler.frontend.packed import PACKED_MATMUL
+from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import ReduceSpec, Reduction
 from gangway.compiler.lower.layers import Expression, Layer, Program, Value, lowers
 from gangway.compiler.lower.operators.dense import dense
@@ -73,3 +76,19 @@ def _keep_integers(program: Program, node: Node) -> None:
         shaped = np.ascontiguousarray(integers).reshape(layer.weights["weights"].shape)
         known = {"integers": shaped, "scales": scales, "zeros": zeros}
         program.layers[-1] = replace(layer, weights={**layer.weights, **known})
+
+
+@lowers(PACKED_MATMUL)
+def packed_matmul(program: Program, node: Node) -> None:
+    """A dense layer; x may have any number of axes before the last one."""
+    kind = program.type(node.inputs[0])
+    inputs, outputs, bits = kind.shape[-1], node.attributes["outputs"], node.attributes["bits"]
+    zeros, bias = program.optional(node, 3), program.optional(node, 4)
+    weights = {"integers": program.constant(node, 1), "scales": program.constant(node, 2)}
+    weights |= {} if zeros is None else {"zeros": zeros}
+    weights["bias"] = np.zeros(outputs, np.float32) if bias is None else np.broadcast_to(bias, (outputs,))
+    if kind.dtype != "float32" or weights["integers"].shape[1] != -(-inputs * bits // 8):
+        raise node.unsupported(f"weights do not fit '{node.inputs[0]}', {kind.dtype}{list(kind.shape)}")
+    positions, block = math.prod(kind.shape[:-1]), node.attributes["block"]
+    spec = PackedDenseSpec(inputs, positions, outputs, bits, block, zeros=zeros is not None)
+    program.add(node, spec, (node.inputs[0],), weights)

@@ -1,11 +1,14 @@
 """LSTM, GRU and RNN: a dense layer for the inputs of all steps, then one layer for the recurrence."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
+from gangway.compiler.frontend.packed import PACKED_GATES
+from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.specs import RELU, Activation, Array, Cell, RecurrentSpec
 from gangway.compiler.lower.layers import Layer, Program, lowers
 from gangway.compiler.lower.operators.dense import dense
@@ -43,18 +46,23 @@ def recurrent(program: Program, node: Node) -> None:
     biases = program.optional(node, 3)
     both = np.zeros((spec.directions, 2, gates, spec.hidden), np.float32) if biases is None else biases
     both = both.reshape(spec.directions, 2, gates, spec.hidden)
+    packed = [program.constant(node, index) for index in range(PACKED_GATES, len(node.inputs))]
     raw: dict[str, Array] = {"recurrent": matrix}
+    if packed:
+        spec = replace(spec, int8=True)
+        raw = {"recurrent": packed[2], "scales": packed[3]}
     added = both[:, 0] + both[:, 1]
     if spec.linear_before_reset:
         added[:, 2] = both[:, 0, 2]
         raw["bias"] = np.ascontiguousarray(both[:, 1, 2])
     if spec.peepholes:
         raw["peepholes"] = program.constant(node, 7)
-    products = _products(program, node, spec, weights, added)
+    products = _products(program, node, spec, packed[:2] or [weights], added)
     names = [name for name, wanted in zip(_three(node), spec.outputs, strict=True) if wanted]
     states = [node.inputs[n] for n, given in ((5, spec.initial_h), (6, spec.initial_c), (4, spec.lengths)) if given]
     inputs = (products, *states)
-    program.layers.append(Layer(node.name, cell, spec, inputs, names[0], raw, more_outputs=tuple(names[1:])))
+    operator = f"Quantised{cell}" if packed else cell  # of which onnxruntime may compute one in integers
+    program.layers.append(Layer(node.name, operator, spec, inputs, names[0], raw, more_outputs=tuple(names[1:])))
 
 
 def _three(node: Node) -> tuple[str, str, str]:
@@ -122,15 +130,24 @@ def _activations(node: Node, cell: Cell, directions: int) -> tuple[tuple[Activat
     return tuple(tuple(functions[n : n + len(defaults)]) for n in range(0, len(functions), len(defaults)))
 
 
-def _products(program: Program, node: Node, spec: RecurrentSpec, weights: Array, biases: Array) -> str:
-    """Add the dense layer of all steps; return the name of its result."""
+def _products(program: Program, node: Node, spec: RecurrentSpec, weights: Sequence[Array], biases: Array) -> str:
+    """Add the dense layer of all steps; return the name of its result. `weights`: matrices, or integers and scales."""
     kind = program.type(node.inputs[0])
-    shape = (spec.directions, spec.gates, spec.hidden)
-    surplus = ((0, 0), (0, 0), (0, spec.units - spec.hidden))
-    matrix = np.pad(weights.reshape(*shape, -1), (*surplus, (0, 0))).reshape(spec.channels, -1)
-    bias = np.pad(biases.reshape(shape), surplus).reshape(-1)
+    inputs, surplus = kind.shape[2], spec.units - spec.hidden
+
+    def spread(values: Array, columns: int) -> Array:
+        shaped = values.reshape(spec.directions, spec.gates, spec.hidden, columns)
+        return np.pad(shaped, ((0, 0), (0, 0), (0, surplus), (0, 0))).reshape(spec.channels, columns)
+
+    matrix, *scales = weights
+    bias = spread(biases, 1).reshape(-1)
     name = f"{next(filter(None, node.outputs))}/products"
     program.add_types({name: TensorType((*kind.shape[:2], spec.channels), "float32")})
     inner = Node(f"{node.name}/products", "Gemm", (node.inputs[0],), (name,))
-    dense(program, inner, matrix, bias)
+    if scales:
+        packed = PackedDenseSpec(inputs, math.prod(kind.shape[:2]), spec.channels, 8, inputs)
+        raw = {"integers": spread(matrix, inputs), "scales": spread(scales[0], 1), "bias": bias}
+        program.add(inner, packed, inner.inputs, raw)
+    else:
+        dense(program, inner, spread(matrix, inputs), bias)
     return name

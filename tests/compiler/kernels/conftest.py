@@ -14,8 +14,8 @@ from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.target import detect, extended
-from tests.helpers.targets import EVERY
+from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, extended
+from tests.helpers.targets import BESIDE_TILES, EVERY
 
 Kernel = Callable[[Sequence[Array]], None]
 
@@ -26,9 +26,20 @@ def target(request: pytest.FixtureRequest) -> TargetSpec:
     return detect(request.param)
 
 
-@pytest.fixture(params=["vectors", "tiles"])
+@pytest.fixture(
+    params=[
+        pytest.param("vectors", marks=BESIDE_TILES),
+        "tiles",
+        pytest.param("avx2", marks=pytest.mark.long),
+    ]
+)
 def int8_target(request: pytest.FixtureRequest) -> TargetSpec:
-    """What this machine has for 8-bit numbers, without tiles and with them."""
+    """What this machine has for 8-bit numbers, without tiles and with them; and AVX2, which has no VNNI."""
+    if request.param in TARGETS:
+        try:
+            return detect(request.param)
+        except UnsupportedTargetError as error:
+            pytest.skip(str(error))
     found = extended(detect())
     names = [name for name in found.extensions if name == "avx512_vnni" or request.param == "tiles"]
     chosen = replace(found, extensions=tuple(names))

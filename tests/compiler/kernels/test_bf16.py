@@ -35,6 +35,7 @@ from gangway.compiler.kernels.templates.bf16 import work
 from gangway.compiler.target import TARGETS, extended
 from tests.compiler.kernels.test_conv_depthwise import both
 from tests.compiler.kernels.test_dense_batch import GUARD, answered
+from tests.helpers.targets import BESIDE_TILES
 
 VECTORS = ("avx512_bf16",)
 TILES = ("amx_bf16", "amx_tile", "avx512_bf16")
@@ -103,7 +104,7 @@ PAIRS: Mapping[str, ConvDepthwiseSpec] = {
 }
 
 
-@pytest.fixture(params=[VECTORS, TILES], ids=["vectors", "tiles"])
+@pytest.fixture(params=[pytest.param(VECTORS, marks=BESIDE_TILES, id="vectors"), pytest.param(TILES, id="tiles")])
 def low(request: pytest.FixtureRequest) -> TargetSpec:
     """A target with instructions for bfloat16, if this machine has them."""
     target = TARGETS["avx512"]

@@ -1,6 +1,7 @@
 """Kernels of 8-bit numbers against numpy: sums are exact, so results are the same bit for bit."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from gangway.compiler.kernels.int8_specs import (
     Int8TableSpec,
 )
 from gangway.compiler.kernels.specs import NONE, RELU, Activation, Array, PoolSpec
+from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.int8 import work
+from gangway.compiler.target import TARGETS
 from tests.helpers.int8_memory import (
     ZERO,
     as_blocked,
@@ -51,6 +55,13 @@ CONVOLUTIONS: Mapping[str, Int8ConvSpec] = {
     ),
     "first 3x3": Int8ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_pixels=True, input_halo=1),
 }
+WITHOUT_VNNI: Mapping[str, Int8ConvSpec] = {
+    **{
+        name: CONVOLUTIONS[name]
+        for name in ("1x1, odd channels", "1x1 stride 2", "3x3 on 7x7", "dilated", "single pixel, float32", "first 7x7")
+    },
+    "many channels": Int8ConvSpec(1000, 2, 40, 24, (3, 3), pads=(1, 1, 1, 1), input_halo=1),
+}
 DEPTHWISE: Mapping[str, Int8DepthwiseSpec] = {
     "3x3": Int8DepthwiseSpec(70, 13, 17, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1),
     "5x5 stride 2": Int8DepthwiseSpec(64, 15, 14, (5, 5), (2, 2), (2, 2, 2, 2), input_halo=2),
@@ -62,9 +73,27 @@ DEPTHWISE: Mapping[str, Int8DepthwiseSpec] = {
 def test_convolution_is_that_of_integers(
     name: str, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
-    spec = CONVOLUTIONS[name]
+    check_convolution(CONVOLUTIONS[name], int8_target, library_path, rng, narrow=False)
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["8 bits", "narrow"])
+@pytest.mark.parametrize("name", WITHOUT_VNNI)
+@pytest.mark.parametrize("target", ["avx2", "avx512"], indirect=True)
+def test_convolution_without_vnni(
+    name: str, narrow: bool, target: TargetSpec, library_path: Path, rng: np.random.Generator
+) -> None:
+    check_convolution(WITHOUT_VNNI[name], target, library_path, rng, narrow)
+
+
+def check_convolution(
+    spec: Int8ConvSpec, target: TargetSpec, library_path: Path, rng: np.random.Generator, narrow: bool
+) -> None:
+    """Compare all outputs; numbers are extreme, too: products of two of them do not fit 16 bits, or just do."""
     x = rng.integers(0, 256, (spec.in_channels, spec.height, spec.width), np.uint8)
-    raw = _raw(rng, (spec.out_channels, spec.in_channels, *spec.kernel))
+    x[rng.random(x.shape) < 0.3] = 255
+    raw = _raw(rng, (spec.out_channels, spec.in_channels, *spec.kernel), narrow)
+    spec = work.suited(spec, raw["weights"], target)
+    assert spec.narrow == ((narrow or spec.in_channels == 1) and not int8.has_words(target))
     sums = sums_of(x, raw["weights"], spec.stride, spec.pads, spec.dilation) + raw["sums_bias"][:, None, None]
     numbers = sums.astype(np.float32) * raw["multiplier"][:, None, None]
     given = as_pixels(x, spec.input_halo) if spec.input_pixels else as_bytes(x, spec.input_halo)
@@ -72,8 +101,8 @@ def test_convolution_is_that_of_integers(
     if spec.output_bytes:
         y = as_bytes(np.zeros((spec.out_channels, height, width), np.uint8), spec.output_halo)
     else:
-        y = as_blocked(np.zeros((spec.out_channels, height, width), np.float32), spec.output_halo)
-    for tasks in run_plans(spec, raw, [given], y, int8_target, library_path):
+        y = as_blocked(np.zeros((spec.out_channels, height, width), np.float32), target.lanes, spec.output_halo)
+    for tasks in run_plans(spec, raw, [given], y, target, library_path):
         if spec.output_bytes:
             expected = quantised(numbers)
             np.testing.assert_array_equal(image(y, spec.out_channels, spec.output_halo), expected, tasks)
@@ -81,6 +110,20 @@ def test_convolution_is_that_of_integers(
         else:
             expected = np.maximum(numbers, 0) if spec.activation == RELU else numbers
             np.testing.assert_array_equal(image(y, spec.out_channels, spec.output_halo), expected, tasks)
+
+
+def test_weights_are_narrow_if_no_sum_can_saturate() -> None:
+    """By their extremes: 255 * 128 is less than 2^15, 255 * 129 is more; the sign of the other one counts."""
+    spec, avx2 = Int8ConvSpec(3, 5, 5, 2), TARGETS["avx2"]
+    for pair, narrow in {
+        (127, 1): True, (64, 64): True, (127, 2): False, (-128, 0): True, (-127, -1): True, (-128, -1): False,
+        (127, -128): True, (0, 127): True,
+    }.items():  # fmt: skip
+        weights = np.zeros((2, 3, 1, 1), np.int8)
+        weights[1, :2, 0, 0] = pair
+        weights[0, 2] = 127  # beside which nothing is
+        assert work.suited(spec, weights, avx2).narrow == narrow, pair
+        assert not work.suited(spec, weights, replace(TARGETS["avx512"], extensions=("avx512_vnni",))).narrow
 
 
 @pytest.mark.parametrize("name", DEPTHWISE)
@@ -117,7 +160,7 @@ def test_sum_of_bytes_and_of_float32(
         value = {"none": total, "clip": np.maximum(total, 0), "sigmoid": 1 / (1 + np.exp(-total))}[activation.name]
     y = as_bytes(np.zeros_like(a), 1)
     for tasks in run_plans(
-        spec, {"factors": factors}, [as_bytes(a, 1), as_blocked(b, 0)], y, int8_target, library_path
+        spec, {"factors": factors}, [as_bytes(a, 1), as_blocked(b, int8_target.lanes, 0)], y, int8_target, library_path
     ):
         difference = image(y, channels, 1).astype(int) - quantised(value / step)
         assert np.abs(difference).max() <= 1, tasks  # a number half way between two
@@ -128,10 +171,9 @@ def test_product_with_a_vector(int8_target: TargetSpec, library_path: Path, rng:
     a, gate = rng.integers(0, 256, (96, 5, 5), np.uint8), rng.random((96, 1, 1), np.float32)
     spec = Int8ElementwiseSpec("mul", 96, 5, 5, (True, False), (False, True), False, input_halos=(0, 0))
     factors = np.array([0.5, -ZERO * 0.5, 1, 0, 1, 0], np.float32)
-    y = as_blocked(np.zeros((96, 5, 5), np.float32), 0)
-    for tasks in run_plans(
-        spec, {"factors": factors}, [as_bytes(a, 0), as_blocked(gate, 0)], y, int8_target, library_path
-    ):
+    y = as_blocked(np.zeros((96, 5, 5), np.float32), int8_target.lanes, 0)
+    inputs = [as_bytes(a, 0), as_blocked(gate, int8_target.lanes, 0)]
+    for tasks in run_plans(spec, {"factors": factors}, inputs, y, int8_target, library_path):
         np.testing.assert_allclose(image(y, 96, 0), (a.astype(np.float32) - ZERO) * 0.5 * gate, 1e-6, 0, True, tasks)
 
 
@@ -153,7 +195,7 @@ def test_largest_of_windows(
 def test_mean_of_pixels(channels: int, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (channels, 7, 5), np.uint8)
     factors = np.array([0.1 / 35, -ZERO * 0.1], np.float32)
-    y = as_blocked(np.zeros((channels, 1, 1), np.float32), 0)
+    y = as_blocked(np.zeros((channels, 1, 1), np.float32), int8_target.lanes, 0)
     spec = Int8GlobalPoolSpec(channels, 7, 5, input_halo=1)
     expected = (x.mean((1, 2), keepdims=True) - ZERO) * 0.1
     for tasks in run_plans(spec, {"factors": factors}, [as_bytes(x, 1)], y, int8_target, library_path):
@@ -207,8 +249,13 @@ def test_halo_is_the_zero_point(int8_target: TargetSpec, library_path: Path, rng
         np.testing.assert_array_equal(y, as_bytes(x, 2), tasks)
 
 
-def _raw(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
-    weights = rng.integers(-127, 128, shape).astype(np.int8)
+def _raw(rng: np.random.Generator, shape: tuple[int, ...], narrow: bool = False) -> dict[str, Array]:
+    weights = rng.integers(-64, 65, shape) if narrow else rng.integers(-128, 128, shape)
+    weights[0, 0] = 127
+    weights[0, 1:2] = 1 if narrow else 127
+    weights[-1, :2] = 0 if narrow else -128
+    weights[-1, 0] = -128
+    weights = weights.astype(np.int8)
     bias = rng.integers(-3000, 3000, shape[0]).astype(np.int32)
     reach = 40 / np.sqrt(np.prod(shape[1:])) / 9000
     multiplier = (reach * (0.5 + rng.random(shape[0]))).astype(np.float32)

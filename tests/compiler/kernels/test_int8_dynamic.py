@@ -16,6 +16,7 @@ from gangway.compiler.kernels.int8_specs import (
     Int8RangeSpec,
 )
 from gangway.compiler.kernels.specs import RELU, Array
+from gangway.compiler.kernels.templates.int8 import work
 from tests.helpers.int8_memory import (
     ZERO,
     as_blocked,
@@ -57,14 +58,15 @@ def test_convolution_is_that_of_integers(
     spec = replace(CONVOLUTIONS[name], output_bytes=False, dynamic=True, weight_zeros=zeros)
     x = rng.integers(0, 256, (spec.in_channels, spec.height, spec.width), np.uint8)
     raw = _raw(rng, (spec.out_channels, spec.in_channels, *spec.kernel), zeros)
+    spec = work.suited(spec, raw["weights"], int8_target)
     real = raw["weights"].astype(np.int64) - raw["zeros"].reshape(-1, 1, 1, 1)
     expected = _scaled(sums_of(x, real, spec.stride, spec.pads, spec.dilation), raw)
     given = as_pixels(x, spec.input_halo) if spec.input_pixels else as_bytes(x, spec.input_halo)
-    y = as_blocked(np.zeros(expected.shape, np.float32), spec.output_halo)
+    y = as_blocked(np.zeros(expected.shape, np.float32), int8_target.lanes, spec.output_halo)
     inputs = [given, FACTORS]
     if spec.residual:
         residual = rng.standard_normal(expected.shape).astype(np.float32)
-        inputs.append(as_blocked(residual, spec.residual_halo))
+        inputs.append(as_blocked(residual, int8_target.lanes, spec.residual_halo))
         expected = expected + residual
     expected = np.maximum(expected, 0) if spec.activation == RELU else expected
     for tasks in run_plans(spec, raw, inputs, y, int8_target, library_path):
@@ -84,7 +86,7 @@ def test_depthwise_convolution_is_that_of_integers(
     )
     expected = _scaled(sums, raw)
     expected = np.maximum(expected, 0) if spec.activation == RELU else expected
-    y = as_blocked(np.zeros(expected.shape, np.float32), spec.output_halo)
+    y = as_blocked(np.zeros(expected.shape, np.float32), int8_target.lanes, spec.output_halo)
     inputs = [as_bytes(x, spec.input_halo), FACTORS]
     for tasks in run_plans(spec, raw, inputs, y, int8_target, library_path):
         np.testing.assert_array_equal(image(y, spec.channels, spec.output_halo), expected, tasks)
@@ -109,7 +111,7 @@ def test_range_is_that_of_all_numbers(
     for sign in (-1, 0, 1):
         x = (rng.random((spec.channels, spec.height, spec.width)) * 2 - 1 + sign).astype(np.float32)
         x.flat[rng.integers(x.size)] = 5 * sign
-        given = x if spec.plain else as_blocked(x, spec.input_halo, surplus=99)
+        given = x if spec.plain else as_blocked(x, int8_target.lanes, spec.input_halo, surplus=99)
         for tasks in run_plans(spec, {}, [given], limits, int8_target, library_path):
             assert limits[:, 0].min() == min(0, x.min()), tasks
             assert limits[:, 1].max() == max(0, x.max()), tasks
@@ -143,7 +145,7 @@ def test_bytes_are_rounded_as_onnx_does(
     x = (rng.standard_normal((spec.channels, spec.height, spec.width))).astype(np.float32)
     x.flat[:4] = np.array([0.5, 1.5, 1e9, -1e9], np.float32) * SCALE
     y = as_bytes(np.zeros(x.shape, np.uint8), spec.output_halo, 0)
-    inputs = [as_blocked(x, spec.input_halo), FACTORS]
+    inputs = [as_blocked(x, int8_target.lanes, spec.input_halo), FACTORS]
     for tasks in run_plans(spec, {}, inputs, y, int8_target, library_path):
         np.testing.assert_array_equal(image(y, spec.channels, spec.output_halo), quantised(x / SCALE), tasks)
         check_halo(y, spec.channels, spec.output_halo)

@@ -1,4 +1,4 @@
-"""LSTM, GRU, RNN and DynamicQuantizeLSTM against onnxruntime."""
+"""LSTM, GRU and RNN against onnxruntime."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -348,7 +348,7 @@ def test_a_part_of_a_batch_leaves_idle_cores_alone_until_it_runs() -> None:
     [start] = decide(0.0, [part], [])
     assert isinstance(start, Start) and start.cores == (0,)
     [resize] = decide(1000.0, [], [running(part, 1000.0, cores=(0,))])
-    assert resize == Resize(1, (0, 1), "idle cores")
+    assert resize == Resize(1, (0, 1), "it can use idle cores")
 
 
 def test_a_part_of_a_batch_does_not_ask_for_more_although_it_would_be_late() -> None:

@@ -49,7 +49,10 @@ def test_whoever_runs_makes_room(block: RunningBlock, waited_us: float) -> None:
 def test_it_begins_before_those_with_earlier_deadlines(waited_us: float) -> None:
     urgent = replace(query(1, SHORT, 0.0), deadline_us=7400.0)  # takes 4160, and has the way back of 3000
     start, *_ = decide(0.0, [urgent, tiny(2, -waited_us)], [])
-    assert isinstance(start, Start) and (start.query_id, start.reason) == (2, "takes next to nothing")
+    assert isinstance(start, Start) and (start.query_id, start.reason) == (
+        2,
+        "brief: it delays others by next to nothing",
+    )
 
 
 def test_classes_go_before_it_and_who_is_nearly_done() -> None:

@@ -11,11 +11,25 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from benchmarks.lib.live_server import live_server
+from gangway.compiler.place.int8 import NO_INTEGERS
+from gangway.compiler.target import detect, extended, machine_features
 
 GRAPH = """<ir_version: 8, opset_import: ["": 17]>
     test (float[n, 96] x) => (float[n, 40] y) {h = MatMul(x, v) r = Relu(h) p = MatMul(r, w) y = Add(p, b)}"""
 TOGETHER = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 60000 }"
 REQUESTS = 12
+
+
+def integers_of_this_machine() -> str:
+    """What the server says that it multiplies integers by."""
+    features = machine_features()
+    if "avx2" not in features:
+        return NO_INTEGERS
+    if "avx512f" not in features:
+        return "AVX2"
+    if "avx512_vnni" not in features:
+        return "AVX-512 without VNNI"
+    return "AMX" if {"amx_int8", "amx_tile"} <= set(extended(detect()).extensions) else "VNNI"
 
 
 def test_rows_of_other_requests_change_no_answer(tmp_path: Path) -> None:
@@ -47,6 +61,8 @@ def test_rows_of_other_requests_change_no_answer(tmp_path: Path) -> None:
             tensor.set_data_from_numpy(rows)
             return np.asarray(client.infer("rows", [tensor]).as_numpy("y"))
 
+        told = client.get_model_config("rows").config.parameters["gangway_integers"].string_value
+        assert told == integers_of_this_machine()
         np.testing.assert_allclose(answer(x[:8]), alone[:8], rtol=1e-5, atol=1e-5)
         with ThreadPoolExecutor(REQUESTS) as pool:
             joined = np.concatenate(list(pool.map(answer, np.split(x, REQUESTS))))

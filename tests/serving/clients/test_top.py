@@ -79,7 +79,7 @@ def test_a_terminal_gets_a_live_view_that_ctrl_c_ends(gangway_server: LiveServer
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(COLUMNS), "LINES": "24"}
     command = [sys.executable, "-c", TAKES_INTERRUPTS, *GANGWAY, "top", gangway_server.http_url]
-    said, is_asked = b"", False
+    said, is_asked, pressed = b"", False, 0
     with subprocess.Popen(
         command,
         stdin=follower,
@@ -93,7 +93,9 @@ def test_a_terminal_gets_a_live_view_that_ctrl_c_ends(gangway_server: LiveServer
             if select.select([leader], [], [], 0.1)[0]:
                 with suppress(OSError):  # the terminal's other end is closed
                     said += os.read(leader, 1 << 16)
-            if said.count(b"mlp") >= 2 and not is_asked:
+            if b"mlp" in said and not pressed:
+                pressed = os.write(leader, b"A")
+            if said.count(b"mlp") >= 2 and b"A: " in said and not is_asked:
                 is_asked = True
                 process.send_signal(signal.SIGINT)
         process.kill()
@@ -101,6 +103,7 @@ def test_a_terminal_gets_a_live_view_that_ctrl_c_ends(gangway_server: LiveServer
         assert (process.returncode, process.stderr.read()) == (0, b"")
     os.close(leader)
     assert b"last second" in said
+    assert re.search(rb"A: (last|no) decision", said), "the key of a model's letter"
 
 
 class Other(BaseHTTPRequestHandler):

@@ -98,6 +98,7 @@ def test_killed_under_load(server, example, victim):
     assert leaks(trial) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pause_s", [0.01, 0.15], ids=["while it starts", "while it works"])
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_many_kills_in_a_row_leak_nothing(server, example, victim, pause_s):

@@ -170,6 +170,7 @@ def served_again(served: Served) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_core_is_taken_away_and_comes_back(served: Served) -> None:
     cores = sorted(os.sched_getaffinity(served.server.process.pid))
     if len(cores) < 2:

@@ -180,6 +180,7 @@ def save_model(path, nodes, columns, *weights):
     path.write_bytes(model.SerializeToString())
 
 
+@pytest.mark.long
 def test_two_servers_share_a_cache_and_its_damaged_entry(repository, compiled_zoo, tmp_path):
     cache_dir = tmp_path / "cache"
     key = compiled_zoo.artifact("mlp").name

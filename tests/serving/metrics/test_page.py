@@ -88,10 +88,11 @@ def test_the_script_reads_what_there_is(page: Page, state: Any) -> None:
         assert read <= content.keys(), name
 
 
-def test_gangs_have_what_the_script_reads(page: Page, gangway_server: LiveServer) -> None:
+def test_gangs_and_decisions_have_what_the_script_reads(page: Page, gangway_server: LiveServer) -> None:
     tensor = triton.InferInput("input", [1, 3, 224, 224], "FP32")
     tensor.set_data_from_numpy(np.zeros((1, 3, 224, 224), np.float32))
     gangs: list[Any] = []
+    decisions: list[Any] = []
     with triton.InferenceServerClient(gangway_server.url) as client:
         for _ in range(50):
             calls = [client.async_infer("resnet50", [tensor], callback=lambda *_: None) for _ in range(20)]
@@ -99,8 +100,12 @@ def test_gangs_have_what_the_script_reads(page: Page, gangway_server: LiveServer
             for call in calls:
                 call.cancel()
             gangs = [core["gang"] for core in found["cores"] if core["gang"]]
-            if gangs:
+            decisions = found["decisions"]
+            if gangs and decisions:
                 break
     read = set(re.findall(r"\bgang\.(\w+)", page.script))
     assert read
     assert read <= gangs[0].keys()
+    read = set(re.findall(r"\bdecision\.(\w+)", page.script))
+    assert read
+    assert read <= decisions[0].keys()

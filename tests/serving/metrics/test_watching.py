@@ -155,6 +155,41 @@ def test_a_gang_is_seen_on_its_cores(server: LiveServer) -> None:
     assert held > 0.5
 
 
+def test_decisions_are_told_with_their_reasons(server: LiveServer) -> None:
+    tensor = triton.InferInput("orders", [1, 16], "INT32")
+    tensor.set_data_from_numpy(orders_of(1, TASK_US // 4))
+    with (
+        ThreadPoolExecutor() as pool,
+        triton.InferenceServerClient(server.url) as client,
+        states(server) as following,
+    ):
+        for _ in range(2):  # the scheduler has seen that it is watched
+            next(following)
+        begin_s = time.time()
+        answers = [pool.submit(client.infer, "slow", [tensor]) for _ in range(4)]
+        with pytest.raises(triton.InferenceServerException, match="Request timeout expired"):
+            client.infer("hopeless", mlp_input(), timeout=1)
+        for answer in answers:
+            answer.result(TIMEOUT_S)
+        state = next(
+            state for state in following if {"start", "refuse"} <= {each["decision"] for each in state["decisions"]}
+        )
+    cores = {core["core"] for core in state["cores"]}
+    told = [each for each in state["decisions"] if each["time_s"] > begin_s]
+    assert [each["time_s"] for each in told] == sorted(each["time_s"] for each in told)
+    starts = [each for each in told if (each["decision"], each["model"]) == ("start", "slow")]
+    assert starts
+    for each in starts:
+        assert each["cores"]
+        assert cores.issuperset(each["cores"])
+        assert each["reason"]
+        assert each["text"].startswith("start 1 row on core")
+        assert each["slack_ms"] is None
+    (refusal,) = [each for each in told if each["decision"] == "refuse"]
+    assert refusal["model"] == "hopeless"
+    assert "certain to miss its deadline" in refusal["text"]
+
+
 def test_a_thread_looks_while_somebody_watches(server: LiveServer) -> None:
     with states(server) as following:
         next(following)

@@ -324,6 +324,7 @@ def test_a_killed_worker_costs_no_request(served: Served, name: str) -> None:
     assert not set(before) & set(served.server.pids()["worker"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(available_cores()) < 2, reason="a gang needs two cores")
 def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
     """The profile says that two cores are twice as fast. Workers are killed one after the other while both compute."""

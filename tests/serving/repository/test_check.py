@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from benchmarks.lib.repository import GANGWAY
+from gangway.server.check.trial import trial_server
 from gangway.server.models.config import read_config
 from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, write_all
 
@@ -114,6 +115,15 @@ def test_a_second_check_finds_nothing_to_change(checked: Checked, tmp_path: Path
     )
     assert {report["verdict"] for report in json.loads(done.stdout)} == {MOVES}, done.stderr
     assert done.returncode == 0
+
+
+def test_settings_of_the_caller_do_not_reach_the_server_for_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGWAY_CONFIG", str(tmp_path / "absent.toml"))
+    monkeypatch.setenv("GANGWAY_HTTP_PORT", "no port")
+    with trial_server(str(tmp_path / "cache")) as server:
+        assert server.load("absent").reason, "it runs, and answers"
 
 
 def test_an_empty_repository_is_an_error_that_says_how_models_lie(tmp_path: Path) -> None:

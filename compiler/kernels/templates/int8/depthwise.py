@@ -1,7 +1,7 @@
 """Depthwise convolution of bytes. Products and sums are float32 numbers, which hold such integers exactly.
 
-A task computes rows of planes of 64 channels. Register tiles are some pixels of a row and 16 channels. Weights are
-packed [plane][kh][kw][64].
+A task computes rows of planes of 64 channels. Register tiles are some pixels of a row and a vector of
+channels. Weights are packed [plane][kh][kw][64].
 """
 
 import math
@@ -41,33 +41,31 @@ from gangway.compiler.kernels.templates.tiling import (
     segments,
 )
 
-LANES = 16
-BLOCKS = BYTES_CHANNELS // LANES
-TILE_PIXELS = 14
+TILE_PIXELS = {16: 14, 8: 7}  # by lanes: of 32 registers or 16
 MOST_SUM = 1 << 24
 
 
 def computes(spec: Int8DepthwiseSpec, target: TargetSpec) -> bool:
     """Whether this template has a kernel for a convolution."""
-    return int8.has_words(target) and spec.dilation == (1, 1)
+    return int8.multiplies(target) and spec.dilation == (1, 1)
 
 
-def _images(spec: Int8DepthwiseSpec) -> tuple[Image, Image]:
+def _images(spec: Int8DepthwiseSpec, target: TargetSpec) -> tuple[Image, Image]:
     return (
         Image(spec.channels, spec.height, spec.width, spec.input_halo, BYTES_CHANNELS),
-        Image(spec.channels, *spec.output_size, spec.output_halo, LANES if spec.dynamic else BYTES_CHANNELS),
+        Image(spec.channels, *spec.output_size, spec.output_halo, target.lanes if spec.dynamic else BYTES_CHANNELS),
     )
 
 
 def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    x, y = _images(spec)
+    x, y = _images(spec, target)
     moved = x.elements + y.elements
     moved += 3 * y.elements if spec.dynamic else 0
     tasks = plane_tasks(x.blocks, y.height, 2 * spec.flops, moved, target)
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
     text = f"depthwise int8 {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS[target.lanes])
 
 
 def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -86,29 +84,30 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `Int8DepthwiseSpec` has them."""
     spec = plan.spec
     assert isinstance(spec, Int8DepthwiseSpec)
-    x_image, y_image = _images(spec)
+    x_image, y_image = _images(spec, target)
     tasks = Tasks(x_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
     (rows, columns), (down, across) = spec.kernel, spec.stride
-    tiles = segments(y_image.width, TILE_PIXELS)
+    tiles = segments(y_image.width, TILE_PIXELS[target.lanes])
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, weights, sums, multiplier, *others, y = buffers
         factors = others[-1]  # of a dynamic one; else the zero point
-        zero = bind(splat(tirx.Cast("int32", factors[3 if spec.dynamic else 0]), LANES))
-        scale = bind(splat(factors[0], LANES))
+        zero = bind(splat(tirx.Cast("int32", factors[3 if spec.dynamic else 0]), lanes))
+        scale = bind(splat(factors[0], lanes))
 
         def finished(total: Expr, factor: Expr, where: Expr) -> Expr:
             if not spec.dynamic:
-                return int8.bytes_of(total * factor, zero)
-            return activate(int8.scaled(total, factor) + others[0][where], spec.activation, LANES)
+                return int8.bytes_of(total * factor, zero, lanes)
+            return activate(int8.scaled(total, factor, lanes) + others[0][where], spec.activation, lanes)
 
         def tile(plane: Expr, row: Expr, block: Expr, column: Expr, width: int) -> None:
-            channel = block * LANES
-            where = lanes_at(plane * BYTES_CHANNELS + channel, LANES)
-            first = constant(0, LANES, "int32") - sums[where] * zero if spec.dynamic else sums[where]
-            added = bind(tirx.Cast("float32x16", first))
+            channel = block * lanes
+            where = lanes_at(plane * BYTES_CHANNELS + channel, lanes)
+            first = constant(0, lanes, "int32") - sums[where] * zero if spec.dynamic else sums[where]
+            added = bind(tirx.Cast(f"float32x{lanes}", first))
             factor = bind(multiplier[where] * scale if spec.dynamic else multiplier[where])
-            totals = [Register(LANES, added) for _ in range(width)]
+            totals = [Register(lanes, added) for _ in range(width)]
             base = bind(
                 plane * x_image.plane + x_image.origin + channel + (row * down - spec.pads[0]) * x_image.row
                 + (column * across - spec.pads[1]) * BYTES_CHANNELS
@@ -116,7 +115,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             def window_row(i: Expr) -> None:
                 at = bind((plane * rows + i) * (columns * BYTES_CHANNELS) + channel)
-                taps = [bind(_numbers(weights[lanes_at(at + j * BYTES_CHANNELS, LANES)])) for j in range(columns)]
+                taps = [bind(_numbers(weights, at + j * BYTES_CHANNELS, lanes)) for j in range(columns)]
                 for place in range((width - 1) * across + columns):
                     users = [
                         (pixel, place - pixel * across)
@@ -125,18 +124,19 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     ]
                     if not users:
                         continue
-                    value = bind(_numbers(x[lanes_at(base + i * x_image.row + place * BYTES_CHANNELS, LANES)]))
+                    value = bind(_numbers(x, base + i * x_image.row + place * BYTES_CHANNELS, lanes))
                     for pixel, tap in users:
                         totals[pixel].add(value * taps[tap])
 
             repeat(rows, window_row)
             out = y_image.origin + row * y_image.row + column * y_image.lanes
-            out = out + ((plane * BLOCKS + block) * y_image.plane if spec.dynamic else plane * y_image.plane + channel)
+            blocked = (plane * plane_blocks + block) * y_image.plane
+            out = out + (blocked if spec.dynamic else plane * y_image.plane + channel)
             for pixel, total in enumerate(totals):
-                store(y, out + pixel * y_image.lanes, finished(total.value, factor, where), LANES)
+                store(y, out + pixel * y_image.lanes, finished(total.value, factor, where), lanes)
 
         def line(plane: Expr, row: Expr) -> None:
-            blocks = at_most(BLOCKS, y_image.blocks - plane * BLOCKS) if spec.dynamic else BLOCKS
+            blocks = at_most(plane_blocks, y_image.blocks - plane * plane_blocks) if spec.dynamic else plane_blocks
             repeat(blocks, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
 
         tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
@@ -154,5 +154,5 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task, int8.functions(target))
 
 
-def _numbers(numbers: Expr) -> Expr:
-    return tirx.Cast("float32x16", tirx.Cast("int32x16", numbers))
+def _numbers(numbers: Buffer, at: Expr, lanes: int) -> Expr:
+    return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", numbers[lanes_at(at, lanes)]))

@@ -39,8 +39,6 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
 
-LANES = 16
-BLOCKS = BYTES_CHANNELS // LANES
 VECTORS = 4  # at once: their least and largest numbers are found apart
 STEPS = 255.0  # between the ends of uint8
 
@@ -55,17 +53,18 @@ def range_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
     spec = plan.spec
     assert isinstance(spec, Int8RangeSpec)
-    image = Image(spec.channels, spec.height, spec.width, spec.input_halo, 1 if spec.plain else LANES)
+    lanes = target.lanes
+    image = Image(spec.channels, spec.height, spec.width, spec.input_halo, 1 if spec.plain else lanes)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
         if spec.plain:
-            limits = _Limits(vector_lanes(VECTORS * LANES, spec.channels))
+            limits = _Limits(vector_lanes(VECTORS * lanes, spec.channels))
             size = -(-spec.channels // spec.parts)
             first = bind(number * size)
             limits.line(x, first, at_most(size, spec.channels - first), spec.channels)
         else:
-            limits = _Limits(vector_lanes(VECTORS * LANES, spec.width * LANES))
+            limits = _Limits(vector_lanes(VECTORS * lanes, spec.width * lanes))
             lines = image.blocks * spec.height
             size = -(-lines // spec.parts)
             first = bind(number * size)
@@ -79,13 +78,13 @@ def range_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 def _blocked_line(limits: "_Limits", x: Buffer, image: Image, line: Expr) -> None:
     """A row of a plane."""
-    plane = bind(quotient(line, image.height))
+    plane, lanes = bind(quotient(line, image.height)), image.lanes
     begin = bind(plane * image.plane + image.origin + (line - plane * image.height) * image.row)
-    rest, length = image.channels % LANES, image.width * LANES
+    rest, length = image.channels % lanes, image.width * lanes
     either(
         plane < image.blocks - 1 if rest else True,
         lambda: limits.line(x, begin, length, begin + length),
-        lambda: limits.line(x, begin, length, begin + length, rest),
+        lambda: limits.line(x, begin, length, begin + length, rest, lanes),
     )
 
 
@@ -96,15 +95,15 @@ class _Limits:
         self._lanes = lanes
         self._least, self._largest = (Register(lanes, constant(0.0, lanes)) for _ in range(2))
 
-    def line(self, x: Buffer, first: Expr, length: Expr, end: Expr, channels: int = 0) -> None:
-        """Adjacent numbers, of which the last vectors may be read twice; `channels`: of each 16, so many count."""
+    def line(self, x: Buffer, first: Expr, length: Expr, end: Expr, channels: int = 0, block: int = 1) -> None:
+        """Adjacent numbers, of which the last vectors may be read twice; `channels`: of each block, so many count."""
         lanes = self._lanes
 
         def some(index: Expr) -> None:
             value = x[lanes_at(at_most(first + index * lanes, end - lanes), lanes)]
             if channels:
                 lane = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), lanes)
-                inside = (lane & constant(LANES - 1, lanes, "int32")) < constant(channels, lanes, "int32")
+                inside = (lane & constant(block - 1, lanes, "int32")) < constant(channels, lanes, "int32")
                 value = tirx.Select(inside, value, constant(0.0, lanes))
             value = bind(value)
             self._least.set(tirx.Min(value, self._least.value))
@@ -162,36 +161,36 @@ def quantise_candidates(spec: Int8QuantiseSpec, target: TargetSpec) -> Iterator[
     tasks = plane_tasks(image.blocks, image.height, moved, moved, target)
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
     text = f"int8 quantise {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), BLOCKS)
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), BYTES_CHANNELS // target.lanes)
 
 
 def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
     spec = plan.spec
     assert isinstance(spec, Int8QuantiseSpec)
-    x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, LANES)
+    lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
+    x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, lanes)
     image = Image(spec.channels, spec.height, spec.width, spec.output_halo, BYTES_CHANNELS)
     halo, padded = image.halo, image.height + 2 * image.halo
     tasks = Tasks(image.blocks, padded, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
-    whole, rest = divmod(x_image.blocks, BLOCKS)
+    whole, rest = divmod(x_image.blocks, blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
-        scale, point = bind(splat(factors[0], LANES)), bind(tirx.Cast("int32", factors[3]))
-        zeros = bind(int8.twice(point))
+        scale, point = bind(splat(factors[0], lanes)), bind(tirx.Cast("int32", factors[3]))
+        zeros = bind(int8.twice(point, lanes))
         border = bind(splat(tirx.Cast("uint8", point), BYTES_CHANNELS))
 
         def pixel(plane: Expr, row: Expr, count: int, column: Expr) -> None:
-            at = x_image.origin + row * x_image.row + column * LANES + plane * (BLOCKS * x_image.plane)
-            found = [bind(x[lanes_at(at + block * x_image.plane, LANES)] / scale) for block in range(count)]
-            four = [*found, *[found[-1]] * (BLOCKS - count)]  # what is behind the last channels is surplus
+            at = x_image.origin + row * x_image.row + column * lanes + plane * (blocks * x_image.plane)
+            found = [bind(x[lanes_at(at + block * x_image.plane, lanes)] / scale) for block in range(count)]
             place = plane * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
-            store(y, place, int8.packed(four, zeros), BYTES_CHANNELS)
+            int8.store_packed(y, place, found, zeros, lanes)
 
         def pixels(plane: Expr, row: Expr) -> None:
             either(
                 plane < whole if rest else True,
-                lambda: repeat(image.width, partial(pixel, plane, row, BLOCKS)),
+                lambda: repeat(image.width, partial(pixel, plane, row, blocks)),
                 lambda: repeat(image.width, partial(pixel, plane, row, rest)),
             )
 

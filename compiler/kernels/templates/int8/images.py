@@ -1,6 +1,6 @@
 """Tensors of bytes between convolutions: elementwise operators, pooling, packing, halos. See `int8_specs.py`.
 
-Vectors are 16 channels of a pixel, which are converted to float32 (or int32, for means) and back.
+Vectors are some channels of a pixel, which are converted to float32 (or int32, for means) and back.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,7 @@ from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
 
-LANES = 16
-BLOCKS = BYTES_CHANNELS // LANES
+WORDS = 16  # of a pixel of bytes
 UNROLLED = 2
 MOST_STEPS = 1e9
 
@@ -69,9 +68,9 @@ def factors_pack(spec: Any, target: TargetSpec, raw: RawWeights) -> PackedWeight
     return (raw["factors"],)
 
 
-def _numbers(x: Buffer, at: Expr) -> Expr:
-    """16 bytes as float32."""
-    return tirx.Cast("float32x16", tirx.Cast("int32x16", x[lanes_at(at, LANES)]))
+def _numbers(x: Buffer, at: Expr, lanes: int) -> Expr:
+    """Bytes as float32."""
+    return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", x[lanes_at(at, lanes)]))
 
 
 def elementwise_candidates(spec: Int8ElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -85,56 +84,56 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, factors, [b,] y."""
     spec = plan.spec
     assert isinstance(spec, Int8ElementwiseSpec)
+    lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
     images = [
-        _operand_image(spec, stored, vector, halo)
+        _operand_image(spec, stored, vector, halo, lanes)
         for stored, vector, halo in zip(spec.input_bytes, spec.vectors, spec.input_halos, strict=True)
     ]
-    result = _operand_image(spec, spec.output_bytes, False, spec.output_halo)
+    result = _operand_image(spec, spec.output_bytes, False, spec.output_halo, lanes)
     whole = _bytes_image(spec.channels, spec.height, spec.width, 0)
     tasks, count = _tasks(plan, whole), len(images)
     floats = not all(spec.input_bytes) or not spec.output_bytes
-    rest = -(-(spec.channels % BYTES_CHANNELS) // LANES) % BLOCKS if floats else 0
+    rest = -(-(spec.channels % BYTES_CHANNELS) // lanes) % blocks if floats else 0
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         a, factors, *others, y = buffers
         inputs = [a, *others]
-        scales = [[bind(splat(factors[2 * i + k], LANES)) for k in range(2)] for i in range(count)]
-        inverse = bind(splat(factors[2 * count], LANES))
-        zeros = bind(int8.twice(tirx.Cast("int32", factors[2 * count + 1])))
+        scales = [[bind(splat(factors[2 * i + k], lanes)) for k in range(2)] for i in range(count)]
+        inverse = bind(splat(factors[2 * count], lanes))
+        zeros = bind(int8.twice(tirx.Cast("int32", factors[2 * count + 1]), lanes))
 
         def place(image: Image, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
             at = image.origin + row * image.row + column * image.lanes
             if image.lanes == BYTES_CHANNELS:
-                return plane * image.plane + at + block * LANES
-            return (plane * BLOCKS + block) * image.plane + at
+                return plane * image.plane + at + block * lanes
+            return (plane * blocks + block) * image.plane + at
 
         def operand(index: int, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
             if spec.vectors[index]:
-                return inputs[index][lanes_at((plane * BLOCKS + block) * LANES, LANES)]
+                return inputs[index][lanes_at((plane * blocks + block) * lanes, lanes)]
             at = place(images[index], plane, block, row, column)
             if not spec.input_bytes[index]:
-                return inputs[index][lanes_at(at, LANES)]
+                return inputs[index][lanes_at(at, lanes)]
             scale, shift = scales[index]
-            scaled = _numbers(inputs[index], at) * scale
+            scaled = _numbers(inputs[index], at, lanes) * scale
             return scaled if spec.in_steps and index else scaled + shift
 
         def line(plane: Expr, row: Expr) -> None:
-            def pixel(column: Expr, blocks: int) -> None:
+            def pixel(column: Expr, inside: int) -> None:
                 results = []
-                for block in range(blocks):
+                for block in range(inside):
                     values = [operand(index, plane, block, row, column) for index in range(count)]
-                    value = activate(combined(spec.operator, values), spec.activation, LANES)
-                    results.append(bind(value if spec.in_steps else _limited(value * inverse)))
+                    value = activate(combined(spec.operator, values), spec.activation, lanes)
+                    results.append(bind(value if spec.in_steps else _limited(value * inverse, lanes)))
                 if spec.output_bytes:  # what is behind the last channels is surplus
-                    four = [*results, *[results[-1]] * (BLOCKS - blocks)]
-                    store(y, place(result, plane, 0, row, column), int8.packed(four, zeros), BYTES_CHANNELS)
+                    int8.store_packed(y, place(result, plane, 0, row, column), results, zeros, lanes)
                     return
                 for block, value in enumerate(results):
-                    store(y, place(result, plane, block, row, column), value, LANES)
+                    store(y, place(result, plane, block, row, column), value, lanes)
 
             either(
                 plane < spec.channels // BYTES_CHANNELS if rest else True,
-                lambda: repeat(spec.width, lambda column: pixel(column, BLOCKS)),
+                lambda: repeat(spec.width, lambda column: pixel(column, blocks)),
                 lambda: repeat(spec.width, lambda column: pixel(column, rest)),
             )
 
@@ -148,14 +147,14 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task, int8.functions(target))
 
 
-def _limited(steps: Expr) -> Expr:
+def _limited(steps: Expr, lanes: int) -> Expr:
     """Numbers that conversion to integers takes for large ones if they are; NaN stays."""
-    most = constant(MOST_STEPS, LANES)
+    most = constant(MOST_STEPS, lanes)
     return tirx.Select(steps > most, most, steps)
 
 
-def _operand_image(spec: Int8ElementwiseSpec, stored: bool, vector: bool, halo: int) -> Image:
-    lanes = BYTES_CHANNELS if stored else LANES
+def _operand_image(spec: Int8ElementwiseSpec, stored: bool, vector: bool, halo: int, lanes: int) -> Image:
+    lanes = BYTES_CHANNELS if stored else lanes
     return (
         Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
     )
@@ -220,45 +219,46 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, Int8GlobalPoolSpec)
     image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
-    blocks = -(-spec.channels // LANES)
+    lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
+    blocks = -(-spec.channels // lanes)
     tasks = _tasks(plan, _bytes_image(spec.channels, 1, 1, 0))
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
-        scale, shift = (bind(splat(factors[index], LANES)) for index in range(2))
+        scale, shift = (bind(splat(factors[index], lanes)) for index in range(2))
 
         def plane(number: Expr, count: int) -> None:
-            sums = [Register(LANES, constant(0, LANES, "int32"), "int32") for _ in range(count)]
+            sums = [Register(lanes, constant(0, lanes, "int32"), "int32") for _ in range(count)]
 
             def pixel(row: Expr, column: Expr) -> None:
                 at = number * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
                 for block, total in enumerate(sums):
-                    total.add(tirx.Cast("int32x16", x[lanes_at(at + block * LANES, LANES)]))
+                    total.add(tirx.Cast(f"int32x{lanes}", x[lanes_at(at + block * lanes, lanes)]))
 
             repeat(spec.height, lambda row: repeat(spec.width, partial(pixel, row)))
             for block, total in enumerate(sums):
-                value = tirx.Cast("float32x16", total.value) * scale + shift
-                store(y, (number * BLOCKS + block) * LANES, value, LANES)
+                value = tirx.Cast(f"float32x{lanes}", total.value) * scale + shift
+                store(y, (number * plane_blocks + block) * lanes, value, lanes)
 
-        whole, rest = divmod(blocks, BLOCKS)
+        whole, rest = divmod(blocks, plane_blocks)
 
         def one(number: Expr) -> None:
             if not rest:
-                plane(number, BLOCKS)
+                plane(number, plane_blocks)
             elif not whole:
                 plane(number, rest)
             else:
-                either(number < whole, lambda: plane(number, BLOCKS), lambda: plane(number, rest))
+                either(number < whole, lambda: plane(number, plane_blocks), lambda: plane(number, rest))
 
         tasks.each(number, lambda number, _: one(bind(number)))
 
-    arguments = [Argument("x", image.elements, "uint8"), Argument("factors", 2), Argument("y", blocks * LANES)]
+    arguments = [Argument("x", image.elements, "uint8"), Argument("factors", 2), Argument("y", blocks * lanes)]
     return kernel(symbol, arguments, task)
 
 
 def _pack_image(spec: Int8PackSpec) -> Image:
     """y, in words."""
-    words = 1 if spec.pixels else LANES
+    words = 1 if spec.pixels else WORDS
     channels = words * (1 if spec.pixels else -(-spec.channels // BYTES_CHANNELS))
     return Image(channels, spec.height, spec.width, spec.output_halo, words)
 
@@ -279,7 +279,7 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, Int8PackSpec)
     image, vector = _pack_image(spec), spec.height == spec.width == 1 and not spec.output_halo and not spec.pixels
     tasks, padded = _tasks(plan, _padded_rows(image)), image.width + 2 * image.halo
-    lanes = LANES if spec.width >= LANES else 1
+    lanes = target.lanes if spec.width >= target.lanes else 1
 
     def quantised_words(value: Expr, factors: Buffer, count: int) -> Expr:
         """Numbers as integers from 0 to 255; NaN becomes the least."""
@@ -295,7 +295,7 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         def words(plane: Expr, row: Expr, column: Expr, word: int) -> None:
             total = None
             for index in range(PIXELS_CHANNELS):
-                channel = (plane * LANES if not spec.pixels else 0) * PIXELS_CHANNELS + word * PIXELS_CHANNELS + index
+                channel = (plane * WORDS if not spec.pixels else 0) * PIXELS_CHANNELS + word * PIXELS_CHANNELS + index
                 known = spec.pixels or spec.channels % BYTES_CHANNELS == 0
                 if spec.pixels and word * PIXELS_CHANNELS + index >= spec.channels:
                     continue
@@ -346,9 +346,9 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 store(y, at, value, count)
 
             first = index * BYTES_CHANNELS
-            repeat(count // LANES, lambda i: some(first + i * LANES, LANES))
-            if spec.channels % LANES:
-                repeat(count % LANES, lambda i: some(first + count // LANES * LANES + i, 1))
+            repeat(count // target.lanes, lambda i: some(first + i * target.lanes, target.lanes))
+            if spec.channels % target.lanes:
+                repeat(count % target.lanes, lambda i: some(first + count // target.lanes * target.lanes + i, 1))
 
         tasks.each(number, lambda index, row: plane(bind(index), row))
 

@@ -1,0 +1,1 @@
+"""Templates of kernels whose weights stay integers in memory."""
