@@ -366,7 +366,11 @@ def test_a_gang_computes_on_all_its_cores(pair: Runner, tmp_path: Path) -> None:
     worker = pair.executor.workers[0].pid
     for ranks in (2, 1, 2):
         slot, spec, outputs = pair.begin(model_id, feeds, 1)
-        pair.executor.start(0, spec._replace(wanted=ranks), range(ranks))
+        pair.executor.lease(0).initialise(spec._replace(wanted=ranks))
+        for rank in reversed(range(ranks)):  # those who lend their cores wait longer than the one that computes
+            pair.executor.join(0, rank, rank)
+            while rank and not pair.executor.lease(0).progress().present:
+                pass
         outcome = pair.end(slot)
         assert (outcome.status, outcome.ranks) == (SlotStatus.OK, ranks)
         assert {left.reason for left in pair.executor.left(range(ranks))} == {LeftReason.DONE}
