@@ -111,6 +111,12 @@ def either(condition: Expr | bool, then: Callable[[], None], otherwise: Callable
             otherwise()
 
 
+def with_blocks(group: Expr, blocks: int, most: int, body: Callable[[Expr, int], None]) -> None:
+    """`body(group, its blocks)` for one of the groups that `blocks` make: `most` each, and the last one the rest."""
+    full, rest = divmod(blocks, most)
+    either(group < full if rest else True, lambda: body(group, most), lambda: body(full, rest))
+
+
 def when(condition: Expr | bool, then: Callable[[], None]) -> None:
     """`if condition: then()`, decided now where the condition is known."""
     if isinstance(condition, bool):

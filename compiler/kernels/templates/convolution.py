@@ -41,6 +41,7 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
     when,
+    with_blocks,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
@@ -319,14 +320,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 def write_tiles(writer: "RegisterTiles", geometry: Geometry, tasks: Tasks, number: Expr) -> None:
     """Emit one task."""
-    full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
 
     def group(index: Expr, first_band: Expr) -> None:
-        either(
-            index < full if rest else True,
-            lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
-            lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
-        )
+        def bands(index: Expr, blocks: int) -> None:
+            writer.bands(index, blocks, first_band, tasks.bands_per_task)
+
+        with_blocks(index, geometry.output.blocks, geometry.group_blocks, bands)
 
     tasks.each_group(number, group)
 
@@ -360,15 +359,10 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
         *([Argument("residual", geometry.residual.elements * rows)] if plan.spec.residual else []),
         Argument("y", geometry.output.elements * rows),
     ]
-    full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         tiles = _BatchTiles(geometry, plan.rows, buffers)
-        either(
-            number < full if rest else True,
-            lambda: tiles.group(number, geometry.group_blocks),
-            lambda: tiles.group(full, rest),
-        )
+        with_blocks(number, geometry.output.blocks, geometry.group_blocks, tiles.group)
 
     return kernel(symbol, [*arguments, batch_argument(arguments)], task)
 

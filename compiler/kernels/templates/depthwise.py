@@ -41,6 +41,7 @@ from gangway.compiler.kernels.templates.builder import (
     repeat,
     store,
     when,
+    with_blocks,
 )
 from gangway.compiler.kernels.templates.convolution import Geometry, RegisterTiles, check
 from gangway.compiler.kernels.templates.float32_math import activate
@@ -306,17 +307,15 @@ def pair_kernel(
         Argument("depthwise_bias", first.output.blocks * lanes),
         bf16.stored_argument("y", work.output.elements, plan.spec.depthwise.output_bf16),
     ]
-    full, rest = divmod(first.output.blocks, first.group_blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         scratch = local(work.scratch_elements)
 
         def group(index: Expr, first_line: Expr) -> None:
-            either(
-                index < full if rest else True,
-                lambda: lines(work, buffers, scratch, index, first.group_blocks).write(first_line, tasks),
-                lambda: lines(work, buffers, scratch, full, rest).write(first_line, tasks),
-            )
+            def write(index: Expr, blocks: int) -> None:
+                lines(work, buffers, scratch, index, blocks).write(first_line, tasks)
+
+            with_blocks(index, first.output.blocks, first.group_blocks, write)
 
         tasks.each_group(number, group)
 

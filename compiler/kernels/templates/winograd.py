@@ -46,6 +46,7 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
     when,
+    with_blocks,
 )
 from gangway.compiler.kernels.templates.convolution import (
     PREFETCHED_ELEMENTS,
@@ -498,12 +499,7 @@ class Writer:
 
     def group(self, group: Expr) -> None:
         """Compute all tiles of one group of channel blocks; the last group may have fewer."""
-        full, rest = divmod(self._g.output.blocks, self._g.group_blocks)
-        either(
-            group < full if rest else True,
-            lambda: self._group(group, self._g.group_blocks),
-            lambda: self._group(full, rest),
-        )
+        with_blocks(group, self._g.output.blocks, self._g.group_blocks, self._group)
 
     def _group(self, group: Expr, blocks: int) -> None:
         panel = self._g.input.blocks * self._lanes  # input channels

@@ -59,6 +59,7 @@ from gangway.compiler.kernels.templates.builder import (
     scratch,
     splat,
     store,
+    with_blocks,
 )
 from gangway.compiler.kernels.templates.convolution import Geometry, check
 from gangway.compiler.kernels.templates.float32_math import activate
@@ -148,18 +149,13 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         *([Argument("residual", work.residual.elements, _dtype(spec.residual_bf16))] if spec.residual else []),
         Argument("y", work.output.elements, _dtype(spec.output_bf16)),
     ]
-    full, rest = divmod(g.output.blocks, g.group_blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         chunk, band = tasks.first(number)
         writer = (Tiles if work.tiled else Vectors)(work, buffers, bind(band))
 
         def group(index: Expr) -> None:
-            either(
-                index < full if rest else True,
-                lambda: writer.group(index, g.group_blocks),
-                lambda: writer.group(full, rest),
-            )
+            with_blocks(index, g.output.blocks, g.group_blocks, writer.group)
 
         writer.begin()
         first = bind(chunk)

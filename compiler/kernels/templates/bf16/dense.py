@@ -42,6 +42,7 @@ from gangway.compiler.kernels.templates.builder import (
     repeat,
     splat,
     store,
+    with_blocks,
 )
 from gangway.compiler.kernels.templates.convolution import MOST_ROWS
 from gangway.compiler.kernels.templates.convolution import TILE_ROWS as REGISTER_ROWS
@@ -74,15 +75,10 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
         *([Argument("residual", g.residual.elements * rows)] if plan.spec.residual else []),
         Argument("y", g.output.elements * rows),
     ]
-    full, rest = divmod(g.output.blocks, g.group_blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         writer = (_TileRows if bf16.has_tiles(target) else _VectorRows)(work, rows, buffers)
-        either(
-            number < full if rest else True,
-            lambda: writer.group(number, g.group_blocks),
-            lambda: writer.group(full, rest),
-        )
+        with_blocks(number, g.output.blocks, g.group_blocks, writer.group)
 
     return kernel(symbol, [*arguments, batch_argument(arguments)], task, bf16.functions(target))
 

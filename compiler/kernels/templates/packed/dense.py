@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gangway.artifact.format import TargetSpec
+from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
 from gangway.compiler.kernels.packed_specs import ZERO_POINTS, PackedDenseSpec, is_possible
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import (
@@ -41,13 +41,14 @@ from gangway.compiler.kernels.templates.builder import (
     remainder,
     repeat,
     scratch,
-    splat,
     store,
     tirx,
     when,
+    with_blocks,
 )
-from gangway.compiler.kernels.templates.convolution import CALL_FLOPS, MOST_ROWS
+from gangway.compiler.kernels.templates.convolution import CALL_FLOPS, MOST_ROWS, PREFETCHED_ELEMENTS
 from gangway.compiler.kernels.templates.float32_math import activate
+from gangway.compiler.kernels.templates.matmul import Sums, multiply_add
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Image,
@@ -66,10 +67,7 @@ WORD = 8  # inputs of a word of 4 bits; of 8 bits so many rows are one step
 GROUP_BLOCKS = 2  # channel blocks of a register tile
 DIRECT_ROWS = 8  # most rows whose weights are made float32 in registers, in a kernel of any number of rows
 CHUNK = 256  # inputs whose weights are made float32 at once: 32 KiB of two blocks of sixteen outputs
-PREFETCHED_BYTES = 4096  # as in the template for float32 weights
 UNPACKING_FLOPS = 8  # making a weight float32 takes as long as so many operations
-CACHE_LINE = 64
-Sums = list[list[Register]]
 
 
 @dataclass(frozen=True)
@@ -181,15 +179,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             count = bind(quotient((part + 1) * g.tiles, parts) - first)
             writer.unpacked(index, blocks, _Tiles(spec.positions, g.tiles, first, count, rows))
 
-        repeat(at_most(size, g.groups - first_group), lambda i: _each_group(g, first_group + i, group))
+        repeat(
+            at_most(size, g.groups - first_group),
+            lambda i: with_blocks(first_group + i, g.output.blocks, g.group_blocks, group),
+        )
 
     return kernel(symbol, g.arguments(), task)
-
-
-def _each_group(g: Geometry, number: Expr, body: Callable[[Expr, int], None]) -> None:
-    """`body(group, channel blocks)`."""
-    full, rest = divmod(g.output.blocks, g.group_blocks)
-    either(number < full if rest else True, lambda: body(number, g.group_blocks), lambda: body(full, rest))
 
 
 def batch_plan(spec: PackedDenseSpec, target: TargetSpec) -> BatchPlan | None:
@@ -223,7 +218,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
             either(rows <= few[-1], lambda: choose(rows, few, lambda n: writer.direct(index, blocks, n)), many)
 
-        _each_group(g, number, group)
+        with_blocks(number, g.output.blocks, g.group_blocks, group)
 
     return kernel(symbol, [*arguments, batch_argument(arguments)], task)
 
@@ -299,10 +294,7 @@ class _Writer:
 
             def add(n: int, weights: list[Expr]) -> None:
                 offset = place(n)
-                for start, totals in zip(starts, sums, strict=True):
-                    number = splat(self._x[start + offset], self._lanes)
-                    for total, weight in zip(totals, weights, strict=True):
-                        total.add(number * weight)
+                multiply_add(sums, [self._x[start + offset] for start in starts], weights, self._lanes)
 
             self._each_weight(group, blocks, first, count, scales, add)
 
@@ -356,10 +348,7 @@ class _Writer:
             place = (block * lanes + channel) * width
             weights = [made[lanes_at(place + j * lanes, lanes)] for j in range(len(sums[0]))]
             offset = block * self._at.input_plane + channel
-            for start, totals in zip(starts, sums, strict=True):
-                number = splat(self._x[start + offset], lanes)
-                for total, weight in zip(totals, weights, strict=True):
-                    total.add(number * weight)
+            multiply_add(sums, [self._x[start + offset] for start in starts], weights, lanes)
 
         whole, rest = divmod(count, lanes)
         if whole:
@@ -415,8 +404,8 @@ class _Writer:
         base = bind(base + (quotient(first, WORD) if nibbles else first) * width)
         size_bytes = width * (4 if nibbles else count)
         element_bytes = 4 if nibbles else 1
-        for line in range(0, size_bytes, CACHE_LINE):
-            prefetch(self._integers, base + (PREFETCHED_BYTES + line) // element_bytes)
+        for line in range(0, size_bytes, ALIGNMENT_BYTES):
+            prefetch(self._integers, base + (PREFETCHED_ELEMENTS * FLOAT_BYTES + line) // element_bytes)
         kind = f"float32x{lanes}"
         places = [lanes_at(base + j * lanes, lanes) for j in range(blocks)]
         words = [keep(self._integers[place]) for place in places] if nibbles else []
