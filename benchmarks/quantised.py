@@ -28,6 +28,7 @@ import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from benchmarks import processor_time
 from benchmarks.lib.gang_runner import GangRunner
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
@@ -35,11 +36,8 @@ from benchmarks.lib.repository import compile_file, ensure_zoo, onnx_file
 from benchmarks.models.peers import openvino_peer
 from benchmarks.peers.onnxruntime_peer import RunOnce, Timed, onnxruntime_peer, pinned, timed_ms
 from gangway.artifact.format import WEIGHTS_FILE, Engine
-from gangway.artifact.reader import read_manifest
 from gangway.clients.inputs import Array
 from gangway.compiler.agreement import cosine
-from gangway.compiler.candidate import Candidate, Memory
-from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.quantize_command import quantise
 from gangway.compiler.target import TARGETS
 
@@ -101,7 +99,8 @@ def measure(repository: Path, model: str, rounds: int, cores: Sequence[int], set
 
             sides: dict[str, Timed] = {name: partial(ours, name) for name in models}
             if processor:
-                sides = {name: _here(sources[name], folder, example.inputs) for name, folder in folders.items()}
+                layers = {name: processor_time.ours(sources[name], folder, example) for name, folder in folders.items()}
+                sides = {name: partial(_processor_ms, call) for name, call in layers.items()}
             for name, open_peer in () if target else PEERS.items():
                 with pinned(cores):
                     peer = open_peer(path, example.inputs, count)
@@ -124,13 +123,6 @@ def measure(repository: Path, model: str, rounds: int, cores: Sequence[int], set
             "compile s": sum(models[OURS].manifest.phase_us.values()) / 1e6,
             "compile fp32 s": sum(models[OURS_FP32].manifest.phase_us.values()) / 1e6,
         }
-
-
-def _here(path: Path, folder: Path, inputs: Mapping[str, Array]) -> Timed:
-    """Return one row of a compiled model, layer after layer in this process."""
-    candidate = Candidate.of(read_graph(path, {}), read_manifest(folder), folder)
-    calls = candidate.calls(Memory.of(candidate, inputs))
-    return partial(_processor_ms, lambda: [call() for call in calls])
 
 
 def _processor_ms(run: Callable[[], object]) -> float:
