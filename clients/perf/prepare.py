@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from gangway.clients.channel import Connect, call_blocking
-from gangway.clients.connection import Connection, RefusedError, Tls
+from gangway.clients.connection import Connection, InputError, RefusedError, Tls
 from gangway.clients.inputs import (
     Array,
     TensorMetadata,
@@ -58,8 +58,11 @@ def prepare_requests(
     InputError, UnreachableError.
     """
     requests = {}
-    for name in names:
-        inputs = connection.model_metadata(name).inputs
+    inputs_of = {name: connection.model_metadata(name).inputs for name in names}
+    known = {each.name for inputs in inputs_of.values() for each in inputs}
+    if unknown := shapes.keys() - known:
+        raise InputError(f"--shape: no model has an input '{min(unknown)}'; they have {', '.join(sorted(known))}")
+    for name, inputs in inputs_of.items():
         own = {each.name: shapes[each.name] for each in inputs if each.name in shapes}
         values = _values(name, shaped(inputs, own), source, seed)
         request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
