@@ -196,6 +196,8 @@ def _grpc_frontend(options: RouteOptions) -> Iterator[str]:
 
 def _http_frontend(options: RouteOptions) -> Iterator[str]:
     yield from ("", "frontend http", f"  bind {_bind(options, options.http_port)}")
+    # A client may be sending while its connection is closed. So a process that ends closes it with its next answer.
+    yield "  option idle-close-on-response"
     yield f"  acl refused path_beg {' '.join(REFUSED_ROUTES)}"
     yield "  acl refused path_end /trace/setting"
     yield "  acl inference path_end /infer /generate /generate_stream"

@@ -1,11 +1,12 @@
 """`gangway route` with a real HAProxy and two real servers of one core: what happens to calls while servers change."""
 
+import http.client
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,36 @@ def test_no_call_fails_when_a_model_moves_and_the_router_learns_of_others(
                 client.infer("other_mlp", [tensor])
         calls.wait_for(CALLS // 2)
     assert not calls.errors
+
+
+def test_connections_without_a_call_outlive_another_configuration(
+    tmp_path: Path, first: LiveServer, repository: Path
+) -> None:
+    """Their next calls are answered: a client may be sending while its connection is closed."""
+    with live_router(tmp_path, [server_flag("first", first), "--refresh=1"]) as router, ExitStack() as stack:
+        connections = [
+            stack.enter_context(closing(http.client.HTTPConnection(router.http_url, timeout=20))) for _ in range(3)
+        ]
+        for connection in connections:
+            assert ask(connection) == 200
+        shutil.copytree(repository / "mlp" / "1", repository / "idle_mlp" / "1")
+        with triton.InferenceServerClient(first.url) as client:
+            client.get_model_repository_index()
+        until(lambda: "grpc:idle_mlp" in command(socket_of(router.folder), "show servers state"))
+        for connection in connections:
+            connection.sock.settimeout(0.5)
+            with pytest.raises(TimeoutError):  # no end of the connection
+                connection.sock.recv(1)
+            connection.sock.settimeout(20)
+            assert ask(connection) == 200
+
+
+def ask(connection: http.client.HTTPConnection) -> int:
+    """Ask whether a model is ready; return the status."""
+    connection.request("GET", "/v2/models/simple/ready")
+    response = connection.getresponse()
+    response.read()
+    return response.status
 
 
 def test_errors_say_what_is_wrong(router: LiveRouter) -> None:
