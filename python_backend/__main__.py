@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_KEPT_BYTES = 64 << 20  # of memory that a model has let go of; a single array above a half goes back to the system
 _BACKLOG = 128
 _FOLDER = Path(__file__).resolve().parent
 
@@ -44,6 +46,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
+    _keep_memory()
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _make_importable()
@@ -109,6 +112,14 @@ def _stop_at_end(control: Any, host: Any) -> None:
     except (EOFError, OSError):
         os._exit(1)  # the supervisor has gone
     host.stop()
+
+
+def _keep_memory() -> None:
+    """Let the arrays of a request lie where those of the last one lay: fresh pages cost more than what fills them."""
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _prefer_oom_kill() -> None:
