@@ -142,8 +142,7 @@ class Host:
                 if self._is_stopping:
                     return None
                 self._waiting = [each for each in self._waiting if not each.is_abandoned(ATTACH_SECONDS)]
-                self._is_idle = not self._waiting
-                self._status_map[0] = not self._is_idle
+                self._note_idle()
                 execution = next((each for each in self._waiting if each.worker is not None or each.attached), None)
                 if execution is not None:
                     self._waiting.remove(execution)
@@ -153,6 +152,11 @@ class Host:
             self._take_all(patience_seconds)
         self._take_all(0)  # what came at the same time, so that its worker does not wait for this execution
         return execution
+
+    def _note_idle(self) -> None:
+        """Let workers know whether a run could begin at once; the lock is held."""
+        self._is_idle = not self._waiting
+        self._status_map[0] = not self._is_idle
 
     def _take_all(self, seconds: float | None) -> None:
         """Wait for messages of workers, and take them; main thread only."""
@@ -248,6 +252,8 @@ class Host:
             self._executions[execution.number] = execution
             if self._is_decoupled or not self._is_idle:
                 self._release(execution)
+            else:
+                self._pin(execution.core)  # where the main thread is, others may compute
             self._is_idle = False
             self._status_map[0] = 1
             self._waiting.append(execution)
@@ -434,6 +440,7 @@ class Host:
             worker, is_run = execution.worker, execution.is_run
             if not is_run or worker is None:
                 execution.worker = None
+                self._note_idle()
         if not is_run or worker is None:
             self._tell(worker, {"stopped": True})
             return
@@ -455,6 +462,7 @@ class Host:
             execution.worker, execution.is_run = None, False
             if not any(each is None for each in encoded):
                 self._executions.pop(execution.number, None)
+            self._note_idle()  # now: this core is another's when the worker has the answer
         self._tell(worker, {"done": outcomes, "memory_bytes": len(view)})
         execution.leave()
 
