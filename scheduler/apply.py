@@ -152,6 +152,7 @@ class Execution:
     def take_over(self, unit: Unit, start: LoneStart, in_flight: InFlight, arena_offset: int, now_us: float) -> None:
         """Give a unit that is under way without a decision to a gang."""
         self._policy.arrived(unit.query)
+        self._models.limits.started(unit.query.model_id)
         spec = self._spec(unit)
         block = Start(unit.query.query_id, spec.layers, in_flight.cores, start.versions)
         gang = self.gangs.take_over(unit, block, in_flight, arena_offset, spec, now_us)
@@ -164,6 +165,7 @@ class Execution:
     def completed_without_gang(self, query: Query, spec: LoadModel, start: LoneStart, completed: Completed) -> None:
         """Note a query that was begun without a decision, and is answered."""
         self._policy.arrived(query)
+        self._models.limits.started(spec.model_id)
         self._accounts.completed_without_gang(spec.name, spec.layers, start.versions)
         profile = self._models.profiles.get(spec.model_id)
         self.times.completed_without_gang(profile, start, completed.joined_ns, completed.end_ns)

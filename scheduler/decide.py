@@ -180,7 +180,9 @@ class Dispatcher:
             )
             waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
         if models.limits:
-            waiting = models.limits.admissible(waiting, gangs.models_under_way())
+            under_way = gangs.models_under_way()
+            stopped = len(under_way) - len(running)
+            waiting = models.limits.admissible(waiting, under_way, workers.in_service + stopped)
         snapshot = Snapshot(
             now_us,
             waiting,

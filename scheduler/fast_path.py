@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 class _Open:
     """A model whose requests may begin, and how.
 
-    `arenas`: for those under way; None: to be reserved. `is_dated`: `start` may be another by now.
+    `arenas`: for those under way; None: to be reserved. `limit`: how many may be under way; 0: any number. `is_dated`:
+    `start` may be another by now.
     """
 
     spec: LoadModel
@@ -52,6 +53,7 @@ class _Open:
     start: LoneStart
     level: float
     arenas: list[int | None]
+    limit: int
     is_dated: bool = False
 
 
@@ -105,6 +107,8 @@ class FastPathScheduler:
         if not self._workers.free or execution.could_grow or execution.gangs.any_ending:
             return False
         self._review()
+        if any(self._open[model_id].limit for model_id in execution.gangs.models_under_way() if model_id in self._open):
+            return False  # what is under way counts, too
         return bool(self._open) and execution.gangs.free >= self._path.worker_slots + LEASES_LEFT
 
     def poll(self, control_seq: int, spin_us: int, timeout_us: int, watch_us: int) -> None:
@@ -170,10 +174,13 @@ class FastPathScheduler:
         model, profile = self._models.get(model_id), self._models.profiles.get(model_id)
         known, cores = self._open.get(model_id), self._workers.in_service
         held = profile is None or (self._former is not None and self._former.may_delay(profile, cores))
-        if model is None or profile is None or held or self._models.limits.may_bind(model_id, cores):
+        limits = self._models.limits
+        is_limited = limits.may_bind(model_id, cores)
+        limit = limits.own_limit(model_id) if is_limited else 0
+        if model is None or profile is None or held or (is_limited and not limit):
             self.close(model_id)
             return
-        is_known = known is not None and known.profile is profile
+        is_known = known is not None and known.profile is profile and known.limit == limit
         if known is not None and is_known and known.level == level and not known.is_dated:
             return
         start = self._policy.lone_start(profile, cores, level)
@@ -183,7 +190,8 @@ class FastPathScheduler:
             known.level, known.is_dated = level, False
         else:
             self.close(model_id)
-            self._open[model_id] = opened = _Open(model.spec, profile, start, level, [None] * self._arena_count(start))
+            count = min(self._arena_count(start), limit or self._path.worker_slots)
+            self._open[model_id] = opened = _Open(model.spec, profile, start, level, [None] * count, limit)
             self._reserve_arenas(opened)
 
     def _arena_count(self, start: LoneStart) -> int:

@@ -39,6 +39,8 @@ class Limits:
         self._models: dict[int, LoadModel] = {}
         self._available: dict[str, int] = {}
         self._most: dict[str, int] = {}  # that a query holds
+        self._sharers: Counter[str] = Counter()  # models that hold some
+        self._binding: dict[int, frozenset[int]] = {}  # models that may have to wait, by how many can be under way
         self._turns: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
@@ -64,28 +66,36 @@ class Limits:
         limits = self._models[model_id].limits if model_id in self._models else ()
         return any(cores * self._most[name] > self._available[name] for name, _, _ in limits)
 
+    def own_limit(self, model_id: int) -> int:
+        """Return how many queries of a limited model may be under way; 0: it depends on models that hold the same."""
+        limits = self._models[model_id].limits
+        is_own = all(self._sharers[name] == 1 for name, _, _ in limits)
+        return min(self._available[name] // amount for name, amount, _ in limits) if is_own else 0
+
     def started(self, model_id: int) -> None:
         """Count a query that has begun."""
         if model_id in self._models:
             self._turns[model_id] += 1
 
-    def admissible(self, waiting: Sequence[Query], under_way: Iterable[int]) -> Sequence[Query]:
+    def admissible(self, waiting: Sequence[Query], under_way: Iterable[int], most: int) -> Sequence[Query]:
         """Return the waiting queries that may run now, in the given order; all of those returned may run together.
 
-        `under_way` has the model of each query that has begun. Where not all may begin, models that had fewer turns,
-        times their priority of Triton's rate limiter, go first; then counts how urgent the query is.
+        `under_way` has the model of each query that has begun; there can be `most` of them. Where not all may begin,
+        models that had fewer turns, times their priority of Triton's rate limiter, go first; then counts how urgent the
+        query is.
         """
+        binding = self._binding.get(most)
+        if binding is None:
+            binding = self._binding[most] = frozenset([model for model in self._models if self.may_bind(model, most)])
         limited: defaultdict[int, list[tuple[Urgency, Query]]] = defaultdict(list)
         for query in waiting:
-            if query.model_id in self._models and not query.started:
+            if query.model_id in binding and not query.started:
                 limited[query.model_id].append((_urgency(query), query))
         if not limited:
             return waiting
         admitted = self._admitted(limited, self._free(under_way))
         return [
-            query
-            for query in waiting
-            if query.started or query.model_id not in self._models or query.query_id in admitted
+            query for query in waiting if query.started or query.model_id not in binding or query.query_id in admitted
         ]
 
     def _admitted(self, limited: dict[int, list[tuple[Urgency, Query]]], free: Counter[str]) -> set[int]:
@@ -122,9 +132,10 @@ class Limits:
 
     def _review(self) -> None:
         """There is as much of a resource as the model says that says most."""
-        self._available, self._most = {}, {}
+        self._available, self._most, self._sharers, self._binding = {}, {}, Counter(), {}
         for spec in self._models.values():
             for name, amount, available in spec.limits:
+                self._sharers[name] += 1
                 self._available[name] = max(available, self._available.get(name, 0))
                 self._most[name] = max(amount, self._most.get(name, 0))
 

@@ -99,6 +99,29 @@ def test_who_has_to_wait_longer_is_decided_about_and_what_is_under_way_is_seen(h
     assert sorted(host.script.came) == sorted(host.script.done)
 
 
+def test_of_a_model_with_one_instance_one_is_under_way(tiny_model):
+    server = OpenServer(*tiny_model, max_ranks=1, layer_us=(1.0,) * LAYERS, limits=(("instances", 1, 1),))
+    try:
+        server.open_model(LoneStart(1))
+        for _ in range(10):
+            assert server.outcome(server.request()).status is SlotStatus.OK
+            server.until(lambda: server.is_asleep(skips_completions=True))  # the worker has left
+        assert not server.script.seen
+        for _ in range(3):
+            first = server.request(hang=2)
+            server.await_running(first)
+            second = server.request(hang=2)
+            server.await_snapshot(lambda snapshot: len(snapshot.running) == 1)  # the first, which is a gang's now
+            server.hurry(first)
+            assert server.outcome(first).status is SlotStatus.OK
+            server.await_running(second)
+            server.hurry(second)
+            assert server.outcome(second).status is SlotStatus.OK
+        assert all(len(snapshot.running) + len(snapshot.waiting) <= 1 for snapshot in server.script.seen)
+    finally:
+        server.kill_all()
+
+
 @pytest.mark.parametrize("fields", [{"rows": 2}, {"rejects_late": 1, "deadline_ns": 2**62}])
 def test_others_are_decided_about(host, fields):
     assert host.outcome(host.request(**fields)).status is SlotStatus.OK

@@ -31,16 +31,16 @@ def test_without_limits_there_are_none() -> None:
     limits = limits_of(model(1))
     assert not limits
     waiting = [query(1, 1), query(2, 1)]
-    assert limits.admissible(waiting, [1] * 50) is waiting
+    assert limits.admissible(waiting, [1] * 50, 9) is waiting
 
 
 def test_so_many_queries_of_a_model_as_it_has_instances() -> None:
     limits = limits_of(model(1, ("a", 1, 2)), model(2))
     waiting = [query(1, 1), query(2, 2), query(3, 1), query(4, 1), query(5, 2)]
-    assert ids(limits.admissible(waiting, [])) == [1, 2, 3, 5]
-    assert ids(limits.admissible(waiting, [1, 2])) == [1, 2, 5]
-    assert ids(limits.admissible(waiting, [1, 1])) == [2, 5]
-    assert ids(limits.admissible(waiting, [1, 1, 1])) == [2, 5]  # there were more before it was loaded again
+    assert ids(limits.admissible(waiting, [], 9)) == [1, 2, 3, 5]
+    assert ids(limits.admissible(waiting, [1, 2], 9)) == [1, 2, 5]
+    assert ids(limits.admissible(waiting, [1, 1], 9)) == [2, 5]
+    assert ids(limits.admissible(waiting, [1, 1, 1], 9)) == [2, 5]  # there were more before it was loaded again
 
 
 def test_a_limit_of_at_least_as_many_as_cores_cannot_bind() -> None:
@@ -51,32 +51,46 @@ def test_a_limit_of_at_least_as_many_as_cores_cannot_bind() -> None:
     assert not limits.may_bind(2, cores=3)
 
 
+def test_only_limits_that_can_bind_are_looked_at() -> None:
+    limits = limits_of(model(1, ("a", 1, 2)), model(2, ("b", 1, 1)))
+    waiting = [query(number, number % 2 + 1) for number in range(6)]
+    assert ids(limits.admissible(waiting, [], 2)) == [0, 1, 2, 4]  # all of model 1, of which 2 at most can begin
+    assert ids(limits.admissible(waiting, [], 3)) == [0, 1, 2]  # one is stopped
+
+
+def test_own_limits() -> None:
+    limits = limits_of(model(1, ("a", 1, 2)), model(2, ("b", 2, 5), ("c", 1, 3)), model(3, ("c", 1, 3)))
+    assert [limits.own_limit(number) for number in (1, 2, 3)] == [2, 0, 0]
+    limits.remove(3)
+    assert limits.own_limit(2) == 2
+
+
 def test_a_stopped_query_has_what_it_needs() -> None:
     limits = limits_of(model(1, ("a", 1, 1)))
-    assert ids(limits.admissible([query(1, 1, started=True), query(2, 1)], [1])) == [1]
+    assert ids(limits.admissible([query(1, 1, started=True), query(2, 1)], [1], 9)) == [1]
 
 
 def test_the_most_urgent_goes_first() -> None:
     limits = limits_of(model(1, ("a", 1, 1)))
     late, soon, first = query(1, 1, deadline_us=90.0), query(2, 1, deadline_us=50.0), query(3, 1, priority=-1)
-    assert ids(limits.admissible([query(0, 1), late, soon, first], [])) == [3]
-    assert ids(limits.admissible([query(0, 1), late, soon], [])) == [2]
+    assert ids(limits.admissible([query(0, 1), late, soon, first], [], 9)) == [3]
+    assert ids(limits.admissible([query(0, 1), late, soon], [], 9)) == [2]
 
 
 def test_models_share_a_resource() -> None:
     limits = limits_of(model(1, ("r", 2, 3)), model(2, ("r", 1, 1)), model(3, ("other", 1, 1)))
     waiting = [query(1, 1), query(2, 1), query(3, 2), query(4, 2), query(5, 3)]
-    assert ids(limits.admissible(waiting, [])) == [1, 3, 5]
-    assert ids(limits.admissible(waiting, [1])) == [3, 5]
+    assert ids(limits.admissible(waiting, [], 9)) == [1, 3, 5]
+    assert ids(limits.admissible(waiting, [1], 9)) == [3, 5]
     limits.remove(1)
-    assert ids(limits.admissible([query(3, 2), query(4, 2)], [])) == [3]
+    assert ids(limits.admissible([query(3, 2), query(4, 2)], [], 9)) == [3]
 
 
 def run(limits: Limits, models: Sequence[int], turns: int) -> list[int]:
     """Whose turn it is, when always one query of each model waits."""
     order = []
     for _ in range(turns):
-        (admitted,) = limits.admissible([query(10 + model_id, model_id) for model_id in models], [])
+        (admitted,) = limits.admissible([query(10 + model_id, model_id) for model_id in models], [], 9)
         limits.started(admitted.model_id)
         order.append(admitted.model_id)
     return order
@@ -93,7 +107,7 @@ def test_a_model_of_priority_2_gets_half_the_turns() -> None:
 
 def test_more_than_there_is_is_never_given() -> None:
     limits = limits_of(model(1, ("r", 5, 5), ("a", 1, 9)))
-    assert ids(limits.admissible([query(1, 1), query(2, 1)], [])) == [1]
+    assert ids(limits.admissible([query(1, 1), query(2, 1)], [], 9)) == [1]
 
 
 def test_limits_travel() -> None:
