@@ -138,7 +138,7 @@ class Responder:
     def __init__(self, about: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool) -> None:
         self.wanted: list[str] = about["wanted"]
         self.room_bytes: int = about["room_bytes"]
-        self.request = InferenceRequest(
+        self._request: InferenceRequest | None = InferenceRequest(
             about.get("id", ""),
             about.get("correlation_id", 0),
             inputs,
@@ -148,13 +148,19 @@ class Responder:
             parameters=about.get("parameters"),
             priority=about.get("priority", 0),
         )
-        self.request._sender = self
+        self._request._sender = self
         self.connection: Connection | None = None
         self.is_left = self.is_closed = self.was_attached = False
         self._check, self._is_stream = check, is_stream
         self._cancelled = False
         self._kept: list[Encoded] = []
         self._lock = threading.Lock()
+
+    def take_request(self) -> InferenceRequest:
+        """Return the request, once: it knows this sender, so its tensors go when the model lets go of it."""
+        request, self._request = self._request, None
+        assert request is not None, "a request is executed once"
+        return request
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response. Raises TritonModelException, and nothing is sent."""

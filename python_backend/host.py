@@ -374,7 +374,7 @@ class Host:
             return
         token = _execution.set(execution)
         try:
-            self._take_responses(execution, self._execute([each.request for each in execution.responders]))
+            self._take_responses(execution, self._execute([each.take_request() for each in execution.responders]))
         except Exception as error:
             if not execution.is_abandoned(ATTACH_SECONDS):
                 traceback.print_exc()
