@@ -36,7 +36,7 @@ from gangway.server.requests.ensembles import (
     TensorName,
     compound_numbers,
 )
-from gangway.server.requests.python_codec import Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Left, PythonCodec
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 
@@ -571,26 +571,26 @@ class EnsembleRun:
         step, (view,), ((begin, _),) = running.step, running.prepared.submission.outputs, running.prepared.places
         try:
             found = codec.read(view)
-            is_left = isinstance(found, Left)
-            if isinstance(found, Left):
+            if isinstance(found, Answer):
+                outputs, places = found.outputs, found.places
+            else:
                 with self._left_run(codec, found, self._terms) as run:
                     with self._lock:
                         self._left = run
                     if self._cancelled.is_set():
                         run.cancel()
-                    found = run.only().outputs
-            missing = [name for name in step.outputs if name not in found]
+                    outputs, places = run.only().outputs, {}
+            missing = [name for name in step.outputs if name not in outputs]
             if missing:
                 message = f"the response of model '{step.model.name}' has no output '{missing[0]}'"
                 raise RequestError(grpc.StatusCode.INTERNAL, message)
         except RequestError as error:
             raise self._failed(step, running.begin_ns, error) from error
-        offsets = codec.places_in(view) if not is_left else {}
         for name, tensor in step.outputs.items():
             own = step.model.outputs[name]
-            shape, content = own.client_shape(found[name][0]), found[name][1]
-            if name in offsets:
-                place, block = (begin + offsets[name], len(content)), running.prepared.blocks[-1]
+            shape, content = own.client_shape(outputs[name][0]), outputs[name][1]
+            if name in places:
+                place, block = (begin + places[name], len(content)), running.prepared.blocks[-1]
                 self._tensors.add_output(tensor, own.datatype, shape, place, block)
                 continue
             try:

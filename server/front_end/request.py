@@ -36,7 +36,7 @@ from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, FrameCodec,
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Left, PythonCodec, finished, python_in
+from gangway.server.requests.python_codec import Answer, Left, PythonCodec, finished, python_in
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 
@@ -270,15 +270,17 @@ class ClientRequest(ModelRun):
             self.submission.close()
 
     def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
-        found, parameters = codec.read(submission.outputs[0]), codec.parameters_in(submission.outputs[0])
-        if isinstance(found, Left):
+        found = codec.read(submission.outputs[0])
+        if isinstance(found, Answer):
+            outputs, parameters = found.outputs, found.parameters
+        else:
             self.is_whole = False
             submission.close()
             with self._left_run(codec, found, self.plan.terms) as run:
                 if self.model.is_decoupled:
                     return self._stream(codec, run)
-                found, parameters, _, _ = run.only()
-        return finished(self._codec, codec.response(self.response_id, found, parameters, self.regions))
+                outputs, parameters, _, _ = run.only()
+        return finished(self._codec, codec.response(self.response_id, outputs, parameters, self.regions))
 
     def _stream(self, codec: PythonCodec, run: LeftRun) -> bytes:
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""

@@ -292,9 +292,28 @@ class FramedAnswer:
 
 @dataclass
 class RequestMemo:
-    """The layout of the request before, and what its frame began with; replaced as a whole."""
+    """The frame of the request before, which most often is that of the next one: planned once. For any threads."""
 
-    known: tuple[FrameLayout, bytes] | None = None
+    known: tuple[FrameLayout, bytes] | None = None  # and what the frame begins with; replaced as a whole
+
+    def layout(
+        self, model_id: int, tensors: Sequence[tuple[Sequence[int], int]], answer_bytes: int, joins: bool
+    ) -> FrameLayout:
+        """Return the sizes of both frames, for inputs of these (shape, bytes of contents)."""
+        if self.known is not None:
+            known = self.known[0]
+            same = known.output_bytes == answer_bytes and known.joins == joins
+            if same and [(part.shape, part.size_bytes) for part in known.inputs.parts] == tensors:
+                return known
+        layout = FrameLayout(model_id, plan_frame(tensors), answer_bytes, joins)
+        self.known = layout, header_of(layout.inputs)
+        return layout
+
+    def write_header(self, view: memoryview, layout: FrameLayout) -> None:
+        """Write what a request's frame begins with."""
+        known = self.known
+        header = known[1] if known is not None and known[0] is layout else header_of(layout.inputs)
+        view[: len(header)] = header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,26 +331,18 @@ class FrameCodec(FramedAnswer):
 
     def layout(self, contents: Contents) -> FrameLayout:
         """Return the sizes of both frames."""
-        sizes, known = list(map(len, contents)), self.asked.known
-        if known is not None and known[0].output_bytes == self.answer_size.size_bytes:
-            parts = known[0].inputs.parts
-            if [parts[tensor.index].size_bytes for tensor in self.inputs] == sizes:
-                return known[0]
         tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
-        for tensor, shape, size_bytes in zip(self.inputs, self.shapes, sizes, strict=True):
-            tensors[tensor.index] = (shape, size_bytes)
-        layout = FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, self.model.joins)
-        self.asked.known = layout, header_of(layout.inputs)
-        return layout
+        for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
+            tensors[tensor.index] = (shape, len(content))
+        return self.asked.layout(self.model.model_id, tensors, self.answer_size.size_bytes, self.model.joins)
 
     def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs."""
         assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,), frame, known = submission.inputs, submission.layout.inputs, self.asked.known
-        header = known[1] if known is not None and known[0] is submission.layout else header_of(frame)
-        view[: len(header)] = header
+        (view,) = submission.inputs
+        self.asked.write_header(view, submission.layout)
         for tensor, content in zip(self.inputs, contents, strict=True):
-            part = frame.parts[tensor.index]
+            part = submission.layout.inputs.parts[tensor.index]
             copy_content(content, view[part.offset : part.offset + part.size_bytes])
         forget_answer(submission)
 

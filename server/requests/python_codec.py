@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from gangway.executor.frames import Frame, header_of, is_absent, needed_bytes, plan_frame, read_frame
+from gangway.executor.frames import is_absent, needed_bytes, read_frame
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
@@ -22,6 +22,7 @@ from gangway.server.requests.codecs import (
     AnswerSize,
     ClassifyingCodec,
     Codec,
+    RequestMemo,
     ResponseTemplate,
     Sinks,
     classified,
@@ -49,6 +50,14 @@ _NOTHING: Final = ((), 0)
 Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
 
 
+class Answer(NamedTuple):
+    """What a model has answered in one go. `places`: where the outputs begin in the block of the answer."""
+
+    outputs: Outputs
+    parameters: Mapping[str, Any]
+    places: Mapping[str, int]
+
+
 class Left(NamedTuple):
     """A request that an instance has kept: where to ask for its responses."""
 
@@ -69,6 +78,7 @@ class PythonCodec:
     sinks: Sinks = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
+    asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
     _templates: dict[tuple[tuple[int, Sequence[int], int], ...], ResponseTemplate] = field(default_factory=dict)
 
     def with_about(self, contents: Contents, request_id: bytes) -> Contents:
@@ -108,51 +118,39 @@ class PythonCodec:
             tensors[tensor.index] = (shape, len(content))
         tensors[-1] = ((), len(contents[-1]))
         joins = self.model.joins and not is_resumed
-        return FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, joins)
+        return self.asked.layout(self.model.model_id, tensors, self.answer_size.size_bytes, joins)
 
     def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs, and of what the instance is told."""
         assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,), frame = submission.inputs, submission.layout.inputs
-        header = header_of(frame)
-        view[: len(header)] = header
+        (view,) = submission.inputs
+        self.asked.write_header(view, submission.layout)
         places = [tensor.index for tensor in self.inputs] if len(contents) > 1 else []
         for place, content in zip([*places, -1], contents, strict=True):
-            part = frame.parts[place]
+            part = submission.layout.inputs.parts[place]
             copy_content(content, view[part.offset : part.offset + part.size_bytes])
         forget_answer(submission)
 
-    def read(self, view: memoryview) -> Outputs | Left:
-        """Return the outputs that are in an answer, or where they will be.
+    def read(self, view: memoryview) -> Answer | Left:
+        """Return what is in the block of an answer, or where it will be.
 
         Raises RequestError for what the model says in place of them.
         """
         if not 0 < needed_bytes(view) <= len(view):
             raise RequestError(grpc.StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
-        frame: Frame = read_frame(view)
-        contents = [view[part.offset : part.offset + part.size_bytes] for part in frame.parts]
-        status = json.loads(bytes(contents[-1]))
+        *parts, last = read_frame(view).parts
+        status = _status(view[last.offset : last.offset + last.size_bytes])
         if "error" in status:
             raise error_of(*status["error"])
         if "left" in status:
             return Left(*status["left"])
-        return {
-            tensor.name: (frame.parts[tensor.index].shape, contents[tensor.index])
-            for tensor in self.model.outputs.values()
-            if not is_absent(frame.parts[tensor.index])
-        }
-
-    def places_in(self, view: memoryview) -> Mapping[str, int]:
-        """Return where the outputs begin in an answer that has been read."""
-        parts = read_frame(view).parts
-        return {tensor.name: parts[tensor.index].offset for tensor in self.model.outputs.values()}
-
-    def parameters_in(self, view: memoryview) -> Mapping[str, Any]:
-        """Return the parameters of the response in an answer that has been read."""
-        part = read_frame(view).parts[-1]
-        status = json.loads(bytes(view[part.offset : part.offset + part.size_bytes]))
-        parameters: Mapping[str, Any] = status.get("parameters", {})
-        return parameters
+        outputs, places = {}, {}
+        for tensor in self.model.outputs.values():
+            part = parts[tensor.index]
+            if not is_absent(part):
+                outputs[tensor.name] = part.shape, view[part.offset : part.offset + part.size_bytes]
+                places[tensor.name] = part.offset
+        return Answer(outputs, status.get("parameters", {}), places)
 
     def response(
         self,
@@ -205,7 +203,13 @@ class PythonCodec:
         if isinstance(found, Left):
             message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
             raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
-        return self.response(request_id, found, self.parameters_in(submission.outputs[0]), regions)
+        return self.response(request_id, found.outputs, found.parameters, regions)
+
+
+def _status(content: memoryview) -> Mapping[str, Any]:
+    text = bytes(content)
+    status: Mapping[str, Any] = {} if text == b"{}" else json.loads(text)  # most say nothing
+    return status
 
 
 def set_parameter(parameter: pb.InferParameter, value: Any) -> None:

@@ -1,6 +1,7 @@
 """The gate before the methods of a server with few threads: stalled calls give way."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from gangway.server.access import Restrictions
 from gangway.server.grpc import gate as grpc_gate
 from gangway.server.grpc.gate import Gate, GatedService
 from gangway.server.threads import CountingPool, NoThreadError
+from tests.helpers.whole_server import until
 from tests.server.conftest import no_more_threads
 
 THREADS = 16
@@ -123,3 +125,13 @@ def test_the_pool_counts_what_has_not_ended() -> None:
         failing.result(10)
     pool.shutdown()
     assert pool.busy == 0
+
+
+def test_a_task_goes_to_the_thread_that_was_busy_last() -> None:
+    """Its memory is in the caches of a core; by turns each thread would be the coldest."""
+    pool, threads = CountingPool(8, "test", ready_threads=8), Counter[int]()
+    for _ in range(200):
+        threads[pool.submit(threading.get_ident).result(10)] += 1
+        until(lambda: not pool.busy)
+    pool.shutdown()
+    assert max(threads.values()) > 100, threads
