@@ -11,16 +11,13 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
 
 from gangway.artifact.commands import COMMANDS
 from gangway.artifact.settings import (
     CONFIG_FLAG,
-    OFF,
     ON,
     Setting,
     SettingError,
@@ -32,26 +29,14 @@ from gangway.artifact.settings import (
 from gangway.artifact.suggestion import did_you_mean
 
 TITLE: Final = "settings and help"
-OWN_FLAGS: Final = ("--help", "--help-all", "--config", "--show-config")
+OWN_FLAGS: Final = ("--help", "--help-all", CONFIG_FLAG, "--show-config")
+COMMAND_LINE: Final = "command line"
 
 _catching: ContextVar[bool] = ContextVar("catching", default=False)
 
 
 class _Caught(Exception):  # noqa: N818 - not an error
     """Carries a command's parser out of its `main`."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
-@dataclass(frozen=True)
-class Given:
-    """A flag with what is said of it, and where: the command line, a variable, or a place in a file."""
-
-    action: argparse.Action
-    arguments: tuple[str, ...]
-    source: str
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -81,8 +66,7 @@ class CommandParser(argparse.ArgumentParser):
         )
         self._common = common
         self._usage_hint = usage_hint
-        self._unknown = ""
-        self._origins: dict[str, str] = {}  # of flags that are set elsewhere
+        self._settings: list[Setting] = []
         self._own_group = self.add_argument_group(TITLE)
         add = self._own_group.add_argument
         add(CONFIG_FLAG, metavar="FILE", help="take settings from this TOML file, where flags' names are keys")
@@ -90,11 +74,6 @@ class CommandParser(argparse.ArgumentParser):
         add("-h", "--help", action=_Help, nargs=0, help=f"show {'common flags' if common else 'this text'}")
         if common:
             add("--help-all", action=_Help, nargs=0, help="show all flags")
-
-    @property
-    def command(self) -> str:
-        """The command's name, such as "serve"."""
-        return self.prog.rpartition(" ")[2]
 
     def parse_args(  # type: ignore[override]  # of argparse's overloads a command needs the simplest
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -104,19 +83,20 @@ class CommandParser(argparse.ArgumentParser):
             raise _Caught(self)
         given = list(sys.argv[1:] if args is None else args)
         try:
-            settings = self._settings(given)
+            self._settings = self._read_settings(given)
         except SettingError as error:
             self.error(str(error))
-        self._origins = {_flag(setting.action): setting.source for setting in settings}
-        elsewhere = [text for setting in settings for text in _as_arguments(setting)]
+        elsewhere = [text for one in self._settings if one.source != COMMAND_LINE for text in _as_arguments(one)]
+        end = given.index("--") if "--" in given else len(given)  # a list in front would take what is no flag, too
         several = any(not action.option_strings and action.nargs in ("*", "+") for action in self._actions)
         parse = self.parse_known_intermixed_args if several else self.parse_known_args
-        parsed, unknown = parse([*elsewhere, *given], namespace or argparse.Namespace())
+        parsed, unknown = parse([*given[:end], *elsewhere, *given[end:]], namespace or argparse.Namespace())
         if unknown:
-            self._unknown = unknown[0]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            name = unknown[0].partition("=")[0]
+            near = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         if parsed.show_config:
-            self._show_config([*settings, *self._on_command_line(given)])
+            self._show_config()
             raise SystemExit(0)
         return parsed
 
@@ -128,13 +108,11 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, error.message + near) from None
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, where that stands, and what may be meant; leave with status 2."""
-        for flag, source in self._origins.items():
-            if message.startswith(f"argument {flag}: ") or message.startswith(f"argument {flag}/"):
-                message += f" (of {source})"
-        name = self._unknown.partition("=")[0]
-        if name.startswith("-"):
-            message += did_you_mean(name, self._option_string_actions)
+        """Say what is wrong, and where that stands; leave with status 2."""
+        for setting in self._settings:
+            names = ("/".join(setting.action.option_strings), *setting.action.option_strings)
+            if setting.source != COMMAND_LINE and message.startswith(tuple(f"argument {name}: " for name in names)):
+                message += f" (of {setting.source})"
         if not self._usage_hint:
             super().error(message)
         print(f"{self.prog}: error: {message}\n{self._usage_hint}", file=sys.stderr)
@@ -161,26 +139,22 @@ class CommandParser(argparse.ArgumentParser):
 
     # -- settings
 
-    def _settings(self, given: Sequence[str]) -> list[Given]:
-        """Return what a file and variables say, less what the command line says. Raises SettingError."""
-        on_command_line = self._on_command_line(given)
-        said = {one.action.dest: one for one in on_command_line}
-        flags = {setting_name(name): action for name, action in self._option_string_actions.items() if _is_flag(action)}
-        variables = variable_settings(flags, os.environ, _flags_of_others)
-        config = said.get(CONFIG_FLAG.lstrip("-"))
-        path = config.arguments[-1] if config and config.arguments else ""
-        for setting in variables:
-            if setting.name == CONFIG_FLAG.lstrip("-") and not path:
-                path = setting.values[-1]
-        settings = file_settings(path, self.command, flags, COMMANDS) if path else []
-        found = [_given(flags[setting.name], setting) for setting in settings]
-        from_variables = [_given(flags[setting.name], setting) for setting in variables]
-        return [
-            *self._without(found, [*from_variables, *on_command_line]),
-            *self._without(from_variables, on_command_line),
-        ]
+    def _read_settings(self, given: Sequence[str]) -> list[Setting]:
+        """Return what a file, variables and the command line say, less what something stronger says.
 
-    def _without(self, settings: list[Given], stronger: Sequence[Given]) -> list[Given]:
+        Raises SettingError.
+        """
+        flags = {setting_name(name): action for name, action in self._option_string_actions.items() if _is_flag(action)}
+        on_command_line = self._on_command_line(given)
+        in_variables = variable_settings(flags, os.environ, _flags_of_others)
+        settings = [*self._weaker(in_variables, on_command_line), *on_command_line]
+        paths = [one.values[-1] for one in settings if _flag(one.action) == CONFIG_FLAG]
+        if not paths or not paths[-1]:
+            return settings
+        in_file = file_settings(paths[-1], self.prog.rpartition(" ")[2], flags, COMMANDS)
+        return [*self._weaker(in_file, settings), *settings]
+
+    def _weaker(self, settings: list[Setting], stronger: Sequence[Setting]) -> list[Setting]:
         """Return the settings without those of which, or of what excludes them, something stronger speaks."""
         dests = {one.action.dest for one in stronger}
         for exclusive in self._mutually_exclusive_groups:
@@ -189,38 +163,34 @@ class CommandParser(argparse.ArgumentParser):
                 dests |= together
         return [one for one in settings if one.action.dest not in dests]
 
-    def _on_command_line(self, given: Sequence[str]) -> list[Given]:
-        """Return the flags that the command line has, with their arguments."""
-        found: list[Given] = []
-        for index, text in enumerate(given):
-            if text == "--":
-                break
-            name, equals, value = text.partition("=")
-            action = self._option_string_actions.get(name) or self._abbreviated(name)
-            if action is not None:
-                values = [value] if equals else _values_after(given[index + 1 :], action)
-                found.append(Given(action, tuple(values), "command line"))
-        return found
+    def _on_command_line(self, given: Sequence[str]) -> list[Setting]:
+        """Return what the command line says of flags; nothing if it makes no sense, which a second look tells."""
+        reader = argparse.ArgumentParser(
+            add_help=False, allow_abbrev=self.allow_abbrev, argument_default=argparse.SUPPRESS, exit_on_error=False
+        )
+        flags = {_flag(action): action for action in self._actions if _is_flag(action)}
+        for name, action in flags.items():
+            if action.nargs == 0:
+                reader.add_argument(*action.option_strings, dest=name, action="store_const", const=ON)
+            else:
+                reader.add_argument(*action.option_strings, dest=name, action="extend", nargs=action.nargs or 1)
+        try:
+            found = vars(reader.parse_known_args(given)[0])
+        except argparse.ArgumentError:
+            return []
+        return [Setting(flags[name], tuple(values), COMMAND_LINE) for name, values in found.items()]
 
-    def _abbreviated(self, name: str) -> argparse.Action | None:
-        if not (self.allow_abbrev and name.startswith("--")):
-            return None
-        matches = {action for full, action in self._option_string_actions.items() if full.startswith(name)}
-        return matches.pop() if len(matches) == 1 else None
-
-    def _show_config(self, given: Sequence[Given]) -> None:
+    def _show_config(self) -> None:
         """Print the settings as a file that `--config` takes; what is not set stands in comments."""
-        print(f"[{self.command}]")
-        by_dest: dict[str, list[Given]] = {}
-        for one in given:
-            by_dest.setdefault(one.action.dest, []).append(one)
+        print(f"[{self.prog.rpartition(' ')[2]}]")
         for action in self._actions:
             if not _is_flag(action) or _flag(action) in OWN_FLAGS:
                 continue
-            said = [one for one in by_dest.get(action.dest, ()) if one.action is action]
-            name = _flag(action).lstrip("-")
+            name = setting_name(_flag(action))
+            said = [one for one in self._settings if one.action is action]
+            values = [value for one in said for value in one.values]
             if said:
-                print(f"{name} = {_toml(action, said)}  # {said[-1].source}")
+                print(f"{name} = {_toml(action, values)}  # {said[-1].source}")
             elif action.nargs != 0:
                 print(f"# {name} = {_default(action)}  # default")
 
@@ -254,21 +224,15 @@ class _Help(argparse.Action):
 
 def parser_of(command: str) -> CommandParser:
     """Return the parser of a command. Raises ModuleNotFoundError if it needs a package that is not installed."""
-    with _caught():
-        try:
-            importlib.import_module(COMMANDS[command].module).main([])
-        except _Caught as caught:
-            return cast("CommandParser", caught.parser)
-    raise AssertionError(f"gangway {command} reads no arguments")
-
-
-@contextmanager
-def _caught() -> Iterator[None]:
+    module = importlib.import_module(COMMANDS[command].module)
     token = _catching.set(True)
     try:
-        yield
+        module.main([])
+    except _Caught as caught:
+        return cast("CommandParser", caught.args[0])
     finally:
         _catching.reset(token)
+    raise AssertionError(f"gangway {command} reads no arguments")
 
 
 def _flags_of_others() -> set[str]:
@@ -291,40 +255,23 @@ def _flag(action: argparse.Action) -> str:
     return next(name for name in action.option_strings if name.startswith("--"))
 
 
-def _given(action: argparse.Action, setting: Setting) -> Given:
-    return Given(action, setting.values, setting.source)
-
-
-def _as_arguments(setting: Given) -> list[str]:
+def _as_arguments(setting: Setting) -> list[str]:
     flag = _flag(setting.action)
     if setting.action.nargs == 0:
-        return [flag] * (setting.arguments == ON)
+        return [flag] * (setting.values == ON)
     if setting.action.nargs is not None:
-        return [flag, *setting.arguments]
-    return [f"{flag}={value}" for value in setting.arguments]
+        return [flag, *setting.values]
+    return [f"{flag}={value}" for value in setting.values]
 
 
-def _values_after(following: Sequence[str], action: argparse.Action) -> list[str]:
+def _toml(action: argparse.Action, values: Sequence[str]) -> str:
     if action.nargs == 0:
-        return []
-    if action.nargs is None:
-        return list(following[:1])
-    end = next((index for index, text in enumerate(following) if text.startswith("-")), len(following))
-    return list(following[:end])
-
-
-def _toml(action: argparse.Action, said: Sequence[Given]) -> str:
-    if action.nargs == 0:
-        return "false" if said[-1].arguments == OFF else "true"
-    values = [value for one in said for value in one.arguments]
+        return values[-1]
     return json.dumps(values if takes_several(action) else values[-1], ensure_ascii=False)
 
 
 def _default(action: argparse.Action) -> str:
-    if action.default is None:
-        return '""'
-    if isinstance(action.default, bool | int | float):
-        return json.dumps(action.default)
-    if isinstance(action.default, list | tuple):
-        return json.dumps([str(one) for one in action.default])
-    return json.dumps(str(action.default), ensure_ascii=False)
+    default = "" if action.default is None else action.default
+    if isinstance(default, list | tuple) and not takes_several(action):
+        default = ",".join(map(str, default))
+    return json.dumps(default, default=str, ensure_ascii=False)

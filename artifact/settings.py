@@ -28,12 +28,12 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is said of a flag outside of the command line. `name` is the flag's, without dashes in front.
+    """What is said of a flag, and where: in a file, in a variable or on the command line.
 
     `values` of a flag that has no argument are ON or OFF.
     """
 
-    name: str
+    action: argparse.Action
     values: tuple[str, ...]
     source: str
 
@@ -56,33 +56,26 @@ def file_settings(
         raise SettingError(f"{CONFIG_FLAG} {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{CONFIG_FLAG} {path}: {error}") from None
-    known = flags.keys() - {CONFIG_FLAG.lstrip("-"), *_NO_SETTINGS}
-    found: dict[str, Setting] = {}
-    section = content.get(command, {})
     for name, value in content.items():
-        if isinstance(value, dict):
-            if name not in commands:
-                raise SettingError(f"{path}: no command is called {name!r}{did_you_mean(name, commands)}")
-            continue
-        found[name] = _file_setting(name, value, flags, known, f"{path}")
-    if not isinstance(section, dict):
-        section = {}
-    for name, value in section.items():
-        found[name] = _file_setting(name, value, flags, known, f"{path}, [{command}]")
+        if isinstance(value, dict) and name not in commands:
+            raise SettingError(f"{path}: no command is called {name!r}{did_you_mean(name, commands)}")
+    top = {name: value for name, value in content.items() if not isinstance(value, dict)}
+    section = {} if command in top else content.get(command, {})
+    found = {name: _file_setting(name, value, flags, path) for name, value in top.items()}
+    found |= {name: _file_setting(name, value, flags, f"{path}, [{command}]") for name, value in section.items()}
     return list(found.values())
 
 
-def _file_setting(
-    name: str, value: Any, flags: Mapping[str, argparse.Action], known: Collection[str], place: str
-) -> Setting:
-    source = f"{place} {name}"
+def _file_setting(name: str, value: Any, flags: Mapping[str, argparse.Action], place: str) -> Setting:
+    known = flags.keys() - {setting_name(CONFIG_FLAG), *_NO_SETTINGS}
     if name not in known:
         raise SettingError(f"{place}: unknown setting {name!r}{did_you_mean(name, known)}")
-    values = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and not takes_several(flags[name]):
+    source = f"{place} {name}"
+    action = flags[name]
+    if isinstance(value, list) and not takes_several(action):
         raise SettingError(f"{source}: one value is expected, not a list")
-    texts = tuple(_text(item, source) for item in values)
-    return Setting(name, _switch(texts[0], source) if flags[name].nargs == 0 else texts, source)
+    texts = tuple(_text(item, source) for item in (value if isinstance(value, list) else [value]))
+    return Setting(action, _switch(texts[0], source) if action.nargs == 0 else texts, source)
 
 
 def variable_settings(
@@ -100,7 +93,7 @@ def variable_settings(
             continue
         if (name := names.get(variable)) is not None:
             values = _switch(text, variable) if flags[name].nargs == 0 else (text,)
-            found.append(Setting(name, values, variable))
+            found.append(Setting(flags[name], values, variable))
             continue
         near = nearest(variable.removeprefix(PREFIX), by_end)
         if near and variable not in map(variable_of, others()):

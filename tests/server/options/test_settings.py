@@ -131,6 +131,35 @@ def test_other_commands_have_settings(tmp_path: Path) -> None:
     assert "no server answers at 127.0.0.1:7" in ran.stderr
 
 
+@pytest.mark.parametrize("arguments", [("m=3", "--cores=2"), ("--cores=2", "m=3"), ("--cores", "2", "--", "m=3")])
+def test_a_list_from_elsewhere_takes_no_argument_of_the_command_line(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    config(tmp_path, 'profile = ["absent.json"]')
+    for where in ({"GANGWAY_PROFILE": "absent.json"}, {"GANGWAY_CONFIG": "gangway.toml"}):
+        assert "absent.json: [Errno 2] No such file" in gangway(tmp_path, "capacity", *arguments, **where).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--count=1",), 'count = "1"  # command line'),
+        (("--coun", "1"), 'count = "1"  # command line'),
+        (("--random",), "random = true  # command line"),  # which excludes --input
+        (("--shape", "a:1", "--shape=b:2"), 'shape = ["a:1", "b:2"]  # command line'),
+        (("--url=",), 'url = ""  # command line'),
+        ((), 'count = "2"  # GANGWAY_COUNT'),
+        ((), '# mean = "0.485,0.456,0.406"  # default'),
+    ],
+)
+def test_the_command_line_is_read_as_the_command_reads_it(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    variables = {"GANGWAY_COUNT": "2", "GANGWAY_SHAPE": "c:3", "GANGWAY_INPUT": "a=absent.npy"}
+    ran = gangway(tmp_path, "client", "x", *arguments, "--show-config", **variables)
+    assert said in ran.stdout.splitlines(), ran.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_fits_a_screen_and_the_long_one_has_all(tmp_path: Path, command: str) -> None:
     short = gangway(tmp_path, command, "--help").stdout
