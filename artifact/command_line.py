@@ -196,11 +196,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class _HelpText(argparse.HelpFormatter):
-    """Keeps the lines of descriptions and examples, and wraps those that are too long below their last column."""
+    """Fills paragraphs; keeps indented lines, and wraps those that are too long below their last column."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
-        for line in text.splitlines():
+        for line in re.sub(r"(?m)^(\S.*)\n(?=\S)", r"\1 ", text).splitlines():
             column = re.match(r" *(?:\S+ {2,}|\* \S+ +)?", line)
             below = " " * (column.end() if column and line.startswith(" ") else 0)
             lines += textwrap.wrap(line, width, subsequent_indent=below, break_on_hyphens=False) or [""]

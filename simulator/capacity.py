@@ -37,7 +37,9 @@ EPILOG = """examples:
   gangway capacity resnet50=20@3x mobilenetv2=60@15 --cores 8
 
 A target is a number of milliseconds, or a multiple of the model's latency alone. A model without one waits for the
-others. exit status: 0 the load is carried, 1 it is not, 2 wrong usage"""
+others.
+
+exit status: 0 the load is carried, 1 it is not, 2 wrong usage"""
 QUERIES: Final = 2000
 SEEDS: Final = 3
 MOST_CORES: Final = 256

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,9 @@ def test_the_help_fits_a_screen_and_the_long_one_has_all(tmp_path: Path, command
     flags = [line for line in short.splitlines() if line.startswith("  -")]
     assert 3 <= len(flags) <= MAX_COMMON_FLAGS
     assert max(map(len, short.splitlines())) <= 80
+    for line, below in pairwise(short.splitlines()):
+        if line[:1].strip() and below[:1].strip():  # of a paragraph
+            assert len(f"{line} {below.split()[0]}") > 78
     if "--help-all" in short:
         long = gangway(tmp_path, command, "--help-all").stdout
         assert len([line for line in long.splitlines() if line.startswith("  -")]) > len(flags)
