@@ -38,6 +38,7 @@ DEFAULT_PORT: Final = 8000
 TIMEOUT_S: Final = 15.0  # without a state: those of a server with very many models come every 10 s
 COLUMNS: Final = 80
 LANE_COLUMNS: Final = 40
+MIN_NAME_COLUMNS: Final = 8
 LONGEST_LINE: Final = 64 << 20
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")  # of models, in turns
 MARKS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the same without colours
@@ -226,10 +227,11 @@ def view(state: State, where: str, columns: int, lines: int | None, mark: str = 
     uptime_s = int(max(0.0, state["time_s"] - state["started_s"]))
     heads = (
         f"gangway {state['gangway']} at {where}, up {_span(uptime_s)}",
-        f"{busy:.1f} of {len(cores)} cores busy, {state['requests_in_flight']} requests, {state['queue']} queued",
+        f"{busy:.1f} of {_counted(len(cores), 'core')} busy,"
+        f" {_counted(state['requests_in_flight'], 'request')}, {state['queue']} queued",
     )
     parts: list[RenderableType] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True) for head in heads]
-    decisions = _decisions(state, mark, columns)
+    decisions = _decisions(state, mark, columns, lines)
     others = len(state["unavailable"]) + len(state["jobs"])
     core_lines, model_lines = len(cores), len(models)
     if lines is not None:
@@ -237,11 +239,13 @@ def view(state: State, where: str, columns: int, lines: int | None, mark: str = 
         core_lines = min(core_lines, max(1, room // 2, room - model_lines))
         model_lines = min(model_lines, max(1, room - core_lines))
     parts.append(_cores(state, columns, core_lines))
-    parts.append(_models(state, columns, model_lines))
+    if len(cores) > core_lines:
+        parts.append(Text(f"and {_counted(len(cores) - core_lines, 'core')} more", style="dim"))
+    parts.append(_models(state, columns, model_lines, mark))
     parts += [Text(line, no_wrap=True) for line in decisions]
     left_out = len(models) - model_lines + state["models_left_out"]
     if left_out:
-        parts.append(Text(f"and {left_out} models more", style="dim"))
+        parts.append(Text(f"and {_counted(left_out, 'model')} more", style="dim"))
     parts += [
         Text(f"{job['kind']} {job['model']}, {_span(state['time_s'] - job['since_s'])}: {job['phase'] or 'begun'}",
              overflow="ellipsis", no_wrap=True)
@@ -253,8 +257,8 @@ def view(state: State, where: str, columns: int, lines: int | None, mark: str = 
     return Group(*parts)
 
 
-def _decisions(state: State, mark: str, columns: int) -> list[str]:
-    """Return lines with the last decisions about the models of a letter, the newest first."""
+def _decisions(state: State, mark: str, columns: int, screen_lines: int | None) -> list[str]:
+    """Return lines with the last decisions about the models of a letter, the newest first: half a screen at most."""
     models = {(model["name"], model["version"]) for place, model in enumerate(state["models"])
               if mark and _mark(place)[0] == mark}  # fmt: skip
     if not models:
@@ -266,7 +270,10 @@ def _decisions(state: State, mark: str, columns: int) -> list[str]:
     lines = [f"{mark}: last decisions, the newest first"]
     for each in known[: -MOST_DECISIONS - 1 : -1]:
         at = time.strftime("%H:%M:%S", time.localtime(each["time_s"]))
-        lines += textwrap.wrap(f"{at} {each['text']}", columns, subsequent_indent="  ")
+        told = textwrap.wrap(f"{at} {each['text']}", columns, subsequent_indent="  ")
+        if screen_lines is not None and len(lines) > 1 and len(lines) + len(told) > screen_lines // 2:
+            break
+        lines += told
     return lines
 
 
@@ -279,17 +286,15 @@ def _cores(state: State, columns: int, lines: int) -> Table:
     table = Table()
     table.add_column("core", justify="right")
     table.add_column("busy", justify="right")
-    width = max(10, min(LANE_COLUMNS, columns - 40))
+    width = max(10, min(LANE_COLUMNS, columns - 46))
     table.add_column("last second", width=width, no_wrap=True)
     table.add_column("gang", no_wrap=True, overflow="ellipsis", max_width=columns - width - 14)
     timeline = state["timeline"]
     shown = list(zip(state["cores"], timeline["cores"], strict=True))[:lines]
     for core, runs in shown:
         gang = core["gang"]
-        text = "" if gang is None else f"{gang['model']}, {gang['cores']} cores, layer {gang['layer']}"
+        text = "" if gang is None else f"{gang['model']}, {_counted(gang['cores'], 'core')}, layer {gang['layer']}"
         table.add_row(str(core["core"]), f"{core['busy_share']:.0%}", _lane(runs, timeline["samples"], width), text)
-    if len(state["cores"]) > lines:
-        table.add_row("", "", f"and {len(state['cores']) - lines} cores more", "")
     return table
 
 
@@ -313,32 +318,41 @@ def _mark(place: int) -> tuple[str, str]:
     return (IDLE_MARK, "dim") if place < 0 else (MARKS[place % len(MARKS)], COLOURS[place % len(COLOURS)])
 
 
-def _models(state: State, columns: int, lines: int) -> Table:
+def _models(state: State, columns: int, lines: int, chosen: str) -> Table:
+    """Return a table of the busiest models and of the chosen letter's, with as many columns as there is room for."""
     table = Table(padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    room = columns - 2 - sum(width + 1 for width in WIDTHS.values())
-    table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=max(room - 1, 8))
+    room = columns - 2
+    headings: list[str] = []
     for heading, width in WIDTHS.items():
-        table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+        if room - width - 1 > MIN_NAME_COLUMNS:
+            room -= width + 1
+            headings.append(heading)
+    table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=max(room - 1, MIN_NAME_COLUMNS))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, min_width=WIDTHS[heading])
     names = [model["name"] for model in state["models"]]
-    busiest = sorted(enumerate(state["models"]), key=lambda item: -item[1]["rate"])[:lines]
-    for place, model in sorted(busiest):
+    order = sorted(enumerate(state["models"]), key=lambda item: (_mark(item[0])[0] != chosen, -item[1]["rate"]))
+    for place, model in sorted(order[:lines]):
         mark, style = _mark(place)
         name = model["name"] if names.count(model["name"]) == 1 else f"{model['name']}/{model['version']}"
         in_time = model["in_time_share"]
-        table.add_row(
-            Text(mark, style),
-            name,
-            f"{model['rate']:.1f}" if model["rate"] < 1e4 else f"{model['rate']:.0f}",
-            _number(model["p50_ms"]),
-            _number(model["p99_ms"]),
-            _number(model["target_ms"]),
-            "-" if in_time is None else f"{in_time:.1%}" if in_time < 1 else "100%",
-            _count(model["waiting"]),
-            _count(model["refused"]),
-            "-" if model["ensemble"] else f"{model['cores']:.1f}",
-        )
+        values = {
+            "rate/s": f"{model['rate']:.1f}" if model["rate"] < 1e4 else f"{model['rate']:.0f}",
+            "p50 ms": _number(model["p50_ms"]),
+            "p99 ms": _number(model["p99_ms"]),
+            "target": _number(model["target_ms"]),
+            "in time": "-" if in_time is None else f"{in_time:.1%}" if in_time < 1 else "100%",
+            "queue": _count(model["waiting"]),
+            "refused": _count(model["refused"]),
+            "cores": "-" if model["ensemble"] else f"{model['cores']:.1f}",
+        }
+        table.add_row(Text(mark, style), name, *(values[heading] for heading in headings))
     return table
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _number(value: float | None) -> str:

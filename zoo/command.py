@@ -78,11 +78,11 @@ def _write_ensemble(name: str, options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     models = "\n".join(
-        f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16} {entry.summary}"
+        f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16}  {entry.summary}"
         + (f", {entry.sequence} tokens" if entry.sequence else "")
         for name, entry in MODELS.items()
     )
-    models += "".join(f"\n    {name:<16} {ensemble.summary}" for name, ensemble in ENSEMBLES.items())
+    models += "".join(f"\n    {name:<16}  {ensemble.summary}" for name, ensemble in ENSEMBLES.items())
     parser = CommandParser(
         prog="gangway zoo",
         description="Write example models into a model repository: true architectures with random weights (always the "
