@@ -144,7 +144,7 @@ class _Copy:
         if "/" in only or only.startswith("."):  # the name is a client's
             return {}
         below = f"{root}/{quote(only) if self._is_web else only}" if only else root
-        for path, info in self._fs.find(below, detail=True).items():
+        for path, info in (self._web_files(below) if self._is_web else self._fs.find(below, detail=True)).items():
             relative = unquote(path) if self._is_web else path
             if not relative.startswith(f"{root}/") or info.get("type") == "directory" or path.endswith("/"):
                 continue
@@ -154,6 +154,25 @@ class _Copy:
             details = self._fs.info(path) if self._is_web else info
             found.setdefault(name, {})["/".join(parts)] = self._object(path, details)
         return dict(found)
+
+    def _web_files(self, root: str) -> dict[str, Mapping[str, Any]]:
+        """Return what fsspec's `find` does, which takes a folder that cannot be listed for an empty one."""
+        found: dict[str, Mapping[str, Any]] = {}
+        folders = [root]
+        while folders:
+            folder = folders.pop()
+            try:
+                listed = self._fs.ls(folder, detail=True)
+            except FileNotFoundError:  # a link that leads nowhere
+                if folder == root:
+                    raise
+                continue
+            for info in listed:
+                if info["type"] != "directory":
+                    found[info["name"]] = info
+                elif info["name"].rstrip("/") != folder.rstrip("/"):
+                    folders.append(info["name"])
+        return found
 
     @property
     def _is_web(self) -> bool:

@@ -219,7 +219,7 @@ class Supervisor:
         self._trials.stop()
         self._workers.expect_exits()
         timeout_seconds = general.exit_timeout_secs if is_asked else 0.0
-        if not await self._front_ends.drain(timeout_seconds):
+        if not await self._front_ends.drain(timeout_seconds) and is_asked:
             _log.warning("the server stops with requests unfinished: they took longer than --exit-timeout-secs")
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,7 +158,19 @@ def test_names_of_objects_lead_nowhere_else(bucket: Bucket, cache_dir: Path) -> 
 
 
 class Web(SimpleHTTPRequestHandler):
-    """A web server with indexes of folders. It breaks off where a file called `cut` lies beside what is asked for."""
+    """A web server with indexes of folders. It breaks off where a file called `cut` lies beside what is asked for.
+
+    The connection is reset where a folder has a file called `reset`.
+    """
+
+    def do_GET(self) -> None:
+        if (Path(self.translate_path(self.path)) / "reset").exists():
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with open(os.devnull, "r+b") as nothing:
+                os.dup2(nothing.fileno(), self.connection.fileno())  # closes the socket now
+            self.close_connection = True
+        else:
+            super().do_GET()
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -198,6 +212,36 @@ def test_a_web_server_has_models(web: tuple[str, Path], cache_dir: Path) -> None
         served.wait_until(lambda: served.added("one") == 3)
 
 
+def test_a_folder_that_cannot_be_listed_is_not_empty(web: tuple[str, Path], cache_dir: Path) -> None:
+    url, folder = web
+    flags = (f"--cache-dir={cache_dir}", *POLL)
+    with live_server(f"{url}/models", flags) as server, triton.InferenceServerClient(server.url) as client:
+        served = controlled(server, client)
+        (folder / "models" / "one" / "reset").touch()
+        write(folder / "models", "three", 3)
+        served.wait_until(lambda: "so what is served stays: http" in server.log.read_text())
+        assert (served.added("one"), served.added("two words")) == (1, 2)
+        (folder / "models" / "one" / "reset").unlink()
+        served.wait_until(lambda: client.is_model_ready("three"))
+        assert served.added("one") == 1
+
+
+def test_a_load_while_the_web_server_is_gone_changes_nothing(web: tuple[str, Path], cache_dir: Path) -> None:
+    url, folder = web
+    flags = (f"--cache-dir={cache_dir}", *EXPLICIT)
+    with live_server(f"{url}/models", flags) as server, triton.InferenceServerClient(server.url) as client:
+        served = controlled(server, client)
+        (folder / "models" / "one" / "reset").touch()
+        with pytest.raises(InferenceServerException, match="it cannot be read") as refused:
+            client.load_model("one")
+        assert refused.value.status() == "StatusCode.UNAVAILABLE"
+        assert served.added("one") == 1
+        (folder / "models" / "one" / "reset").unlink()
+        shutil.rmtree(folder / "models" / "one")
+        with pytest.raises(InferenceServerException, match="one"):
+            client.load_model("one")
+
+
 def test_a_name_that_is_file_and_folder_hinders_no_other_model(bucket: Bucket, cache_dir: Path) -> None:
     flags = (f"--cache-dir={cache_dir}", *POLL)
     with live_server(bucket.url, flags) as server, triton.InferenceServerClient(server.url) as client:
@@ -220,7 +264,7 @@ def said(*arguments: str, prefix: tuple[str, ...] = tuple(GANGWAY), **variables:
         timeout=100,
         check=False,
     )
-    assert "Traceback" not in ran.stderr
+    assert "Traceback" not in ran.stderr and "requests unfinished" not in ran.stderr
     return ran.returncode, ran.stderr.splitlines()[-1]
 
 
@@ -235,6 +279,8 @@ def test_what_is_wrong_is_said_in_a_line(bucket: Bucket, web: tuple[str, Path], 
     assert status == 1 and text.endswith("the protocol is none of s3, gs, hf, https, http, file; did you mean 's3'?")
     status, text = said(f"{web[0]}/nothing.onnx", cache)
     assert status == 1 and "there is no such bucket, folder or file" in text
+    status, text = said("http://127.0.0.1:1/models", cache)
+    assert status == 1 and "it cannot be read" in text and "127.0.0.1" in text
     status, text = said(f"name={web[0]}/models", cache)
     assert status == 2
 
