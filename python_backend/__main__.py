@@ -1,9 +1,10 @@
-"""The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD PARENT_PID`.
+"""The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD VALUES_FD PARENT_PID`.
 
 It is started by path, with any Python that has numpy. `gangway` is then a package of this folder alone.
 
 The supervisor says over the control socket what to load. The answers are `config`, if model.py completes it; then
-`ready`, or `error` with the reason, and the process ends. `finalize` ends it when it has done what it does.
+`ready`, or `error` with the reason, and the process ends. `finalize` ends it when it has done what it does. The values
+of metrics lie in the memory VALUES_FD (`custom_metrics.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _make_importable() -> None:
 
 def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
-    control_fd, listener_fd, parent = map(int, sys.argv[1:4])
+    control_fd, listener_fd, values_fd, parent = map(int, sys.argv[1:5])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -51,13 +52,14 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _make_importable()
     messages = importlib.import_module("gangway.python_backend.messages")
-    control = messages.Connection(socket.socket(fileno=control_fd))
+    links: Any = importlib.import_module("gangway.python_backend.supervisor_link")
+    links.link = link = links.SupervisorLink(messages.Connection(socket.socket(fileno=control_fd)), values_fd)
     status = 1
     try:
-        status = _serve(control, socket.socket(fileno=listener_fd))
+        status = _serve(link, socket.socket(fileno=listener_fd))
     except BaseException as error:
         traceback.print_exc()
-        control.send({"error": _sentence(error)})
+        link.say({"error": _sentence(error)})
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -69,8 +71,10 @@ def _sentence(error: BaseException) -> str:
     return str(error) if kind == "TritonModelException" else f"{kind}: {error}"
 
 
-def _serve(control: Any, listener: socket.socket) -> int:
-    order = control.receive().header
+def _serve(link: Any, listener: socket.socket) -> int:
+    order = link.order()
+    if not order:  # the supervisor has gone
+        return 1
     if order["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
     _prefer_oom_kill()
@@ -85,8 +89,8 @@ def _serve(control: Any, listener: socket.socket) -> int:
             if not isinstance(completed, pb_utils.ModelConfig):
                 raise TypeError("auto_complete_config returns something else than the ModelConfig that it gets")
             config_text = json.dumps(completed.as_dict())
-        control.send({"config": config_text})
-        order = control.receive().header
+        link.say({"config": config_text})
+        order = link.order()
         if "config" not in order:  # it is not wanted any more
             return 0
         config_text = order["config"]
@@ -98,18 +102,16 @@ def _serve(control: Any, listener: socket.socket) -> int:
     host_module = importlib.import_module("gangway.python_backend.host")
     host = host_module.Host(model, json.loads(config_text), order["arguments"]["model_instance_name"])
     listener.listen(_BACKLOG)
-    control.send({"ready": os.getpid()})
-    host.start_thread(_stop_at_end, control, host)
+    link.say({"ready": os.getpid()})
+    host.start_thread(_stop_at_end, link, host)
     host.run(listener)
     if hasattr(model, "finalize"):
         model.finalize()
     return 0
 
 
-def _stop_at_end(control: Any, host: Any) -> None:
-    try:
-        control.receive()
-    except (EOFError, OSError):
+def _stop_at_end(link: Any, host: Any) -> None:
+    if not link.order():
         os._exit(1)  # the supervisor has gone
     host.stop()
 

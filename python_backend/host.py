@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from gangway.python_backend import custom_metrics
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.python_backend.executions import (
     Encoded,
@@ -37,6 +38,7 @@ from gangway.python_backend.executions import (
 )
 from gangway.python_backend.inbox import Inbox
 from gangway.python_backend.messages import Connection, Message, is_same_user, places
+from gangway.python_backend.supervisor_link import THREAD_NAME
 
 ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
 LOOK_SECONDS = 1.0
@@ -105,7 +107,8 @@ class Host:
         self._memories: dict[Connection, Memory] = {}
         self._calls: dict[int, Call] = {}
         self._awaited = 0  # requests to other models for which coroutines wait
-        self._own_threads = {threading.get_native_id()}
+        own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
+        self._own_threads = {threading.get_native_id(), *own}
         self._demoted_of = 0  # threads, when all but our own were demoted
         self._core = -1
         self._cores = os.sched_getaffinity(0)
@@ -172,9 +175,10 @@ class Host:
                 worker.end()
 
     def _look_for_abandoned(self) -> None:
-        """Answer calls of executions that no front end has come for, and forget these."""
+        """Answer calls of executions that no front end has come for, and forget these. Let go of unused metrics."""
         while True:
             time.sleep(LOOK_SECONDS)
+            custom_metrics.flush()
             with self._changed:
                 calls = [each for each in self._calls.values() if each.execution.is_abandoned(ATTACH_SECONDS)]
                 for number, each in list(self._executions.items()):
@@ -203,7 +207,7 @@ class Host:
             finally:
                 self._own_threads.discard(threading.get_native_id())
 
-        threading.Thread(target=run, name="gangway", daemon=True).start()
+        threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
 
     def _attend(self, connection: Connection) -> None:
         """Do what a worker or front end asks for, until it goes."""

@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gangway.python_backend import auto_complete
+from gangway.python_backend import auto_complete, custom_metrics, supervisor_link
 from gangway.python_backend.messages import ERROR_CODES
 from gangway.python_backend.tensors import DATATYPES, datatype_of
 
 ModelConfig = auto_complete.ModelConfig
+TritonModelException = supervisor_link.TritonModelException
+MetricFamily, MetricKind = custom_metrics.MetricFamily, custom_metrics.MetricKind
+COUNTER, GAUGE, HISTOGRAM = MetricKind
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -30,10 +33,6 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     for name, (_, numpy_type) in DATATYPES.items()
 }
 _NUMBERS = {name: number for name, (number, _) in DATATYPES.items()}
-
-
-class TritonModelException(Exception):  # noqa: N818 - Triton's name
-    """Raised by a model, and by what it calls here."""
 
 
 class TritonError(Exception):
@@ -354,15 +353,6 @@ class Logger:
     def log_verbose(message: str) -> None:
         """Write a detail."""
         Logger.log(message, Logger.VERBOSE)
-
-
-class MetricFamily:
-    """Triton's custom metrics, which are not supported: making one raises TritonModelException."""
-
-    COUNTER, GAUGE, HISTOGRAM = range(3)
-
-    def __init__(self, name: str = "", description: str = "", kind: int = COUNTER) -> None:
-        raise TritonModelException("custom metrics of Python models are not supported")
 
 
 def load_model(model_name: str, config: str = "", files: Any = None) -> None:

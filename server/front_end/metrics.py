@@ -21,6 +21,7 @@ from typing import Any, Literal
 from gangway.artifact.precision import BF16
 from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
 from gangway.server.access import HTTP2_PREFACE, Ports, socket_address
+from gangway.server.custom_metrics import HISTOGRAM, KINDS, CustomMetric, CustomMetricsTable
 from gangway.server.front_end.metrics_reading import (
     Labels,
     Machine,
@@ -43,9 +44,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge"]
 
 
-def family(name: str, help_text: str, kind: Kind, samples: Iterable[tuple[Labels, float]]) -> str:
+def family(name: str, help_text: str, kind: str, samples: Iterable[tuple[Labels, float]]) -> str:
     """Return a family with one sample for each set of labels."""
-    return _head(name, help_text, kind) + "".join([f"{name}{{{own}}} {value}\n" for own, value in samples])
+    return _head(name, help_text, kind) + "".join([f"{name}{_braced(own)} {value}\n" for own, value in samples])
 
 
 def single(name: str, help_text: str, kind: Kind, value: float) -> str:
@@ -62,11 +63,12 @@ class HistogramFamily:
 
     def add(self, own: Labels, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
         """Add the histogram of one set of labels: values in each range, and the sum of all values."""
-        begin = f"{self._name}_bucket{{{own}"
+        begin = f"{self._name}_bucket{{{own}{',' if own else ''}"
         ends = _ends(tuple(bounds))
         sums = list(accumulate(counts))
         self._parts += [f"{begin}{end}{count}\n" for end, count in zip(ends, sums, strict=True)]
-        self._parts.append(f"{self._name}_count{{{own}}} {sums[-1]}\n{self._name}_sum{{{own}}} {total}\n")
+        own = _braced(own)
+        self._parts.append(f"{self._name}_count{own} {sums[-1]}\n{self._name}_sum{own} {total}\n")
 
     def text(self) -> str:
         """Return the family."""
@@ -76,11 +78,32 @@ class HistogramFamily:
 @lru_cache(maxsize=256)
 def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
     """Return what stands behind the other labels of each bucket."""
-    return tuple([f',le="{edge}"}} ' for edge in (*map(float, bounds), "+Inf")])
+    return tuple([f'le="{edge}"}} ' for edge in (*map(float, bounds), "+Inf")])
+
+
+def _braced(own: Labels) -> str:
+    return f"{{{own}}}" if own else ""
 
 
 def _head(name: str, help_text: str, kind: str) -> str:
     return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
+
+
+def custom_families(metrics: Iterable[CustomMetric]) -> Iterator[str]:
+    """Return the families that Python models have made."""
+    by_name: dict[str, list[CustomMetric]] = {}
+    for metric in metrics:
+        by_name.setdefault(metric.about.name, []).append(metric)
+        yield ""  # there may be many, and requests are answered in between
+    for name, members in by_name.items():
+        about = members[0].about
+        if about.kind == HISTOGRAM:
+            made = HistogramFamily(name, about.help)
+            for each in members:
+                made.add(each.about.labels, each.about.bounds, each.counts, each.value)
+            yield made.text()
+        else:
+            yield family(name, about.help, KINDS[about.kind], [(each.about.labels, each.value) for each in members])
 
 
 Value = Callable[[ModelReading], float]
@@ -432,16 +455,18 @@ class Exposition:
     every counter's name, which Triton's names lack. Tests read it with that library.
     """
 
-    def __init__(self, source: Source, options: MetricsOptions) -> None:
+    def __init__(self, source: Source, options: MetricsOptions, custom: CustomMetricsTable | None = None) -> None:
         self._source = source
         self._options = options
+        self._custom = custom
         self._lock = threading.Lock()
 
     def render(self) -> bytes:
         """Return the metrics as they are now. Raises OSError if the machine's cannot be read."""
         with self._lock:
             reading = self._source.read()
-            families = chain(triton_families(reading, self._options), gangway_families(reading))
+            custom = () if self._custom is None else custom_families(self._custom.read())
+            families = chain(triton_families(reading, self._options), gangway_families(reading), custom)
             return _with_pauses(families).encode()
 
 
@@ -630,6 +655,7 @@ def serve_metrics(
     plane: DataPlane,
     control: ControlSegment,
     peers: Peers,
+    custom: CustomMetricsTable | None,
     ports: Ports,
 ) -> str:
     """Answer on the metrics' port from now on; return its address ("host:port"), "" if metrics are off.
@@ -639,7 +665,7 @@ def serve_metrics(
     if not options.target:
         return ""
     machine = Machine(options.interval_ms / 1000) if options.cpu else None
-    exposition = Exposition(Source(models, plane, control, machine, peers), options)
+    exposition = Exposition(Source(models, plane, control, machine, peers), options, custom)
     try:
         host, port, _ = socket_address(options.target)
         endpoint = MetricsEndpoint(host, port, exposition.render, options.reuse_port, ports)

@@ -26,6 +26,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
+from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
 from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
@@ -66,7 +67,6 @@ from gangway.server.messages import (
 )
 from gangway.server.models.served import MakeStatistics, Models, own_statistics
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
-from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
@@ -460,12 +460,14 @@ def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings
 
 
 def open_metrics(
-    options: MetricsOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
+    options: FrontEndOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
 ) -> str:
     """Serve the metrics of all front ends; return where. Raises OSError."""
     from gangway.server.front_end.metrics import serve_metrics  # noqa: PLC0415 - see Listeners
 
-    return serve_metrics(options, lambda: front_end.models, plane, control, peers, front_end.ports)
+    fds, metrics = options.custom_metrics_fds, options.serve.metrics
+    custom = CustomMetricsTable.attach(*fds) if fds else None
+    return serve_metrics(metrics, lambda: front_end.models, plane, control, peers, custom, front_end.ports)
 
 
 def beat(heartbeats: Heartbeats, index: int) -> None:
@@ -508,7 +510,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     listeners = Listeners(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
-        lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),
+        lambda: open_metrics(options, front_end, plane, control, shared.peers),
         say,
     )
     threading.Thread(target=beat, args=(control.heartbeats, options.index), name="heartbeat", daemon=True).start()

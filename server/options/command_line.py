@@ -314,8 +314,9 @@ class FrontEndOptions:
     `slots` requests are in flight, further ones are answered UNAVAILABLE at once.
 
     `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`: the table in which it
-    counts (-1: its own memory). `other_io_fds`: the io segments of other front ends. `regions_fd`: for having workers
-    map regions (-1: they do not). `thread_share`: see `threads.py`.
+    counts (-1: its own memory). `custom_metrics_fds`: the table of what Python models count (empty: none).
+    `other_io_fds`: the io segments of other front ends. `regions_fd`: for having workers map regions (-1: they do not).
+    `thread_share`: see `threads.py`.
     """
 
     index: int
@@ -328,6 +329,7 @@ class FrontEndOptions:
     trace_fd: int = -1
     regions_fd: int = -1
     statistics_fd: int = -1
+    custom_metrics_fds: tuple[int, ...] = ()
     other_io_fds: tuple[int, ...] = ()
     thread_share: float = 1.0
     serve: ServeOptions = field(default_factory=ServeOptions)
@@ -342,4 +344,11 @@ class FrontEndOptions:
     def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
         optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
-        return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
+        return (
+            self.control_fd,
+            self.io_fd,
+            self.supervisor_fd,
+            *self.other_io_fds,
+            *self.custom_metrics_fds,
+            *optional,
+        )

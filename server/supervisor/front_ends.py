@@ -425,6 +425,7 @@ class FrontEndControl:
                 serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
                 trace_fd=self._exporter.front_end_fd,
                 statistics_fd=memory.statistics.segment.fd,
+                custom_metrics_fds=memory.custom_metrics.fds,
                 regions_fd=regions.fileno(),
                 other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
                 spin_us=self._placement.spin_us(index - FRONT_END),

@@ -1,6 +1,7 @@
 """Instances of Python models: processes of their own (`python_backend/`), each started again when it ends.
 
-They may run in another Python environment. What model.py writes goes to the server's log.
+They may run in another Python environment. What model.py writes goes to the server's log. Over its control socket an
+instance also asks for what only the supervisor can do (`python_backend/supervisor_link.py`).
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from typing import Any, Final
 from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
 from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX, address_of
 from gangway.server.errors import ModelLoadError, shortened
+from gangway.server.supervisor.custom_metrics import CustomMetrics, MetricError, User
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, SupervisedProcess
 
@@ -65,15 +67,15 @@ class InstancePlan:
 class _Instance:
     """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time."""
 
-    def __init__(self, plan: InstancePlan, number: int, address: str, log: ServerLog) -> None:
-        self._plan, self._number, self._address, self._log = plan, number, address, log
+    def __init__(self, plan: InstancePlan, user: User, address: str, log: ServerLog, metrics: CustomMetrics) -> None:
+        self._plan, self._user, self._address, self._log, self._metrics = plan, user, address, log, metrics
         loop = asyncio.get_running_loop()
         self.completed: asyncio.Future[str] = loop.create_future()
         self.told: asyncio.Future[str] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()
         self._control: socket.socket | None = None
         self._conversation: asyncio.Task[None] | None = None
-        self.title = f"{plan.name}, instance {number}"
+        self.title = f"{plan.name}, instance {user.instance}"
         self.kept = SupervisedProcess(self.title, self._launch, self._ended, begun=self._begun)
 
     def start(self) -> None:
@@ -83,19 +85,16 @@ class _Instance:
     async def stop(self) -> None:
         """Have it finalized, or killed where that takes too long."""
         self.kept.stop_restarting()
-        if self._conversation is not None and not self._conversation.done():
-            self._conversation.cancel()
         if self._control is not None:
-            with suppress(OSError):
-                self._control.sendall(_packed({"finalize": True}))
+            self._say(self._control, {"finalize": True})
         if self.kept.child is not None:
             await self.kept.child.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
-        self._close_control()
+        self._end_conversation()
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         listener = socket.socket(socket.AF_UNIX)  # it listens when the model is ready, not before
         ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), listener.fileno())
+        fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd)
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
         variables = dict.fromkeys(ONE_THREAD, "1") | dict(os.environ) | dict(self._plan.environment)
         try:
@@ -115,36 +114,56 @@ class _Instance:
             raise
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, WORKER_NICE if may_raise_priority() else LOWERED_WORKER_NICE)
-        self._close_control()
+        self._end_conversation()
         ours.setblocking(False)
         self._control = ours
         return process
 
     def _begun(self) -> None:
         assert self._control is not None, "launched"
-        self._conversation = asyncio.get_running_loop().create_task(self._converse(self._control))
+        control = self._control
+        self._conversation = asyncio.get_running_loop().create_task(self._converse(control))
         self._conversation.add_done_callback(_ignore_end)
+        self._conversation.add_done_callback(lambda _: control.close())
+
+    def _end_conversation(self) -> None:
+        """Hear no more of the process before. The task's end closes the socket, which the loop reads until then."""
+        if self._conversation is not None:
+            self._conversation.cancel()
+        elif self._control is not None:
+            self._control.close()
+        self._conversation = self._control = None
 
     async def _converse(self, control: socket.socket) -> None:
-        """Tell a process what to load, and hear how that went."""
+        """Tell a process what to load, and do what it asks for until it ends."""
         plan, loop = self._plan, asyncio.get_running_loop()
-        completes = plan.completes and self._number == 0 and not self.told.done()
+        completes = plan.completes and self._user.instance == 0 and not self.told.done()
         order = {
             "folder": str(plan.folder),
             "filename": plan.filename,
-            "arguments": plan.arguments(self._number),
+            "arguments": plan.arguments(self._user.instance),
             "memory_bytes": plan.memory_bytes,
             "completes": completes,
             "config": plan.config if completes else await self.told,
         }
         await loop.sock_sendall(control, _packed(order))
-        answer = await _received(control)
-        if "config" in answer:
-            self.completed.set_result(answer["config"])
-            await loop.sock_sendall(control, _packed({**order, "config": await self.told}))
-            answer = await _received(control)
-        if "error" in answer:
-            reason = shortened(str(answer["error"]), MOST_MESSAGE_CHARACTERS)
+        while True:
+            message = await _received(control)
+            await asyncio.sleep(0)  # others have their turns, however much it asks for
+            if "call" in message:
+                self._say(control, {"answer": message["call"], **self._answer(message)})
+            elif "release" in message:
+                self._release(*message["release"])
+            elif "config" in message:
+                self.completed.set_result(message["config"])
+                await loop.sock_sendall(control, _packed({**order, "config": await self.told}))
+            else:
+                self._started(message)
+
+    def _started(self, message: Mapping[str, Any]) -> None:
+        """The model is ready, or cannot be."""
+        if "error" in message:
+            reason = shortened(str(message["error"]), MOST_MESSAGE_CHARACTERS)
             if self.ready.done():
                 _log.error("%s cannot be initialised again: %s", self.title, reason)
             else:
@@ -154,7 +173,39 @@ class _Instance:
         else:
             _log.info("%s is ready again", self.title)
 
+    def _answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what a model asks for. It may be anything: what is no sense is an error, too."""
+        try:
+            if "family" in call:
+                self._metrics.family(self._user, *call["family"])
+                return {}
+            return self._metrics.metric(self._user, *call["metric"])._asdict()
+        except (MetricError, KeyError, TypeError, OverflowError) as error:
+            return {"error": str(error)}
+
+    def _release(self, kind: str, what: Any) -> None:
+        if kind == "family":
+            self._metrics.release_family(self._user, what)
+        else:
+            self._metrics.release_metric(self._user, what)
+
+    def _say(self, control: socket.socket, header: Mapping[str, Any]) -> None:
+        """Tell a process something short. One that leaves so much unread that there is no room is ended."""
+        content = _packed(header)
+        try:
+            if control.send(content) == len(content):
+                return
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # its end is dealt with where it is seen
+        _log.error("%s does not read what it asks for, so it is ended", self.title)
+        self.kept.kill()
+
     def _ended(self, child: Child) -> None:
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RD)  # a process that the model has forked may have the other end
         if not self.ready.done():
             self.kept.stop_restarting()
             reason, conversation = f"its process {child.exit_text()}", self._conversation
@@ -171,19 +222,15 @@ class _Instance:
                 future.set_exception(error)
                 future.exception()  # one of them may be nobody's
 
-    def _close_control(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-
 
 class ModelInstances:
     """All instances of one model, which has this number. Everything is called in the supervisor's event loop."""
 
-    def __init__(self, plan: InstancePlan, sockets: str, model_id: int, log: ServerLog) -> None:
+    def __init__(self, plan: InstancePlan, sockets: str, model_id: int, log: ServerLog, metrics: CustomMetrics) -> None:
         self._plan = plan
         self._instances = [
-            _Instance(plan, number, address_of(sockets, model_id, number), log) for number in range(plan.count)
+            _Instance(plan, User(model_id, number), address_of(sockets, model_id, number), log, metrics)
+            for number in range(plan.count)
         ]
 
     async def completed_config(self) -> str:
@@ -217,15 +264,16 @@ class ModelInstances:
 class PythonInstances:
     """The instances of all models, by the model's number. `sockets`: what their addresses begin with."""
 
-    def __init__(self, log: ServerLog) -> None:
+    def __init__(self, log: ServerLog, metrics: CustomMetrics) -> None:
         self._log = log
+        self._metrics = metrics
         self.sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
         self._models: dict[int, ModelInstances] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, model_id: int, plan: InstancePlan) -> ModelInstances:
         """Return the instances of a model, none of which is started."""
-        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._log)
+        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._log, self._metrics)
         return instances
 
     def remove(self, model_id: int, then: Callable[[], None] = lambda: None) -> None:
@@ -234,7 +282,12 @@ class PythonInstances:
         if instances is None:
             then()
             return
-        task = asyncio.get_running_loop().create_task(_then(instances.stop(), then))
+
+        def ended() -> None:
+            self._metrics.forget(model_id)
+            then()
+
+        task = asyncio.get_running_loop().create_task(_then(instances.stop(), ended))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 

@@ -10,6 +10,7 @@ from gangway.executor.memory_budget import memory_budget
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.gangs import lease_count
+from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
 
@@ -77,6 +78,7 @@ class SharedMemory:
     io: tuple[Segment, ...]  # the supervisor's, then by front end
     tables: tuple[SlotTable, ...]  # the same
     statistics: StatisticsTable
+    custom_metrics: CustomMetricsTable
 
     @classmethod
     def create(cls, workers: int, front_ends: int = 1) -> "SharedMemory":
@@ -93,7 +95,7 @@ class SharedMemory:
         for segment, table in zip(io, tables, strict=True):
             segment.allocate(0, table.size_bytes)
             table.init()
-        return cls(control, arenas, io, tables, StatisticsTable.create(front_ends))
+        return cls(control, arenas, io, tables, StatisticsTable.create(front_ends), CustomMetricsTable.create())
 
     @property
     def io_fds(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from gangway.server.repository.repository import BrokenModel, OverrideStore, swe
 from gangway.server.repository.service import RepositoryService
 from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
+from gangway.server.supervisor.custom_metrics import CustomMetrics
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.jobs import Jobs
@@ -80,7 +81,7 @@ class Supervisor:
             on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
             on_artifact_missing=lambda spec, reason: self._loader.artifact_missing(spec, reason),
         )
-        self._python = PythonInstances(log)
+        self._python = PythonInstances(log, CustomMetrics(memory.custom_metrics))
         self._workers = WorkerSet(
             memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, self._python.sockets
         )
