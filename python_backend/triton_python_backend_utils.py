@@ -91,19 +91,36 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """Return a tensor that shares the memory of an object with `__dlpack__`."""
-        return Tensor(name, np.from_dlpack(tensor))
+        """Return a tensor that shares the memory of a DLPack capsule, or of an object with `__dlpack__`."""
+        shared = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        try:
+            return Tensor(name, np.from_dlpack(shared))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TritonModelException(f"tensor '{name}' cannot be made of a DLPack tensor: {error}") from None
 
     def to_dlpack(self) -> Any:
         """Return a DLPack capsule."""
-        return self._array.__dlpack__()
+        return self.__dlpack__()
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        """Return a DLPack capsule."""
-        return self._array.__dlpack__()
+        """Return a DLPack capsule: of a copy, if the array is read-only."""
+        return (self._array if self._array.flags.writeable else self._array.copy()).__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the processor."""
+        return (1, 0)
+
+
+class _Capsule:
+    """An object that gives a DLPack capsule, of which numpy sees itself whether it is in the processor's memory."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from gangway.server.errors import ConfigError, shortened
 
 CODE_FILENAME: Final = "model.py"
@@ -12,6 +12,7 @@ CODE_SUFFIX: Final = ".py"
 ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
 TIMEOUT_PARAMETER: Final = "gangway_python_timeout_s"
 MEMORY_PARAMETER: Final = "gangway_python_memory_mib"
+CPU, MODEL = "CPU", "MODEL"
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 DEFAULT_TIMEOUT_S: Final = 60.0
 LONGEST_TIMEOUT_S: Final = 500.0  # less than what a run may take before the worker itself counts as hung
@@ -20,12 +21,12 @@ MOST_INSTANCES: Final = 64
 
 @dataclass(frozen=True)
 class PythonSettings:
-    """Of one model. `timeout_s`: of an execution that holds a core. `memory_mib`: of an instance's data; 0: not given.
+    """Of one model. `kinds`: what each instance is told to be. `timeout_s`: of an execution that holds a core.
 
-    `environment`: a folder, an archive, or an interpreter; empty: the server's own.
+    `memory_mib`: of an instance's data; 0: not given. `environment`: a folder, an archive, or an interpreter, or empty.
     """
 
-    instances: int
+    kinds: tuple[str, ...]
     timeout_s: float
     memory_mib: int
     environment: str
@@ -39,10 +40,11 @@ class PythonSettings:
             raise ConfigError(
                 f"instance_group: {instances} instances of a Python model, at most {MOST_INSTANCES} can be"
             )
+        kinds = [_kind(group.kind) for group in config.instance_group for _ in range(max(1, group.count))]
         timeout_s = _number(config, TIMEOUT_PARAMETER, DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S)
         memory_mib = _number(config, MEMORY_PARAMETER, 0, 1 << 40)
         return cls(
-            instances,
+            tuple(kinds) or (CPU,),
             timeout_s,
             int(memory_mib),
             _text(config, ENVIRONMENT_PARAMETER),
@@ -52,6 +54,11 @@ class PythonSettings:
     def environment_path(self, folder: Path) -> Path:
         """Return where the environment is; `folder`: the model's."""
         return folder / self.environment.replace(MODEL_DIRECTORY, str(folder))
+
+
+def _kind(kind: int) -> str:
+    """Return Triton's word for the kind of a group: where there is no GPU, all but KIND_MODEL are on the processor."""
+    return MODEL if kind == ModelInstanceGroup.KIND_MODEL else CPU
 
 
 def _text(config: ModelConfig, name: str) -> str:

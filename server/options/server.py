@@ -160,6 +160,7 @@ REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository
 
 
 BATCH_SETTING = "default-max-batch-size"
+ENVIRONMENT_SETTING = ("python", "execution-env-path")
 BACKEND = Engine.ONNXRUNTIME.value
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
 CACHE_IMPLEMENTATION = "local"
@@ -172,7 +173,8 @@ class ModelOptions:
     """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split.
     `precision`: of models whose configuration names none.
 
-    `default_max_batch_size`: of models without a configuration whose first dimension may be a batch. `warnings`: a
+    `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
+    `python_environment`: of Python models whose configuration names none; empty: the server's own. `warnings`: a
     sentence for each setting that has no effect.
     """
 
@@ -181,6 +183,7 @@ class ModelOptions:
     batching: bool = True
     precision: str = FP32
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    python_environment: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -195,7 +198,8 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
         help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
     add("--backend-config", type=_backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
         help="default-max-batch-size=N: the batch of models without a configuration"
-        f" ({DEFAULT_MAX_BATCH_SIZE}); other settings have no effect")  # fmt: skip
+        f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
+        " other settings have no effect")  # fmt: skip
     add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
         help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
@@ -207,7 +211,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
     enabled = arguments.rate_limit != RATE_LIMIT_MODES[0]
     rates = RateLimits(enabled, tuple(arguments.rate_limit_resource))
     ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
-    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}"}
+    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING)}
     reason = "has no effect: config.pbtxt says how a model is executed"
     return ModelOptions(
         arguments.cache_config,
@@ -215,6 +219,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         arguments.batching != BATCHING_MODES[1],
         arguments.precision,
         _default_max_batch_size(arguments.backend_config),
+        _python_environment(arguments.backend_config),
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )
 
@@ -225,6 +230,12 @@ def _default_max_batch_size(settings: Sequence[tuple[str, str, str]]) -> int:
     return found.get(BACKEND, found.get("", DEFAULT_MAX_BATCH_SIZE))
 
 
+def _python_environment(settings: Sequence[tuple[str, str, str]]) -> str:
+    """Return the last one that is given, as an absolute path; empty if there is none."""
+    given = [value for *setting, value in settings if tuple(setting) == ENVIRONMENT_SETTING]
+    return str(Path(given[-1]).absolute()) if given else ""
+
+
 def _backend_setting(text: str) -> tuple[str, str, str]:
     """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
     setting, equals, value = text.partition("=")
@@ -233,6 +244,8 @@ def _backend_setting(text: str) -> tuple[str, str, str]:
         raise argparse.ArgumentTypeError(f"expected '[BACKEND,]SETTING=VALUE', got '{text}'")
     if name == BATCH_SETTING:
         integer(0)(value)
+    if (backend, name) == ENVIRONMENT_SETTING and not Path(value).exists():
+        raise argparse.ArgumentTypeError(f"{value} does not exist")
     return backend, name, value
 
 

@@ -118,7 +118,7 @@ class ModelLoader:
     ) -> None:
         self._options = options
         self._python = python
-        self._environments = Environments()
+        self._environments = Environments(options.models.python_environment)
         self._descriptions: dict[str, Manifest] = {}  # of Python models, by key
         self._compiler = compiler
         self._scheduler = scheduler

@@ -45,16 +45,19 @@ class Environment:
 class Environments:
     """Finds the environments of models; archives are unpacked once, and stay until `close`.
 
-    A server that is killed leaves them behind, and the next one removes them (`sweep_overrides`).
+    `default`: of models that name none; empty: the server's own. A server that is killed leaves archives unpacked, and
+    the next one removes them (`sweep_overrides`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, default: str = "") -> None:
+        self._default = default
         self._root: Path | None = None
         self._lock_fd = -1
         self._unpacked: dict[tuple[Path, int, int], Path] = {}
 
     def of(self, settings: PythonSettings, folder: Path) -> Environment:
         """Return the environment of the model in `folder`. Blocks: archives are unpacked. Raises ModelLoadError."""
+        settings = replace(settings, environment=settings.environment or self._default)
         if not settings.environment:
             return Environment()
         path = settings.environment_path(folder)
@@ -120,7 +123,7 @@ def plan_of(
         entry.path.name,
         json.dumps(to_json(config)),
         completes,
-        settings.instances,
+        settings.kinds,
         settings.memory_mib << 20 or memory_bytes,
         environment.python,
         dict(environment.variables),
@@ -143,6 +146,8 @@ def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
         completed.instance_group.add(name=f"{name}_0", count=1, kind=ModelInstanceGroup.KIND_CPU)
     for group in completed.instance_group:
         group.count = max(1, group.count)
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            group.kind = ModelInstanceGroup.KIND_CPU
     for tensor in completed.input:
         _check_tensor(tensor, "input")
     for output in completed.output:

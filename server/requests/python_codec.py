@@ -103,7 +103,7 @@ class PythonCodec:
     @cached_property
     def _common(self) -> Mapping[str, Any]:
         settings = PythonSettings.of(self.model.config)
-        return {"instances": settings.instances, "timeout_s": settings.timeout_s}
+        return {"instances": len(settings.kinds), "timeout_s": settings.timeout_s}
 
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()

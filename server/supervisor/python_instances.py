@@ -38,7 +38,7 @@ ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class InstancePlan:
     """What to load, and how. `python`: of the environment. `config`: as JSON, as far as config.pbtxt says it.
 
-    `completes`: model.py may complete it. `memory_bytes`: of an instance, for its data; 0: any.
+    `completes`: model.py may complete it. `kinds`: one for each instance. `memory_bytes`: of its data; 0: any.
     """
 
     name: str
@@ -47,7 +47,7 @@ class InstancePlan:
     filename: str
     config: str
     completes: bool
-    count: int
+    kinds: tuple[str, ...]
     memory_bytes: int
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class InstancePlan:
     def arguments(self, instance: int) -> dict[str, str]:
         """Return what `initialize` gets, but for the configuration."""
         return {
-            "model_instance_kind": "CPU",
+            "model_instance_kind": self.kinds[instance],
             "model_instance_name": f"{self.name}_{instance}",
             "model_instance_device_id": "0",
             "model_repository": str(self.folder),
@@ -230,7 +230,7 @@ class ModelInstances:
         self._plan = plan
         self._instances = [
             _Instance(plan, User(model_id, number), address_of(sockets, model_id, number), log, metrics)
-            for number in range(plan.count)
+            for number in range(len(plan.kinds))
         ]
 
     async def completed_config(self) -> str:

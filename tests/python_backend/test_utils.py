@@ -59,6 +59,15 @@ def test_types_by_all_their_names() -> None:
     assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
     tensor = pb_utils.Tensor.from_dlpack("t", np.arange(3, dtype=np.int64))
     assert np.array_equal(np.from_dlpack(tensor), np.arange(3))
+    capsule = np.arange(3, dtype=np.float32).__dlpack__()
+    tensor = pb_utils.Tensor.from_dlpack("t", capsule)
+    assert np.array_equal(tensor.as_numpy(), np.arange(3, dtype=np.float32))
+    read_only = np.arange(3)
+    read_only.flags.writeable = False
+    assert np.array_equal(np.from_dlpack(pb_utils.Tensor("t", read_only)), np.arange(3))
+    for wrong in (5, "text", capsule):
+        with pytest.raises(pb_utils.TritonModelException, match="'t' cannot be made of a DLPack tensor"):
+            pb_utils.Tensor.from_dlpack("t", wrong)
 
 
 def test_requests() -> None:

@@ -1,5 +1,6 @@
 """The command line of `gangway serve`: tritonserver's flags are honoured, accepted, or refused by name."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,7 @@ def test_grpc_can_be_switched_off() -> None:
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
         ("--backend-config=default-max-batch-size", "expected '[BACKEND,]SETTING=VALUE'"),
         ("--backend-config=default-max-batch-size=-1", "-1 is not from 0"),
+        ("--backend-config=python,execution-env-path=/no/such", "/no/such does not exist"),
         ("surplus", "argument MODELS: surplus is not a folder"),
     ],
 )
@@ -189,6 +191,14 @@ def test_the_default_batch(settings: list[str], size: int) -> None:
     ignored = [setting for setting in settings if setting.startswith("tensorflow")]
     reason = "has no effect: config.pbtxt says how a model is executed"
     assert options.warnings == tuple(f"--backend-config={setting.split('=')[0]} {reason}" for setting in ignored)
+
+
+def test_the_environment_of_python_models() -> None:
+    assert parse_options([NEEDED]).models.python_environment == ""
+    flag = "--backend-config=python,execution-env-path="
+    options = parse_options([NEEDED, f"{flag}/", f"{flag}{sys.executable}", "--backend-config=execution-env-path=/"])
+    assert options.models.python_environment == sys.executable
+    assert [warning.split()[0] for warning in options.warnings] == ["--backend-config=execution-env-path"]
 
 
 def test_a_category_in_two_restrictions(capsys: pytest.CaptureFixture[str]) -> None:

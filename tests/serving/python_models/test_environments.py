@@ -116,6 +116,18 @@ def test_environments(served: Served, name: str, value: int | None) -> None:
         assert not any(path.startswith(sys.prefix) for path in told["path"])
 
 
+def test_models_that_name_no_environment_have_that_of_the_flag(tmp_path: Path) -> None:
+    default = make_environment(tmp_path / "default", 3)
+    other = make_environment(tmp_path / "other", 4)
+    write(tmp_path / "models", "silent", WHERE, config_of(outputs=TEXT))
+    write(tmp_path / "models", "own", WHERE, config_of(outputs=TEXT, more=parameter("EXECUTION_ENV_PATH", other)))
+    flags = [f"--cache-dir={tmp_path / 'cache'}", f"--backend-config=python,execution-env-path={default}"]
+    with live_server(tmp_path / "models", flags) as server, triton.InferenceServerClient(server.url) as client:
+        served = Served(server, client, tmp_path / "models")
+        told = {name: json.loads(served.infer(name, x=four(0))["y"][0])["value"] for name in ("silent", "own")}
+    assert told == {"silent": 3, "own": 4}
+
+
 def test_an_environment_is_unpacked_once_and_removed_at_the_end(tmp_path: Path) -> None:
     environment = make_environment(tmp_path / "environment", 7)
     repository = tmp_path / "repository"

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from benchmarks.lib.live_server import live_server
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelInstanceGroup
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, write
 from tests.helpers.whole_server import until
@@ -45,6 +46,16 @@ ARGUMENTS = """
             tensors = [pb_utils.Tensor("y", y), pb_utils.Tensor("z", np.zeros(1, np.int32))]
             found.append(pb_utils.InferenceResponse(tensors, parameters={"kind": "told", "count": 3, "yes": True}))
         return found
+"""
+KINDS = """
+    def initialize(self, args):
+        self.name = f"{args['model_instance_name']} {args['model_instance_kind']}"
+
+    def execute(self, requests):
+        import time
+        time.sleep(0.05)
+        y = np.array([self.name.encode()], dtype=object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for _ in requests]
 """
 BATCHED = """
     def execute(self, requests):
@@ -132,6 +143,8 @@ def fill(repository: Path) -> None:
         "a:FP32:4", "y:FP32:4", more='input { name: "b" data_type: TYPE_FP32 dims: [4] optional: true }'
     )
     write(repository, "optional", OPTIONAL, optional)
+    groups = "instance_group { kind: KIND_MODEL } instance_group { kind: KIND_AUTO } instance_group { kind: KIND_GPU }"
+    write(repository, "kinds", KINDS, config_of(outputs="y:STRING:1", more=groups))
     write(repository, "grows", GROWS, config_of("x:INT64:1", "y:INT64:-1"))
     write(repository, "noisy", NOISY)
     write(
@@ -223,6 +236,17 @@ def test_what_a_model_is_told(served: Served) -> None:
     given = result.get_response().parameters
     assert (given["kind"].string_param, given["count"].int64_param, given["yes"].bool_param) == ("told", 3, True)
     assert told["pid"] in served.instances("arguments")
+
+
+def test_kinds_of_instances(served: Served) -> None:
+    """As Triton without a GPU: KIND_AUTO is KIND_CPU. KIND_GPU is it, too, with a warning."""
+    with ThreadPoolExecutor(3) as pool:
+        told = set(pool.map(lambda _: served.infer("kinds", x=four(0))["y"][0], range(12)))
+    assert told == {b"kinds_0 MODEL", b"kinds_1 CPU", b"kinds_2 CPU"}
+    groups = served.client.get_model_config("kinds").config.instance_group
+    shown = [ModelInstanceGroup.Kind.Name(group.kind) for group in groups]
+    assert shown == ["KIND_MODEL", "KIND_CPU", "KIND_GPU"]
+    assert "KIND_GPU (there is no GPU)" in served.log()
 
 
 def test_requests_are_joined_but_stay_apart(served: Served) -> None:
