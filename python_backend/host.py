@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from gangway.python_backend import custom_metrics
@@ -569,6 +569,11 @@ class Host:
 
     def _without_core(self, execution: Execution) -> CoreBreak:
         return CoreBreak(self, execution)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which what is executed in this thread has no core."""
+        execution = self.current
+        return nullcontext() if execution is None else self._without_core(execution)
 
     def pause(self, execution: Execution) -> bool:
         """Give the core of an execution back; return whether it is to be taken again: the main thread's is."""

@@ -9,11 +9,12 @@ import enum
 import json
 import sys
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
-from gangway.python_backend import auto_complete, custom_metrics, supervisor_link
+from gangway.python_backend import auto_complete, custom_metrics, model_control, supervisor_link
 from gangway.python_backend.messages import ERROR_CODES
 from gangway.python_backend.tensors import DATATYPES, datatype_of
 
@@ -203,6 +204,10 @@ class Runtime(Protocol):
         """Do the same for the running event loop. The result is one response, or an iterator of them."""
         ...
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context in which what is executed in this thread has no core."""
+        ...
+
 
 runtime: Runtime | None = None  # set by the process of the instance
 
@@ -372,19 +377,28 @@ class Logger:
         Logger.log(message, Logger.VERBOSE)
 
 
-def load_model(model_name: str, config: str = "", files: Any = None) -> None:
-    """Raise TritonModelException: a model cannot load others."""
-    raise TritonModelException("load_model is not supported in a Python model: use the repository extension")
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model; return when it answers requests. While it waits, the instance holds no core.
+
+    `config`: JSON, in the place of config.pbtxt. `files`: contents by "file:" and path, in the place of the
+    repository's. Raises TritonModelException with the reason if it cannot be loaded.
+    """
+    with _waiting():
+        model_control.load(model_name, config, files)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Raise TritonModelException: a model cannot unload others."""
-    raise TritonModelException("unload_model is not supported in a Python model: use the repository extension")
+    """Unload a model; return when it takes no new requests. Raises TritonModelException.
+
+    `unload_dependents`: also what was loaded because this one, an ensemble, needs it.
+    """
+    with _waiting():
+        model_control.unload(model_name, unload_dependents)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Raise TritonModelException: a model cannot ask for others."""
-    raise TritonModelException("is_model_ready is not supported in a Python model: execute a request")
+    """Whether a model answers requests; `model_version` empty: any version. Raises TritonModelException."""
+    return model_control.is_ready(model_name, model_version)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -443,6 +457,10 @@ def text_of(value: str | bytes) -> str:
     if not isinstance(value, (str, bytes)):
         raise TritonModelException(f"expected a text, got {type(value).__name__}")
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _waiting() -> AbstractContextManager[None]:
+    return nullcontext() if runtime is None else runtime.waiting()
 
 
 def _runtime() -> Runtime:

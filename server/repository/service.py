@@ -64,7 +64,7 @@ class RepositoryService:
         self._load = load
         self._unload = unload
         self._send_answer = answer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[RepositoryAnswer]] = set()
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -73,23 +73,31 @@ class RepositoryService:
 
     def take(self, call: RepositoryCall) -> None:
         """Carry out a call of a front end, beside others."""
+        self.perform(call).add_done_callback(self._send)
+
+    def perform(self, call: RepositoryCall) -> "asyncio.Task[RepositoryAnswer]":
+        """Begin to carry out a call, whose answer is the task's result."""
         task = asyncio.get_running_loop().create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _answer(self, call: RepositoryCall) -> None:
+    def _send(self, task: "asyncio.Task[RepositoryAnswer]") -> None:
+        if not task.cancelled():
+            self._send_answer(task.result())
+
+    async def _answer(self, call: RepositoryCall) -> RepositoryAnswer:
         try:
             await self._do(call)
-            answer = RepositoryAnswer(call.number)
+            return RepositoryAnswer(call.number)
         except RequestError as error:
-            answer = RepositoryAnswer(call.number, error.code.name, error.message)
+            return RepositoryAnswer(call.number, error.code.name, error.message)
         except Exception:
             _log.exception(
                 "the %s of model %s failed by a fault of the server; its client is told INTERNAL", call.kind, call.name
             )
             message = "internal error, see the server's log"
-            answer = RepositoryAnswer(call.number, grpc.StatusCode.INTERNAL.name, message)
-        self._send_answer(answer)
+            return RepositoryAnswer(call.number, grpc.StatusCode.INTERNAL.name, message)
 
     async def _do(self, call: RepositoryCall) -> None:
         if call.kind == "index":

@@ -59,6 +59,12 @@ class Announcements:
         """What clients know, by name and version."""
         return self._models
 
+    def is_ready(self, name: str, version: int) -> bool:
+        """Whether clients know a version of a model as ready, or any (-1)."""
+        if version >= 0:
+            return isinstance(self._models.get((name, version)), ModelReady)
+        return any(isinstance(entry, ModelReady) for (each, _), entry in self._models.items() if each == name)
+
     def counted(self) -> list[ModelReady]:
         """Return the models that are served and have counters."""
         ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]

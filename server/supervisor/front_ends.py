@@ -397,6 +397,12 @@ class FrontEndControl:
             answer = replace(message, number=number)
             self._agreements.begin(None, lambda code, text: self._send(caller, answer))
 
+    async def settled(self) -> None:
+        """Return when all front ends have done what they were told before."""
+        done = asyncio.get_running_loop().create_future()
+        self._agreements.begin(None, lambda code, text: done.set_result(None))
+        await done
+
     async def leave(self, seconds: float) -> None:
         """Say for so long that nothing is ready, while everything is served."""
         self.send_all(Leave())

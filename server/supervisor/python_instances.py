@@ -23,6 +23,7 @@ from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX, address_of
 from gangway.server.errors import ModelLoadError, shortened
 from gangway.server.supervisor.custom_metrics import CustomMetrics, MetricError, User
 from gangway.server.supervisor.log import ServerLog
+from gangway.server.supervisor.model_calls import ModelCalls
 from gangway.server.supervisor.processes import Child, SupervisedProcess
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 HOST: Final = Path(__file__).resolve().parents[2] / "python_backend" / "__main__.py"
 FINALIZE_SECONDS: Final = 5.0
 MOST_MESSAGE_CHARACTERS: Final = 2000
+MOST_CALLS: Final = 16  # to load, unload or ask for models, of an instance at the same time
 # Libraries that would start a thread for each core, of which an instance has one.
 ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -64,11 +66,22 @@ class InstancePlan:
         }
 
 
+@dataclass(frozen=True)
+class Services:
+    """What instances have of the supervisor."""
+
+    log: ServerLog
+    metrics: CustomMetrics
+    models: ModelCalls
+
+
 class _Instance:
     """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time."""
 
-    def __init__(self, plan: InstancePlan, user: User, address: str, log: ServerLog, metrics: CustomMetrics) -> None:
-        self._plan, self._user, self._address, self._log, self._metrics = plan, user, address, log, metrics
+    def __init__(self, plan: InstancePlan, user: User, address: str, services: Services) -> None:
+        self._plan, self._user, self._address, self._services = plan, user, address, services
+        self._metrics = services.metrics
+        self._calls: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self.completed: asyncio.Future[str] = loop.create_future()
         self.told: asyncio.Future[str] = loop.create_future()
@@ -98,7 +111,7 @@ class _Instance:
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
         variables = dict.fromkeys(ONE_THREAD, "1") | dict(os.environ) | dict(self._plan.environment)
         try:
-            with listener, theirs, self._log.of_child(self.title, logging.INFO) as stderr:
+            with listener, theirs, self._services.log.of_child(self.title, logging.INFO) as stderr:
                 listener.bind(self._address)
                 process = subprocess.Popen(
                     command,
@@ -150,7 +163,9 @@ class _Instance:
         while True:
             message = await _received(control)
             await asyncio.sleep(0)  # others have their turns, however much it asks for
-            if "call" in message:
+            if "control" in message:
+                self._begin_call(control, message)
+            elif "call" in message:
                 self._say(control, {"answer": message["call"], **self._answer(message)})
             elif "release" in message:
                 self._release(*message["release"])
@@ -182,6 +197,25 @@ class _Instance:
             return self._metrics.metric(self._user, *call["metric"])._asdict()
         except (MetricError, KeyError, TypeError, OverflowError) as error:
             return {"error": str(error)}
+
+    def _begin_call(self, control: socket.socket, call: Mapping[str, Any]) -> None:
+        """Do what concerns other models, beside everything else that the instance asks for."""
+        if len(self._calls) >= MOST_CALLS:
+            reason = f"{MOST_CALLS} calls of the instance wait for their answers, more cannot"
+            self._say(control, {"answer": call["call"], "error": reason})
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_later(control, call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _answer_later(self, control: socket.socket, call: Mapping[str, Any]) -> None:
+        is_loading = not self.ready.done()
+        try:
+            answer = await self._services.models.answer(self._plan.name, is_loading, self.kept.pid, call)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            answer = {"error": str(error)}
+        if control is self._control:  # else its process has ended
+            self._say(control, {"answer": call["call"], **answer})
 
     def _release(self, kind: str, what: Any) -> None:
         if kind == "family":
@@ -226,10 +260,10 @@ class _Instance:
 class ModelInstances:
     """All instances of one model, which has this number. Everything is called in the supervisor's event loop."""
 
-    def __init__(self, plan: InstancePlan, sockets: str, model_id: int, log: ServerLog, metrics: CustomMetrics) -> None:
+    def __init__(self, plan: InstancePlan, sockets: str, model_id: int, services: Services) -> None:
         self._plan = plan
         self._instances = [
-            _Instance(plan, User(model_id, number), address_of(sockets, model_id, number), log, metrics)
+            _Instance(plan, User(model_id, number), address_of(sockets, model_id, number), services)
             for number in range(len(plan.kinds))
         ]
 
@@ -264,16 +298,15 @@ class ModelInstances:
 class PythonInstances:
     """The instances of all models, by the model's number. `sockets`: what their addresses begin with."""
 
-    def __init__(self, log: ServerLog, metrics: CustomMetrics) -> None:
-        self._log = log
-        self._metrics = metrics
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self.sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
         self._models: dict[int, ModelInstances] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, model_id: int, plan: InstancePlan) -> ModelInstances:
         """Return the instances of a model, none of which is started."""
-        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._log, self._metrics)
+        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._services)
         return instances
 
     def remove(self, model_id: int, then: Callable[[], None] = lambda: None) -> None:
@@ -284,7 +317,7 @@ class PythonInstances:
             return
 
         def ended() -> None:
-            self._metrics.forget(model_id)
+            self._services.metrics.forget(model_id)
             then()
 
         task = asyncio.get_running_loop().create_task(_then(instances.stop(), ended))

@@ -28,8 +28,9 @@ from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
+from gangway.server.supervisor.model_calls import ModelCalls
 from gangway.server.supervisor.processes import HeartbeatWatch
-from gangway.server.supervisor.python_instances import PythonInstances
+from gangway.server.supervisor.python_instances import PythonInstances, Services
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory, place
@@ -81,7 +82,13 @@ class Supervisor:
             on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
             on_artifact_missing=lambda spec, reason: self._loader.artifact_missing(spec, reason),
         )
-        self._python = PythonInstances(log, CustomMetrics(memory.custom_metrics))
+        model_calls = ModelCalls(
+            perform=lambda call: self._repository.perform(call),
+            is_ready=self._announcements.is_ready,
+            settle=lambda: self._front_ends.settled(),
+            most_bytes=options.grpc.max_message_bytes,
+        )
+        self._python = PythonInstances(Services(log, CustomMetrics(memory.custom_metrics), model_calls))
         self._workers = WorkerSet(
             memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, self._python.sockets
         )

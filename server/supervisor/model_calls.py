@@ -1,0 +1,79 @@
+"""What instances of Python models ask for concerning other models: load, unload, and whether one is ready."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from gangway.server.messages import OK, RepositoryAnswer, RepositoryCall
+
+MOST_SECONDS: Final = 1800.0  # every wait ends; the load goes on
+
+
+class ModelCalls:
+    """Everything is called in the supervisor's event loop.
+
+    `perform` does what a client may ask of the repository. `is_ready` tells whether a version of a model is, or any
+    (-1). `settle` returns when all front ends know what they have been told. `most_bytes`: of a message for a load.
+    """
+
+    def __init__(
+        self,
+        perform: Callable[[RepositoryCall], "asyncio.Task[RepositoryAnswer]"],
+        is_ready: Callable[[str, int], bool],
+        settle: Callable[[], Awaitable[None]],
+        most_bytes: int,
+    ) -> None:
+        self._perform = perform
+        self._is_ready = is_ready
+        self._settle = settle
+        self._most_bytes = most_bytes
+        self._awaited: dict[str, list[str]] = {}  # by models that are being loaded: those that they have loaded
+
+    async def answer(self, asker: str, is_loading: bool, pid: int, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to an instance of model `asker`, in process `pid`, which `is_loading` itself or not.
+
+        A model that is being loaded cannot wait for itself: that is an error. Raises KeyError, TypeError, ValueError
+        for what is no call.
+        """
+        what, name = str(call["control"]), str(call["name"])
+        if what == "check model readiness":
+            await self._settle()
+            return {"ready": self._is_ready(name, int(call["version"]))}
+        if is_loading and self._waits(name, asker):
+            return {"error": f"model '{asker}' is being loaded, and '{name}' would wait for it"}
+        path = _path_of(pid, int(call.get("message", -1)))
+        if path and os.stat(path).st_size > self._most_bytes:
+            return {"error": f"config and files have more than {self._most_bytes} bytes"}
+        kind = RepositoryCall(0, "load" if what == "load model" else "unload", name, path, bool(call.get("dependents")))
+        awaited = self._awaited.setdefault(asker, [])
+        if is_loading:
+            awaited.append(name)
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                answer = await asyncio.shield(self._perform(kind))
+                await self._settle()
+        except TimeoutError:
+            return {"error": f"no answer from the model repository within {MOST_SECONDS:.0f} seconds"}
+        finally:
+            if is_loading:
+                awaited.remove(name)
+            if not awaited:
+                self._awaited.pop(asker, None)
+        return {} if answer.code == OK else {"error": answer.message}
+
+    def _waits(self, name: str, asker: str) -> bool:
+        """Whether the load of a model waits for that of another one."""
+        seen, ahead = set(), [name]
+        while ahead:
+            each = ahead.pop()
+            if each == asker:
+                return True
+            if each not in seen:
+                seen.add(each)
+                ahead += self._awaited.get(each, ())
+        return False
+
+
+def _path_of(pid: int, descriptor: int) -> str:
+    return f"/proc/{pid}/fd/{descriptor}" if descriptor >= 0 else ""

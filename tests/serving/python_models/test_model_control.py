@@ -1,0 +1,179 @@
+"""Models that load and unload other models: in execute, in initialize, and what is refused."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import live_server
+from tests.helpers import adder_models
+from tests.helpers.python_models import ADD, Served, config_of, four, inputs_of, write
+from tests.helpers.whole_server import until
+
+# It executes the text that it gets; what that calls `found` is the answer.
+EXECUTES = """
+    def execute(self, requests):
+        def ask(name, shape=(4,)):
+            x = pb_utils.Tensor("x", np.zeros(shape, np.float32))
+            response = pb_utils.InferenceRequest(model_name=name, inputs=[x], requested_output_names=["y"]).exec()
+            if response.has_error():
+                return response.error().message()
+            return float(response.output_tensors()[0].as_numpy().ravel()[0])
+
+        responses = []
+        for request in requests:
+            names = {"pb": pb_utils, "ask": ask, "found": None}
+            exec(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0].decode(), names)
+            y = np.array([str(names["found"]).encode()], dtype=object)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return responses
+"""
+TEXTS = ("x:STRING:1", "y:STRING:1")
+
+
+def loads(*names: str) -> str:
+    """A model that needs others, and says in the log what it has found."""
+    calls = [f"        print('{name} was', pb_utils.is_model_ready('{name}'))\n" for name in names]
+    calls += [f"        pb_utils.load_model('{name}')\n" for name in names]
+    return "    def initialize(self, args):\n" + "".join(calls) + ADD
+
+
+SLOW = "    def initialize(self, args):\n        import time\n        time.sleep(1.5)\n" + ADD
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("repository")
+    for name in ("asks", "asks_too", "leaves"):
+        write(repository, name, EXECUTES, config_of(*TEXTS))
+    for name in ("add", "other"):
+        write(repository, name)
+    write(repository, "slow", SLOW)
+    write(repository, "needs", loads("other", "two"))
+    write(repository, "itself", loads("itself"))
+    write(repository, "first", loads("second"))
+    write(repository, "second", loads("third"))
+    write(repository, "third", loads("first"))
+    adder_models.write(repository, "two", 2)
+    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--front-ends=2"]
+    flags += [f"--load-model={name}" for name in ("asks", "asks_too", "leaves", "other")] + ["--cores=0"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client, repository)
+
+
+def ask(served: Served, code: str, name: str = "asks") -> str:
+    """What a model answers that executes this."""
+    answer: bytes = served.infer(name, x=np.array([code.encode()], dtype=object))["y"][0]
+    return answer.decode()
+
+
+def test_a_model_is_there_as_soon_as_it_is_loaded(served: Served) -> None:
+    code = """
+found = [pb.is_model_ready("add")]
+for _ in range(10):
+    pb.load_model("add")
+    found += [pb.is_model_ready("add"), pb.is_model_ready("add", "1"), pb.is_model_ready("add", "2"), ask("add")]
+    pb.unload_model("add")
+    found += [pb.is_model_ready("add"), isinstance(ask("add"), str)]
+"""
+    assert ask(served, code) == str([False, *([True, True, False, 1.0, False, True] * 10)])
+
+
+def test_a_configuration_and_files_come_along(served: Served) -> None:
+    content = (served.repository / "two" / "1" / "model.onnx").read_bytes()
+    config = '{"max_batch_size": 2, "parameters": {"mine": {"string_value": "text"}}}'
+    code = f"pb.load_model('brought', {config!r}, {{'file:1/model.onnx': {content!r}}}); found = ask('brought', (1, 4))"
+    assert ask(served, code) == "2.0"
+    told = served.client.get_model_config("brought").config
+    assert (told.max_batch_size, told.parameters["mine"].string_value) == (2, "text")
+    assert ask(served, "pb.unload_model('brought', unload_dependents=True); found = ask('brought')") != "2.0"
+
+
+def test_initialize_loads_what_a_model_needs(served: Served) -> None:
+    served.client.load_model("needs")
+    assert served.client.is_model_ready("two")
+    assert np.array_equal(served.infer("needs", x=four(1))["y"], four(2))
+    until(lambda: "other was True" in served.log())
+    assert "two was False" in served.log()
+
+
+@pytest.mark.parametrize("name", ["itself", "first"])
+def test_loads_that_would_wait_for_each_other_end(served: Served, name: str) -> None:
+    with pytest.raises(InferenceServerException, match=r"is being loaded, and '.*' would wait for it"):
+        served.client.load_model(name)
+    assert not served.client.is_model_ready(name)
+
+
+def test_others_use_the_core_while_a_model_waits_for_a_load(served: Served) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(ask, served, "pb.load_model('slow'); found = ask('slow')")
+        times_s = []
+        while not load.done():
+            begin = time.monotonic()
+            assert np.array_equal(served.infer("other", x=four(1))["y"], four(2))
+            times_s.append(time.monotonic() - begin)
+        assert load.result() == "1.0"
+    assert len(times_s) > 10
+    assert max(times_s) < 1
+    ask(served, "pb.unload_model('slow')")
+
+
+def test_a_model_can_unload_itself(served: Served) -> None:
+    assert ask(served, "pb.unload_model('leaves'); found = pb.is_model_ready('leaves')", "leaves") == "False"
+    until(lambda: not served.instances("leaves"))
+    assert not served.client.is_model_ready("leaves")
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("pb.load_model('no_such_model')", "Failed to load model: failed to load 'no_such_model'"),
+        ("pb.load_model('add', 'no json')", "Failed to load model: .*is no model configuration in JSON"),
+        ("pb.load_model('add', '{}', ['a'])", "files should be a dictionary"),
+        ("pb.load_model('add', '{}', {'file:1/model.onnx': 'text'})", "expected bytes, got str"),
+        ("pb.load_model('add', '{}', {'1/model.onnx': b'x'})", "unrecognized load parameter '1/model.onnx'"),
+        ("pb.load_model('add', '', {'file:1/model.onnx': b'x'})", "'config' must be specified"),
+        ("pb.load_model('new', '{\"backend\": \"python\"}', {'file:1/model.py': b'x'})", "cannot come with a load"),
+        ("pb.load_model(7)", "expected a text, got int"),
+        ("pb.is_model_ready('add', 'x')", "version should be an integral value > 0"),
+        ("pb.is_model_ready('add', '-1')", "version should be an integral value > 0"),
+    ],
+)
+def test_what_is_refused(served: Served, code: str, why: str) -> None:
+    with pytest.raises(InferenceServerException, match=why):
+        ask(served, code)
+    assert ask(served, "found = pb.is_model_ready('no_such_model')") == "False"
+
+
+def test_a_load_goes_on_without_the_process_that_asked(served: Served) -> None:
+    (pid,) = served.instances("asks_too")
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(ask, served, "pb.load_model('slow')", "asks_too")
+        until(lambda: served.instances("slow"))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(InferenceServerException):
+            load.result()
+    until(lambda: served.client.is_model_ready("slow"))
+    served.client.unload_model("slow")
+
+
+def test_other_modes_of_control_refuse_it(tmp_path: Path) -> None:
+    write(tmp_path / "models", "asks", EXECUTES, config_of(*TEXTS))
+    write(tmp_path / "models", "add")
+    with (
+        live_server(tmp_path / "models", [f"--cache-dir={tmp_path / 'cache'}"]) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        served = Served(server, client, tmp_path / "models")
+        for call in ("load_model", "unload_model"):
+            with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
+                ask(served, f"pb.{call}('add')")
+        assert ask(served, "found = pb.is_model_ready('add')") == "True"
+        assert client.infer("add", inputs_of({"x": four(1)})).as_numpy("y")[0] == 2
