@@ -158,7 +158,7 @@ class _Copy:
     def _web_files(self, root: str) -> dict[str, Mapping[str, Any]]:
         """Return what fsspec's `find` does, which takes a folder that cannot be listed for an empty one."""
         found: dict[str, Mapping[str, Any]] = {}
-        folders = [root]
+        folders, seen = [root], {root.rstrip("/")}
         while folders:
             folder = folders.pop()
             try:
@@ -170,7 +170,8 @@ class _Copy:
             for info in listed:
                 if info["type"] != "directory":
                     found[info["name"]] = info
-                elif info["name"].rstrip("/") != folder.rstrip("/"):
+                elif (name := info["name"].rstrip("/")) not in seen:  # pages may link to each other
+                    seen.add(name)
                     folders.append(info["name"])
         return found
 
