@@ -75,6 +75,8 @@ def run(name: str, arguments: list[str]) -> int:
             raise
         print(f"gangway {name}: needs {package}: {install_command([package])}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        return 1
     except OSError as error:
         print(f"gangway {name}: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The command line: help, versions and mistakes. Each runs as a process, as a user starts it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,17 @@ def test_every_command_has_help(command: str) -> None:
     assert result.returncode == 0, result.stderr
     assert f"usage: gangway {command}" in result.stdout
     assert len(result.stdout.splitlines()) > 8
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help-all"), ("completion", "bash"), ("zoo", "--help")])
+def test_whoever_reads_the_output_may_go(arguments: tuple[str, ...]) -> None:
+    """As `head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as output:
+        command = [sys.executable, "-m", "gangway.server.cli", *arguments]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_repeated_repositories(tmp_path: Path) -> None:
