@@ -248,7 +248,7 @@ class Waiting:
         self._thread = threading.Thread(target=self._run, args=(plan,))
         waiting = front.sequences.requests
         self._thread.start()
-        while front.sequences.requests == waiting or not self.caller.callbacks:
+        while self._thread.is_alive() and (front.sequences.requests == waiting or not self.caller.callbacks):
             time.sleep(0.0005)
 
     def _run(self, plan: RequestPlan) -> None:
