@@ -221,7 +221,7 @@ class PythonModel:
             places_of.append(place)
         if not asked:
             return memoryview(b"")
-        number, instance = self._choose(about[0]["instances"])
+        number, instance = self._choose(about[0]["instances"], about[0]["instance"])
         try:
             done = instance.ask({"run": asked, "core": core}, parts, about[0]["timeout_s"])
         except BaseException:
@@ -255,8 +255,13 @@ class PythonModel:
             self._drop(number)
             raise
 
-    def _choose(self, count: int) -> tuple[int, Instance]:
-        """Return an instance, one that is not occupied if there is one. Raises InstanceLostError if there is none."""
+    def _choose(self, count: int, wanted: int) -> tuple[int, Instance]:
+        """Return an instance, one that is not occupied if there is one. Raises InstanceLostError if there is none.
+
+        `wanted`: the number of the only one that is possible; -1: any.
+        """
+        if wanted >= 0:
+            return wanted, self._instance(wanted)
         found: list[tuple[int, Instance]] = []
         for step in range(count):
             number = (self._rank + step) % count

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
-from gangway.python_backend.tensors import array_of, content_of, converted, datatype_of
+from gangway.python_backend.tensors import array_of, content_of
 from gangway.python_backend.triton_python_backend_utils import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
@@ -51,16 +51,17 @@ class OutputCheck:
         Raises TritonModelException for an output that the configuration does not have so.
         """
         names, found = [tensor.name() for tensor in tensors], []
-        for tensor in tensors:
-            name, array = tensor.name(), tensor.as_numpy()
+        for given in tensors:
+            name = given.name()
             if name not in self._expected or names.count(name) > 1:
                 what = "twice" if name in self._expected else f"which is none of {list(self._expected)}"
                 raise TritonModelException(f"the response has an output '{name}', {what}")
             datatype, shape = self._expected[name]
-            array = converted(array, datatype)
-            if datatype_of(array) != datatype:
+            tensor = given.converted(datatype)
+            own_datatype, array = tensor.stored
+            if own_datatype != datatype:
                 raise TritonModelException(
-                    f"output '{name}' is of type {datatype_of(array)}, but the configuration says {datatype}"
+                    f"output '{name}' is of type {own_datatype}, but the configuration says {datatype}"
                 )
             fits = len(array.shape) == len(shape) and all(
                 size in (-1, own)
@@ -70,7 +71,7 @@ class OutputCheck:
                 raise TritonModelException(
                     f"output '{name}' has the shape {list(array.shape)}, but the configuration says {shape}"
                 )
-            found.append(Tensor(name, array))
+            found.append(tensor)
         return found
 
 
@@ -79,9 +80,9 @@ def encode_tensors(tensors: Sequence[Tensor]) -> tuple[list[Described], list[Buf
     described: list[Described] = []
     contents = []
     for tensor in tensors:
-        array = tensor.as_numpy()
+        datatype, array = tensor.stored
         contents.append(content_of(array))
-        described.append((tensor.name(), datatype_of(array), list(array.shape), len(contents[-1])))
+        described.append((tensor.name(), datatype, list(array.shape), len(contents[-1])))
     return described, contents
 
 
@@ -90,7 +91,7 @@ def decode_tensors(described: Sequence[Described], payload: memoryview, aligned:
     sizes = [size_bytes for _, _, _, size_bytes in described]
     offsets = places(sizes)[0] if aligned else [0, *itertools.accumulate(sizes)][: len(sizes)]
     return [
-        Tensor(name, array_of(datatype, shape, payload[at : at + size_bytes]))
+        Tensor.of(name, datatype, array_of(datatype, shape, payload[at : at + size_bytes]))
         for (name, datatype, shape, size_bytes), at in zip(described, offsets)  # noqa: B905 - Python 3.9
     ]
 

@@ -1,7 +1,11 @@
-"""Tensors of requests and responses as numpy arrays, and their contents as bytes in Triton's layout."""
+"""Tensors of requests and responses as numpy arrays, and their contents as bytes in Triton's layout.
+
+numpy has no BF16: its arrays are of type uint16, and hold the bits.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from collections.abc import Sequence
@@ -25,7 +29,12 @@ DATATYPES: dict[str, tuple[int, Any]] = {
     "FP64": (12, np.float64),
     "BYTES": (13, np.object_),
 }
+BF16, BF16_NUMBER = "BF16", 14
 _LENGTH = struct.Struct("<I")
+_DLPACK_UINT, _DLPACK_BFLOAT = 1, 4  # codes of types
+_DLPACK_CODE_AT = 20  # in a DLManagedTensor, behind address, device and number of dimensions
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
 def datatype_of(array: Any) -> str:
@@ -55,7 +64,7 @@ def array_of(datatype: str, shape: Sequence[int], content: memoryview) -> Any:
     """Return a copy of contents as an array. Raises ValueError if they do not fit together."""
     if datatype == "BYTES":
         return _strings(content, math.prod(shape)).reshape(shape)
-    return np.frombuffer(content, DATATYPES[datatype][1]).reshape(shape).copy()
+    return np.frombuffer(content, np.uint16 if datatype == BF16 else DATATYPES[datatype][1]).reshape(shape).copy()
 
 
 def content_of(array: Any) -> Any:
@@ -63,6 +72,47 @@ def content_of(array: Any) -> Any:
     if array.dtype.kind in "OSU":
         return _joined(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+
+
+class Capsule:
+    """An object that gives a DLPack capsule, of which numpy sees itself whether it is in the processor's memory."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **wanted: Any) -> Any:
+        """Return the capsule."""
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the processor."""
+        return (1, 0)
+
+
+def from_capsule(capsule: Any) -> tuple[Any, bool]:
+    """Return an array with the memory of a DLPack capsule, and whether it holds the bits of BF16.
+
+    Raises ValueError, BufferError, RuntimeError or TypeError for what numpy cannot have.
+    """
+    is_bfloat16 = _replace_code(capsule, _DLPACK_BFLOAT, _DLPACK_UINT)
+    return np.from_dlpack(Capsule(capsule)), is_bfloat16
+
+
+def capsule_of(array: Any, is_bfloat16: bool) -> Any:
+    """Return a DLPack capsule of an array: of a copy, if it is read-only."""
+    capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+    if is_bfloat16:
+        _replace_code(capsule, _DLPACK_UINT, _DLPACK_BFLOAT)
+    return capsule
+
+
+def _replace_code(capsule: Any, old: int, new: int) -> bool:
+    """Replace the code of the type in a capsule, if it is the old one; say whether it was."""
+    code = ctypes.c_uint8.from_address(_pointer_of(capsule, b"dltensor") + _DLPACK_CODE_AT)
+    is_old = code.value == old
+    if is_old:
+        code.value = new
+    return is_old
 
 
 def _strings(content: memoryview, count: int) -> Any:

@@ -16,7 +16,15 @@ import numpy as np
 
 from gangway.python_backend import auto_complete, custom_metrics, model_control, supervisor_link
 from gangway.python_backend.messages import ERROR_CODES
-from gangway.python_backend.tensors import DATATYPES, datatype_of
+from gangway.python_backend.tensors import (
+    BF16,
+    BF16_NUMBER,
+    DATATYPES,
+    capsule_of,
+    converted,
+    datatype_of,
+    from_capsule,
+)
 
 ModelConfig = auto_complete.ModelConfig
 TritonModelException = supervisor_link.TritonModelException
@@ -33,7 +41,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else numpy_type
     for name, (_, numpy_type) in DATATYPES.items()
 }
-_NUMBERS = {name: number for name, (number, _) in DATATYPES.items()}
+_NUMBERS = {name: number for name, (number, _) in DATATYPES.items()} | {BF16: BF16_NUMBER}
 
 
 class TritonError(Exception):
@@ -57,7 +65,10 @@ class TritonError(Exception):
 
 
 class Tensor:
-    """An input or output. `numpy_array`: any shape; strings are of type object or bytes."""
+    """An input or output. `numpy_array`: any shape; strings are of type object or bytes.
+
+    One of BF16, which numpy does not have, comes from DLPack and goes there.
+    """
 
     def __init__(self, name: str, numpy_array: Any) -> None:
         if not isinstance(numpy_array, (np.ndarray, np.generic)):
@@ -70,13 +81,36 @@ class Tensor:
         self._name = text_of(name)
         self._array: Any = array.astype(object) if array.dtype.kind in "SU" else array
 
+    @classmethod
+    def of(cls, name: str, datatype: str, array: Any) -> Tensor:
+        """Return a tensor of this datatype, whose array may be the bits of BF16."""
+        tensor = cls(name, array)
+        tensor._datatype = datatype
+        return tensor
+
     def name(self) -> str:
         """Return the name."""
         return self._name
 
     def as_numpy(self) -> Any:
-        """Return the array, which is the caller's."""
+        """Return the array, which is the caller's. Raises TritonModelException for BF16."""
+        if self._datatype == BF16:
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
         return self._array
+
+    @property
+    def stored(self) -> tuple[str, Any]:
+        """The datatype, and the array as `tensors.py` has it."""
+        return self._datatype, self._array
+
+    def converted(self, datatype: str) -> Tensor:
+        """Return it as this datatype, if it is of the same kind: integers that fit, or floats that numpy has."""
+        if datatype == self._datatype or BF16 in (datatype, self._datatype):
+            return self
+        array = converted(self._array, datatype)
+        return self if array is self._array else Tensor(self._name, array)
 
     def triton_dtype(self) -> int:
         """Return the number of the datatype."""
@@ -93,9 +127,11 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """Return a tensor that shares the memory of a DLPack capsule, or of an object with `__dlpack__`."""
-        shared = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        if isinstance(tensor, np.ndarray):
+            return Tensor(name, tensor)
         try:
-            return Tensor(name, np.from_dlpack(shared))
+            array, is_bfloat16 = from_capsule(tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor)
+            return Tensor.of(name, BF16, array) if is_bfloat16 else Tensor(name, array)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}' cannot be made of a DLPack tensor: {error}") from None
 
@@ -105,23 +141,10 @@ class Tensor:
 
     def __dlpack__(self, stream: Any = None) -> Any:
         """Return a DLPack capsule: of a copy, if the array is read-only."""
-        return (self._array if self._array.flags.writeable else self._array.copy()).__dlpack__()
+        return capsule_of(self._array, self._datatype == BF16)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the processor."""
-        return (1, 0)
-
-
-class _Capsule:
-    """An object that gives a DLPack capsule, of which numpy sees itself whether it is in the processor's memory."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **wanted: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
 

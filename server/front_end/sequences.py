@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,16 +15,17 @@ from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, ClientCall, failure
+from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
-from gangway.server.requests.codecs import AnswerSize
+from gangway.server.requests.codecs import AnswerSize, Codec
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
+from gangway.server.requests.python_codec import sequenced_python
 from gangway.server.requests.sequence_codecs import (
     CopiedStates,
     HeldPlaces,
     HeldStates,
-    SequencedCodec,
     StateBudget,
     StateMemory,
     control_inputs,
@@ -333,6 +334,26 @@ class _Model:
     states: "_States"
     answer_size: AnswerSize = field(default_factory=lambda: AnswerSize(0))
     memories: dict[Sequence[SequenceTicket], StateMemory] = field(default_factory=dict)
+    instances: "_Instances | None" = None  # of a Python model
+
+
+class _Instances:
+    """Which instance of a Python model has which sequence: it keeps what it knows of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._of: dict[Sequence[SequenceTicket], int] = {}
+
+    def of(self, sequence: Sequence[SequenceTicket]) -> int:
+        """Return the number of a sequence's instance; of a new one that which has the fewest."""
+        if sequence not in self._of:
+            taken = Counter(self._of.values())
+            self._of[sequence] = min(range(self._count), key=lambda number: taken[number])
+        return self._of[sequence]
+
+    def drop(self, sequence: Sequence[SequenceTicket]) -> None:
+        """A sequence is over."""
+        self._of.pop(sequence, None)
 
 
 @dataclass(frozen=True)
@@ -504,11 +525,15 @@ class Sequences:
 
     def _call(
         self, model: _Model, sequence: Sequence[SequenceTicket], plan: RequestPlan, step: SequencePosition
-    ) -> SequencedCodec:
+    ) -> Codec:
         """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
         tensors = model.states.tensors
         assert not isinstance(plan.codec, EnsembleCodec), "a model of its own"
         hidden = control_inputs(tensors, step)
+        if model.instances is not None:
+            with self._lock:
+                number = model.instances.of(sequence)
+            return sequenced_python(plan.codec, hidden, step, number)
         memory: StateMemory | None = None
         if tensors.states:
             memory = model.memories.get(sequence)
@@ -538,6 +563,8 @@ class Sequences:
         if found is None:
             batcher: SequenceBatcher[SequenceTicket] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
             found = self._models[model.load] = _Model(model.name, batcher, _States.of(model, tensors))
+            if model.is_python:
+                found.instances = _Instances(len(PythonSettings.of(model.config).kinds))
         return found
 
     def _room(self, model: _Model, max_queue: int) -> int:
@@ -561,6 +588,8 @@ class Sequences:
             memory = model.memories.pop(sequence, None)
             if memory is not None:
                 memory.close()
+            if model.instances is not None:
+                model.instances.drop(sequence)
 
 
 def _replaced(name: str) -> RequestError:

@@ -105,6 +105,16 @@ class SequenceSettings:
         return (*(control.name for control in self.controls), *(state.input_name for state in self.states))
 
 
+def complete_sequences(config: ModelConfig) -> None:
+    """Fill in what Triton does of `sequence_batching`."""
+    if not config.HasField("sequence_batching"):
+        return
+    batching = config.sequence_batching
+    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US
+    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size:
+        batching.oldest.preferred_batch_size.append(config.max_batch_size)
+
+
 def hidden_inputs(config: ModelConfig) -> frozenset[str]:
     """Return the names of the inputs that clients do not send. Raises ConfigError."""
     settings = SequenceSettings.of(config)

@@ -31,7 +31,7 @@ from gangway.server.models.config import (
     buckets_of,
     check_supported,
 )
-from gangway.server.models.sequences import DEFAULT_IDLE_US, check_hidden, hidden_inputs, hidden_outputs
+from gangway.server.models.sequences import check_hidden, complete_sequences, hidden_inputs, hidden_outputs
 from gangway.server.models.settings import response_bounds_ns
 from gangway.server.models.tensors import datatype_name, datatype_value
 from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
@@ -71,7 +71,7 @@ def complete_config(
         obstacle = _batch_obstacle(inputs, outputs)
         remedy = "set max_batch_size: 0 and write the batch in dims"
         raise ConfigError(f"max_batch_size is {complete.max_batch_size}, but {obstacle} {remedy}")
-    _complete_sequences(complete)
+    complete_sequences(complete)
     hidden = hidden_inputs(complete)
     for spec in inputs if not config.input else ():
         if spec.name not in hidden:
@@ -93,16 +93,6 @@ def complete_config(
         size_bytes = complete.ByteSize()
         raise ConfigError(f"the completed configuration has {size_bytes} bytes, {MAX_CONFIG_BYTES} are possible")
     return complete
-
-
-def _complete_sequences(config: ModelConfig) -> None:
-    """Fill in what Triton does of `sequence_batching`."""
-    if not config.HasField("sequence_batching"):
-        return
-    batching = config.sequence_batching
-    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US
-    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size:
-        batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def optional_inputs(config: ModelConfig) -> tuple[str, ...]:

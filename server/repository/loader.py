@@ -219,6 +219,7 @@ class ModelLoader:
 
     async def _load_python(self, entry: ModelVersion, begin: float) -> LoadedModel:
         settings = check_python(entry.config)
+        require_one_front_end(entry.config, self._options.general.front_ends)
         log_without_effect(entry.name, entry.without_effect)
         environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
         completes = self._options.repository.complete_configs
@@ -229,6 +230,7 @@ class ModelLoader:
             instances = self._python.add(model_id, plan)
             config = completed_config(await instances.completed_config(), entry.config, entry.name)
             check_python(config)
+            require_one_front_end(config, self._options.general.front_ends)
             files = ModelFiles(tuple(label_files(entry.folder, config).items()), ())
             limits = ModelLimits.of(config, entry.name, entry.version, self._options.models.rates)
             await instances.initialise(json.dumps(message_json(config)))

@@ -15,7 +15,7 @@ from typing import Final
 
 from google.protobuf import json_format
 
-from gangway.artifact.format import FORMAT_VERSION, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
+from gangway.artifact.format import FORMAT_VERSION, ITEM_BYTES, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import DescriptionWriter
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
@@ -23,14 +23,13 @@ from gangway.server.errors import ConfigError, ModelLoadError, shortened
 from gangway.server.models.config import MAX_CONFIG_BYTES, PYTHON_BACKEND, check_supported
 from gangway.server.models.message_json import to_json
 from gangway.server.models.python_settings import CODE_FILENAME, PythonSettings
+from gangway.server.models.sequences import SequenceSettings, complete_sequences, hidden_inputs
 from gangway.server.models.settings import ModelBatching, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
 from gangway.server.repository.repository import PREFIX, ModelVersion
 from gangway.server.supervisor.python_instances import InstancePlan
 
-DATATYPES: Final = frozenset(
-    ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES")
-)
+DATATYPES: Final = frozenset(ITEM_BYTES)
 INTERPRETERS: Final = ("bin/python3", "bin/python")
 
 
@@ -102,8 +101,11 @@ class Environments:
 
 def check_python(config: ModelConfig) -> PythonSettings:
     """Return what a configuration says. Raises ConfigError for what Python models cannot have."""
-    if config.HasField("sequence_batching"):
-        raise ConfigError("sequence_batching is not supported for Python models")
+    sequences = SequenceSettings.of(config)
+    if sequences is not None and sequences.states:
+        raise ConfigError("sequence_batching: a Python model keeps its state itself, and 'state' is not supported")
+    if sequences is not None and config.model_transaction_policy.decoupled:
+        raise ConfigError("sequence_batching is not supported for decoupled models")
     if config.model_transaction_policy.decoupled and config.response_cache.enable:
         raise ConfigError("response_cache: the responses of a decoupled model are not kept")
     return PythonSettings.of(config)
@@ -155,6 +157,9 @@ def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
     for kind, tensors in (("input", completed.input), ("output", completed.output)):
         if not tensors:
             raise ConfigError(f"must specify '{kind}' in config.pbtxt, or in auto_complete_config of {CODE_FILENAME}")
+    complete_sequences(completed)
+    for hidden in hidden_inputs(completed).intersection(tensor.name for tensor in completed.input):
+        raise ConfigError(f"input '{shortened(hidden)}' is one of sequence_batching, too: clients cannot send it")
     if completed.ByteSize() > MAX_CONFIG_BYTES:
         raise ConfigError(f"the completed configuration has {completed.ByteSize()} bytes, {MAX_CONFIG_BYTES} can be")
     return completed
@@ -182,7 +187,9 @@ def python_batching(config: ModelConfig) -> ModelBatching:
 
 def describe(config: ModelConfig, name: str) -> Manifest:
     """Return the description of a model with a completed configuration, for workers."""
-    inputs = tuple(_spec(tensor, config, tensor.optional) for tensor in config.input)
+    sequences, shape = SequenceSettings.of(config), (-1, 1) if config.max_batch_size > 0 else (1,)
+    controls = [TensorSpec(each.name, each.datatype, shape, 0) for each in (sequences.controls if sequences else ())]
+    inputs = (*(_spec(tensor, config, tensor.optional) for tensor in config.input), *controls)
     outputs = tuple(_spec(tensor, config) for tensor in config.output)
     content: Mapping[str, object] = {
         "name": name,

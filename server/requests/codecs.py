@@ -140,6 +140,9 @@ EMPTY_FRAME_BYTES = 64  # for an answer that nobody reads
 _SPARE_RANK = 4  # of an output whose rank may be unknown
 
 
+HiddenInput = tuple[Tensor, tuple[int, ...], bytes]  # one that goes with a request of a sequence: shape and contents
+
+
 class Codec(Protocol):
     """One way to have a model compute. Safe for threads: equal requests share it."""
 

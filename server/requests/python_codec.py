@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
 from gangway.server.models.python_settings import PythonSettings
+from gangway.server.models.sequences import SequencePosition
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
@@ -22,6 +23,7 @@ from gangway.server.requests.codecs import (
     AnswerSize,
     ClassifyingCodec,
     Codec,
+    HiddenInput,
     RequestMemo,
     ResponseTemplate,
     Sinks,
@@ -45,6 +47,7 @@ STATUS: Final[Mapping[str, grpc.StatusCode]] = {
 }
 CODES: Final[Mapping[grpc.StatusCode, str]] = {code: name for name, code in STATUS.items()}
 MAX_TEMPLATES: Final = 64
+ANY_INSTANCE: Final = -1
 _NOTHING: Final = ((), 0)
 
 Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
@@ -77,6 +80,8 @@ class PythonCodec:
     answer_size: AnswerSize
     sinks: Sinks = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    hidden: Contents = ()  # of the last inputs, which clients do not send
+    instance: int = ANY_INSTANCE  # that executes it
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
     asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
     _templates: dict[tuple[tuple[int, Sequence[int], int], ...], ResponseTemplate] = field(default_factory=dict)
@@ -84,9 +89,9 @@ class PythonCodec:
     def with_about(self, contents: Contents, request_id: bytes) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
         if not request_id:
-            return [*contents, self._without_id]
+            return [*contents, *self.hidden, self._without_id]
         request = {**self._request, "id": request_id.decode(errors="replace")}
-        return [*contents, self._encoded({"request": request})]
+        return [*contents, *self.hidden, self._encoded({"request": request})]
 
     @property
     def _request(self) -> Mapping[str, Any]:
@@ -103,7 +108,7 @@ class PythonCodec:
     @cached_property
     def _common(self) -> Mapping[str, Any]:
         settings = PythonSettings.of(self.model.config)
-        return {"instances": len(settings.kinds), "timeout_s": settings.timeout_s}
+        return {"instances": len(settings.kinds), "timeout_s": settings.timeout_s, "instance": self.instance}
 
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
@@ -250,6 +255,26 @@ def python_codec_of(
         sinks=sinks,
         about=about or {},
         wants_empty_final=wants_empty_final,
+    )
+
+
+def sequenced_python(
+    codec: Codec, hidden: Sequence[HiddenInput], step: SequencePosition, instance: int = ANY_INSTANCE
+) -> Codec:
+    """Return how a Python model answers a request of a sequence, which an instance of that number executes.
+
+    `hidden`: inputs that go with the request.
+    """
+    if isinstance(codec, ClassifyingCodec):
+        return replace(codec, codec=sequenced_python(codec.codec, hidden, step, instance))
+    assert isinstance(codec, PythonCodec), "of a Python model"
+    return replace(
+        codec,
+        inputs=(*codec.inputs, *(tensor for tensor, _, _ in hidden)),
+        shapes=(*codec.shapes, *(shape for _, shape, _ in hidden)),
+        hidden=tuple(content for _, _, content in hidden),
+        about={**codec.about, "correlation_id": step.identity, "flags": step.start | step.end << 1},
+        instance=instance,
     )
 
 

@@ -9,8 +9,15 @@ from gangway.artifact.format import ALIGNMENT_BYTES
 from gangway.executor.frames import read_frame
 from gangway.server.errors import unavailable
 from gangway.server.models.sequences import SequencePosition, SequenceTensors, StateTensor, control_contents
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.codecs import AnswerSize, ClassifyingCodec, Codec, FrameCodec, TailCodec, TensorCodec
+from gangway.server.requests.codecs import (
+    AnswerSize,
+    ClassifyingCodec,
+    Codec,
+    FrameCodec,
+    HiddenInput,
+    TailCodec,
+    TensorCodec,
+)
 from gangway.server.requests.data_plane import (
     DataPlane,
     HeldBlock,
@@ -20,9 +27,8 @@ from gangway.server.requests.data_plane import (
     Submission,
     TensorLayout,
 )
+from gangway.server.requests.python_codec import python_in, sequenced_python
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
-
-HiddenInput = tuple[Tensor, tuple[int, ...], bytes]  # an input that goes with the request: shape and contents
 
 
 class StateMemory(Protocol):
@@ -306,12 +312,14 @@ def control_inputs(tensors: SequenceTensors, step: SequencePosition) -> list[Hid
     ]
 
 
-def standalone_codec(codec: Codec, tensors: SequenceTensors, step: SequencePosition) -> SequencedCodec:
+def standalone_codec(codec: Codec, tensors: SequenceTensors, step: SequencePosition) -> Codec:
     """Return the codec of a request that is no part of any sequence: it begins with the initial state, and keeps none.
 
     Raises ValueError if there is no such state.
     """
     hidden = control_inputs(tensors, step)
+    if python_in(codec) is not None:
+        return sequenced_python(codec, hidden, step)
     for state in tensors.states:
         if state.initial is None:
             raise ValueError(f"the file with the initial state of '{state.tensor.name}' cannot be read")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.lib.live_server import live_server
@@ -47,16 +48,27 @@ ARGUMENTS = """
             found.append(pb_utils.InferenceResponse(tensors, parameters={"kind": "told", "count": 3, "yes": True}))
         return found
 """
-KINDS = """
-    def initialize(self, args):
-        self.name = f"{args['model_instance_name']} {args['model_instance_kind']}"
-
+BFLOAT = """
     def execute(self, requests):
-        import time
-        time.sleep(0.05)
-        y = np.array([self.name.encode()], dtype=object)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for _ in requests]
+        responses = []
+        for r in requests:
+            x = pb_utils.get_input_tensor_by_name(r, "x")
+            try:
+                why = x.as_numpy()
+            except pb_utils.TritonModelException as error:
+                why = str(error)
+            y = pb_utils.Tensor.from_dlpack("y", x.to_dlpack())
+            z = pb_utils.Tensor("z", np.array([f"{x.triton_dtype()} {x.shape()} {why}".encode()], dtype=object))
+            responses.append(pb_utils.InferenceResponse([y, z]))
+        return responses
 """
+KINDS = (
+    """
+    def initialize(self, args):
+        print(args["model_instance_name"], "is of kind", args["model_instance_kind"])
+"""
+    + ADD
+)
 BATCHED = """
     def execute(self, requests):
         import time
@@ -112,7 +124,26 @@ BROKEN = {
     ),
     "no_execute": ("    pass\n", None, "has no method 'execute'"),
     "no_output": (ADD, config_of(outputs=""), "must specify 'output'"),
-    "sequences": (ADD, config_of(more="sequence_batching { }"), "sequence_batching is not supported for Python models"),
+    "states": (
+        ADD,
+        config_of(
+            more='sequence_batching { state { input_name: "a" output_name: "b" data_type: TYPE_FP32 dims: [1] } }'
+        ),
+        "a Python model keeps its state itself",
+    ),
+    "decoupled": (
+        ADD,
+        config_of(more="sequence_batching { } model_transaction_policy { decoupled: true }"),
+        "sequence_batching is not supported for decoupled models",
+    ),
+    "control": (
+        ADD,
+        config_of(
+            more='sequence_batching { control_input { name: "x" control { kind: CONTROL_SEQUENCE_START'
+            " fp32_false_true: [0, 1] } } }"
+        ),
+        "input 'x' is one of sequence_batching, too",
+    ),
     "slow": (
         ADD,
         config_of(more='parameters { key: "gangway_python_timeout_s" value { string_value: "x" } }'),
@@ -123,7 +154,6 @@ BROKEN = {
         config_of(more='parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/no/env" } }'),
         "is no environment",
     ),
-    "half": (ADD, config_of(inputs="x:BF16:4"), "which a Python model cannot have"),
 }
 
 
@@ -144,7 +174,9 @@ def fill(repository: Path) -> None:
     )
     write(repository, "optional", OPTIONAL, optional)
     groups = "instance_group { kind: KIND_MODEL } instance_group { kind: KIND_AUTO } instance_group { kind: KIND_GPU }"
-    write(repository, "kinds", KINDS, config_of(outputs="y:STRING:1", more=groups))
+    write(repository, "bfloat", BFLOAT, config_of("x:BF16:-1", "y:BF16:-1 z:STRING:1"))
+    write(repository, "not_bfloat", ADD, config_of("x:FP32:4", "y:BF16:4"))
+    write(repository, "kinds", KINDS, config_of(more=groups))
     write(repository, "grows", GROWS, config_of("x:INT64:1", "y:INT64:-1"))
     write(repository, "noisy", NOISY)
     write(
@@ -197,6 +229,17 @@ def test_every_type(served: Served, name: str) -> None:
         assert np.array_equal(y, array)
 
 
+def test_bf16_is_for_dlpack_only(served: Served) -> None:
+    values = np.array([1, -2.5, 3e38, 0], bfloat16)
+    x = triton.InferInput("x", [4], "BF16")
+    x.set_data_from_numpy(values)
+    result = served.client.infer("bfloat", [x])
+    assert result.get_response().raw_output_contents[0] == values.tobytes()
+    assert result.as_numpy("z")[0].decode().startswith("14 [4] Tensor dtype is BF16 and cannot be converted to NumPy")
+    with pytest.raises(InferenceServerException, match="is of type FP32, but the configuration says BF16"):
+        served.infer("not_bfloat", x=four(1))
+
+
 def test_strings(served: Served) -> None:
     x = np.array([b"abc", "h\u00e9".encode(), b""], dtype=object)
     assert served.infer("strings", x=x)["y"].tolist() == [b"cba", "\u00e9h".encode(), b""]
@@ -240,9 +283,8 @@ def test_what_a_model_is_told(served: Served) -> None:
 
 def test_kinds_of_instances(served: Served) -> None:
     """As Triton without a GPU: KIND_AUTO is KIND_CPU. KIND_GPU is it, too, with a warning."""
-    with ThreadPoolExecutor(3) as pool:
-        told = set(pool.map(lambda _: served.infer("kinds", x=four(0))["y"][0], range(12)))
-    assert told == {b"kinds_0 MODEL", b"kinds_1 CPU", b"kinds_2 CPU"}
+    for number, kind in enumerate(("MODEL", "CPU", "CPU")):
+        until(lambda number=number, kind=kind: f"kinds_{number} is of kind {kind}" in served.log())  # type: ignore[misc]
     groups = served.client.get_model_config("kinds").config.instance_group
     shown = [ModelInstanceGroup.Kind.Name(group.kind) for group in groups]
     assert shown == ["KIND_MODEL", "KIND_CPU", "KIND_GPU"]
