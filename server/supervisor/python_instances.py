@@ -160,20 +160,28 @@ class _Instance:
             "config": plan.config if completes else await self.told,
         }
         await loop.sock_sendall(control, _packed(order))
-        while True:
-            message = await _received(control)
-            await asyncio.sleep(0)  # others have their turns, however much it asks for
-            if "control" in message:
-                self._begin_call(control, message)
-            elif "call" in message:
-                self._say(control, {"answer": message["call"], **self._answer(message)})
-            elif "release" in message:
-                self._release(*message["release"])
-            elif "config" in message:
-                self.completed.set_result(message["config"])
-                await loop.sock_sendall(control, _packed({**order, "config": await self.told}))
-            else:
-                self._started(message)
+        try:
+            while True:
+                message = await _received(control)
+                await asyncio.sleep(0)  # others have their turns, however much it asks for
+                if "config" in message and not self.completed.done():
+                    self.completed.set_result(message["config"])
+                    await loop.sock_sendall(control, _packed({**order, "config": await self.told}))
+                else:
+                    self._hear(control, message)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:  # the model may write there, too
+            _log.error("%s says what is no message (%s), so it is ended", self.title, shortened(repr(error)))
+            self.kept.kill()
+
+    def _hear(self, control: socket.socket, message: Mapping[str, Any]) -> None:
+        if "control" in message:
+            self._begin_call(control, message["call"], message)
+        elif "call" in message:
+            self._say(control, {"answer": message["call"], **self._answer(message)})
+        elif "release" in message:
+            self._release(*message["release"])
+        else:
+            self._started(message)
 
     def _started(self, message: Mapping[str, Any]) -> None:
         """The model is ready, or cannot be."""
@@ -195,27 +203,27 @@ class _Instance:
                 self._metrics.family(self._user, *call["family"])
                 return {}
             return self._metrics.metric(self._user, *call["metric"])._asdict()
-        except (MetricError, KeyError, TypeError, OverflowError) as error:
+        except (MetricError, LookupError, TypeError, OverflowError) as error:
             return {"error": str(error)}
 
-    def _begin_call(self, control: socket.socket, call: Mapping[str, Any]) -> None:
+    def _begin_call(self, control: socket.socket, number: Any, call: Mapping[str, Any]) -> None:
         """Do what concerns other models, beside everything else that the instance asks for."""
         if len(self._calls) >= MOST_CALLS:
             reason = f"{MOST_CALLS} calls of the instance wait for their answers, more cannot"
-            self._say(control, {"answer": call["call"], "error": reason})
+            self._say(control, {"answer": number, "error": reason})
             return
-        task = asyncio.get_running_loop().create_task(self._answer_later(control, call))
+        task = asyncio.get_running_loop().create_task(self._answer_later(control, number, call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _answer_later(self, control: socket.socket, call: Mapping[str, Any]) -> None:
+    async def _answer_later(self, control: socket.socket, number: Any, call: Mapping[str, Any]) -> None:
         is_loading = not self.ready.done()
         try:
             answer = await self._services.models.answer(self._plan.name, is_loading, self.kept.pid, call)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            answer = {"error": str(error)}
+        except Exception as error:  # what it asks for may be anything
+            answer = {"error": f"{type(error).__name__}: {error}"}
         if control is self._control:  # else its process has ended
-            self._say(control, {"answer": call["call"], **answer})
+            self._say(control, {"answer": number, **answer})
 
     def _release(self, kind: str, what: Any) -> None:
         if kind == "family":
@@ -350,7 +358,9 @@ async def _received(control: socket.socket) -> dict[str, Any]:
     header_bytes, _ = PREFIX.unpack(await _read(control, PREFIX.size))
     if header_bytes > MAX_HEADER_BYTES:
         raise EOFError
-    answer: dict[str, Any] = json.loads(await _read(control, header_bytes))
+    answer = json.loads(await _read(control, header_bytes))
+    if not isinstance(answer, dict):
+        raise ValueError("a message whose header is no object")
     return answer
 
 

@@ -20,7 +20,18 @@ from benchmarks.lib.live_server import live_server
 from benchmarks.lib.processes import descendants_of
 from gangway.python_backend.messages import PREFIX
 from tests.helpers import adder_models
-from tests.helpers.python_models import ADD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
+from tests.helpers.python_models import (
+    ADD,
+    HEAD,
+    TIMEOUT_S,
+    Array,
+    Served,
+    config_of,
+    four,
+    inputs_of,
+    parameter,
+    write,
+)
 from tests.helpers.whole_server import alive, until
 
 pytestmark = pytest.mark.long
@@ -70,6 +81,9 @@ FAULTY = """
                 time.sleep(float(x[1]))
             if kind == 13:
                 raise pb_utils.TritonModelException("x" * 100_000)
+            if kind == 15:
+                import sys
+                os.write(int(sys.argv[1]), JUNK[int(x[1])])
             if kind == 14:
                 import sys
                 sys.exit(5)
@@ -79,6 +93,30 @@ FAULTY = """
     def finalize(self):
         print("finalized well")
 """
+JUNK = (
+    b"\xff" * 64,
+    *(
+        PREFIX.pack(len(text), 0) + text
+        for text in (
+            b"no json",
+            b"[]",
+            b"[" * 50_000,
+            b"{}",
+            b'{"config": "{}"}',
+            b'{"ready": 1}',
+            b'{"error": "x"}',
+            b'{"release": 5}',
+            b'{"release": ["metric", []]}',
+            b'{"control": 1}',
+            b'{"control": [], "call": 1}',
+            b'{"control": "load model", "call": {}, "name": "two", "message": 1e400}',
+            b'{"call": 1}',
+            b'{"call": [], "family": 5}',
+            b'{"call": 1, "family": [[], {}, []]}',
+            b'{"call": 1, "metric": [[], {}, []]}',
+        )
+    ),
+)
 LIMITS = parameter("gangway_python_timeout_s", 1.5) + "\n" + parameter("gangway_python_memory_mib", 600)
 
 
@@ -89,7 +127,7 @@ def asks(kind: int, more: float = 0) -> Array:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
-    write(repository, "faulty", FAULTY, config_of(more=LIMITS))
+    write(repository, "faulty", FAULTY, config_of(more=LIMITS), head=f"{HEAD}JUNK = {JUNK!r}\n\n")
     write(
         repository,
         "batched",
@@ -181,6 +219,15 @@ def test_a_crash_ends_its_instance_alone(served: Served, kind: int) -> None:
     works_again(served)
     assert served.instances("faulty") != [before]
     assert not alive([before])
+
+
+@pytest.mark.usefixtures("others")
+def test_junk_for_the_supervisor_is_no_harm_to_others(served: Served) -> None:
+    for number in range(len(JUNK)):
+        works_again(served)
+        with suppress(InferenceServerException):
+            served.infer("faulty", x=asks(15, number))
+    works_again(served)
 
 
 @pytest.mark.usefixtures("others")
