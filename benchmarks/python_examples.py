@@ -134,10 +134,10 @@ Image.linear_gradient("L").resize((320, 240)).convert("RGB").save(sys.argv[1])
 class Workplace:
     """Models, pictures and weights of one run, in a folder. `python`: the interpreter that has the packages."""
 
-    def __init__(self, root: Path, examples: Path, python: str) -> None:
+    def __init__(self, root: Path, examples: Path, python: str, clients: Sequence[Client] = CLIENTS) -> None:
         self._root, self._examples, self._python = root, examples, python
         self.models, self.variables = root / "models", dict(os.environ)
-        needed = sorted({package for client in CLIENTS for package in client.needs})
+        needed = sorted({package for client in clients for package in client.needs})
         self._missing = set(self._run("-c", FIND, *needed).split())
         self._has_own_weights = "TORCH_HOME" not in os.environ
 
