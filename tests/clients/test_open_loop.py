@@ -117,6 +117,7 @@ def test_a_real_servers_refusals_are_counted_by_status(gangway_server: LiveServe
     assert named == ["OK", "NOT_FOUND", "INVALID_ARGUMENT"] * 10
 
 
+@pytest.mark.alone  # it measures how punctual the machine is
 def test_requests_leave_on_schedule_however_long_answers_take(client: str):
     """A sender that was late without saying so would show: the server, on the same clock, sees its requests later."""
     count, gap_ms = 40, 5.0
