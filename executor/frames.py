@@ -70,17 +70,18 @@ def header_of(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Reads frames like `read_frame`, at once those whose header is that of the frame before."""
+    """Reads frames like `read_frame`, at once those whose header is that of the frame before. For any threads."""
 
     def __init__(self) -> None:
-        self._header, self._frame = b"", Frame((), 1 << 64)  # which no block holds
+        self._known = b"", Frame((), 1 << 64)  # which no block holds; replaced as a whole
 
     def read(self, view: memoryview) -> Frame:
         """Return what a block holds. Raises ValueError as `read_frame` does."""
-        if bytes(view[: len(self._header)]) != self._header or self._frame.size_bytes > len(view):
+        header, frame = self._known
+        if bytes(view[: len(header)]) != header or frame.size_bytes > len(view):
             frame = read_frame(view)
-            self._header, self._frame = header_of(frame), frame
-        return self._frame
+            self._known = header_of(frame), frame
+        return frame
 
 
 class FrameWriter:

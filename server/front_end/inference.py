@@ -19,6 +19,7 @@ from cachetools import LRUCache
 from google.protobuf.message import DecodeError
 
 from gangway.executor.logs import OFTEN
+from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
@@ -30,6 +31,7 @@ from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
 from gangway.server.requests.data_plane import DataPlane, Submission
+from gangway.server.requests.python_codec import PythonCodec
 from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
 from gangway.server.threads import NO_THREAD
 
@@ -167,7 +169,7 @@ class Inference:
         if self._refusal:
             unavailable(self._refusal)
         plan = self._take(header, bool(raws))
-        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self._infer_inner)
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.infer_inner)
         try:
             if not isinstance(raws, list):
                 raws = raws()
@@ -180,7 +182,7 @@ class Inference:
         finally:
             request.close()
 
-    def _infer_inner(
+    def infer_inner(
         self, header: bytes, request_id: bytes, raws: Sequence[memoryview], call: InnerCall | InnerStream
     ) -> bytes:
         """Answer a request that a Python model makes."""
@@ -321,11 +323,11 @@ class NonBlockingCall(ClientCall, Protocol):
 
 
 class NonBlockingInference:
-    """Safe for threads. `take_plain`: `Inference.take_plain`."""
+    """Safe for threads. `inference`: the blocking way, which knows the models."""
 
-    def __init__(self, resources: Resources, take_plain: Callable[[bytes], KnownRequest | None]) -> None:
+    def __init__(self, resources: Resources, inference: Inference) -> None:
         self._resources = resources
-        self._take_plain = take_plain
+        self._inference = inference
         self._answers = AnswerThread(resources.plane, self._ended, self._expired, resources.afterwork.do)
         self.start, self.stop = self._answers.start, self._answers.stop
 
@@ -337,12 +339,12 @@ class NonBlockingInference:
         arrival_ns = time.monotonic_ns()
         if len(message) > MAX_MESSAGE_BYTES:
             return False
-        known = self._take_plain(message)
+        known = self._inference.take_plain(message)
         if known is None:
             return False
         plan, request_id, raws = known
         begun = False
-        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns)
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self._inference.infer_inner)
         try:
             begun = self._begin(request, raws)
         except RequestError:
@@ -363,8 +365,12 @@ class NonBlockingInference:
         codec = plan.plain_codec
         if codec is None or codec.answer_bytes(plan.shapes.rows) >= LARGE_ANSWER_BYTES:
             return False  # the gate sees to it that such answers are taken
+        if isinstance(codec, PythonCodec):
+            if codec.was_left:
+                return False  # one that waits for other models needs a thread
+            contents = codec.with_about(contents, request.request_id)
         submission = request.open(contents)
-        if plan.regions:
+        if plan.regions and not isinstance(codec, PythonCodec):
             mapped = submission.external.inputs
             copied = sum(
                 size for place, size in zip(codec.places, plan.input_sizes, strict=True) if place not in mapped
@@ -385,7 +391,11 @@ class NonBlockingInference:
     def _ended(self, request: ClientRequest) -> None:
         """Answer a request that has ended; in the thread for that. Counting it and the like come after the answer."""
         assert request.submission is not None, "opened"
-        response = self._response(request, partial(request.finish, request.submission.status()))
+        status = request.submission.status()
+        if request.may_wait(status):
+            self._go_on(request, partial(self._end_waiting, request, status, request.submission.outcome()))
+            return
+        response = self._response(request, partial(request.finish, status))
         if response is not None:
             rest = partial(self._conclude, request, request.submission, response)
             self._resources.afterwork.add(rest, at_once=bool(request.regions))  # which the client may unmap
@@ -409,27 +419,37 @@ class NonBlockingInference:
             self._fail(request, _INTERNAL)
         else:
             if response is None:
-                self._start_again(request)
+                self._go_on(request, partial(self._again, request))
             return response
         return None
 
-    def _start_again(self, request: ClientRequest) -> None:
-        """Go on in the blocking way, in a thread of its own: with more room, or without a region or variant."""
+    def _go_on(self, request: ClientRequest, how: Callable[[], None]) -> None:
+        """Go on in the blocking way, in a thread of its own."""
         try:
-            threading.Thread(target=self._again, args=(request,), name="again", daemon=True).start()
+            threading.Thread(target=how, name="again", daemon=True).start()
         except RuntimeError:
+            if request.submission is not None:
+                request.submission.close()
             self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
 
     def _again(self, request: ClientRequest) -> None:
+        """Make another attempt: with more room, or without a region or variant."""
         response = self._response(request, partial(request.answer, request.contents))
         if response is not None:
             request.close()
             _call_of(request).answer(response)
 
+    def _end_waiting(self, request: ClientRequest, status: SlotStatus, outcome: SlotOutcome) -> None:
+        """Answer a request that an instance of a Python model may have kept."""
+        response = self._response(request, partial(request.finish, status))
+        if response is not None:
+            request.conclude(response, outcome)
+            request.close()
+            _call_of(request).answer(response)
+
     def _expired(self, request: ClientRequest) -> None:
         """Answer a request that has not ended in its time; what it holds follows later."""
-        assert request.submission is not None, "opened"
-        request.submission.close()
+        request.abandon()
         self._fail(request, request.expired())
 
     def _fail(self, request: ClientRequest, error: RequestError) -> None:

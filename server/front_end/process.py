@@ -151,7 +151,7 @@ class FrontEnd:
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
             slots,
             options.grpc,
-            NonBlockingInference(resources, self.inference.take_plain),
+            NonBlockingInference(resources, self.inference),
             plane.admission,
             thread_share,
         )

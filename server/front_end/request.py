@@ -185,8 +185,7 @@ class ClientRequest(ModelRun):
                 submission.close()
                 raise
             if outcome is None:
-                assert python is not None, "see above"
-                forget_left(python, submission)
+                self.abandon()
                 raise self.expired()
             if (response := self.finish(outcome.status)) is not None:
                 break
@@ -223,6 +222,20 @@ class ClientRequest(ModelRun):
         self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell)
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
         self._resources.cancel_with(self.call, submission)
+
+    def abandon(self) -> None:
+        """Let an attempt that has not ended in its time end by itself."""
+        assert self.submission is not None, "opened"
+        if python := python_in(self._codec):
+            forget_left(python, self.submission)
+        else:
+            self.submission.close()
+
+    def may_wait(self, status: SlotStatus) -> bool:
+        """Whether `finish` may block: an instance of a Python model may have kept the request."""
+        assert self.submission is not None, "opened"
+        python = python_in(self._codec)
+        return python is not None and (status is not SlotStatus.OK or python.is_left(self.submission.outputs[0]))
 
     def finish(self, status: SlotStatus) -> bytes | None:
         """Return the serialised response of an attempt that has ended so; `conclude` is to follow.

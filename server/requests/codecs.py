@@ -298,6 +298,7 @@ class RequestMemo:
     """The frame of the request before, which most often is that of the next one: planned once. For any threads."""
 
     known: tuple[FrameLayout, bytes] | None = None  # and what the frame begins with; replaced as a whole
+    was_left: bool = False  # by an instance of a Python model, to the front end
 
     def layout(
         self, model_id: int, tensors: Sequence[tuple[Sequence[int], int]], answer_bytes: int, joins: bool

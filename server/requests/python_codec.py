@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import grpc
 
-from gangway.executor.frames import is_absent, needed_bytes, read_frame
+from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
@@ -84,6 +85,7 @@ class PythonCodec:
     instance: int = ANY_INSTANCE  # that executes it
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
     asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
+    _reader: FrameReader = field(init=False, default_factory=FrameReader, compare=False)
     _templates: dict[tuple[tuple[int, Sequence[int], int], ...], ResponseTemplate] = field(default_factory=dict)
 
     def with_about(self, contents: Contents, request_id: bytes) -> Contents:
@@ -136,15 +138,36 @@ class PythonCodec:
             copy_content(content, view[part.offset : part.offset + part.size_bytes])
         forget_answer(submission)
 
+    def answer_bytes(self, _rows: int) -> int:
+        """Return the size of the frame of all outputs, as far as it is known."""
+        return self.answer_size.size_bytes
+
+    @property
+    def was_left(self) -> bool:
+        """Whether an instance has kept the request before."""
+        return self.asked.was_left
+
+    def is_left(self, view: memoryview) -> bool:
+        """Whether an instance has kept the request whose answer was to be in this block."""
+        with suppress(RequestError, ValueError):
+            return "left" in self._read(view)[1]
+        return False
+
+    def _read(self, view: memoryview) -> tuple[Sequence[Part], Mapping[str, Any]]:
+        """Return the places of the outputs and the status."""
+        if not 0 < needed_bytes(view) <= len(view):
+            raise RequestError(grpc.StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
+        *parts, last = self._reader.read(view).parts
+        text = bytes(view[last.offset : last.offset + last.size_bytes])
+        return parts, {} if text == b"{}" else json.loads(text)  # most say nothing
+
     def read(self, view: memoryview) -> Answer | Left:
         """Return what is in the block of an answer, or where it will be.
 
         Raises RequestError for what the model says in place of them.
         """
-        if not 0 < needed_bytes(view) <= len(view):
-            raise RequestError(grpc.StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
-        *parts, last = read_frame(view).parts
-        status = _status(view[last.offset : last.offset + last.size_bytes])
+        parts, status = self._read(view)
+        self.asked.was_left = "left" in status
         if "error" in status:
             raise error_of(*status["error"])
         if "left" in status:
@@ -209,12 +232,6 @@ class PythonCodec:
             message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
             raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
         return self.response(request_id, found.outputs, found.parameters, regions)
-
-
-def _status(content: memoryview) -> Mapping[str, Any]:
-    text = bytes(content)
-    status: Mapping[str, Any] = {} if text == b"{}" else json.loads(text)  # most say nothing
-    return status
 
 
 def set_parameter(parameter: pb.InferParameter, value: Any) -> None:

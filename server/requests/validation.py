@@ -43,7 +43,7 @@ from gangway.server.requests.contents import (
 )
 from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
-from gangway.server.requests.python_codec import about_of, python_codec_of
+from gangway.server.requests.python_codec import PythonCodec, about_of, python_codec_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
 
 MAX_CACHED_PLANS = 1024
@@ -137,12 +137,14 @@ class RequestPlan:
         return self.may_be_cached and not self.regions
 
     @cached_property
-    def plain_codec(self) -> TensorCodec | FrameCodec | TailCodec | None:
+    def plain_codec(self) -> TensorCodec | FrameCodec | TailCodec | PythonCodec | None:
         """How it is carried out, if its header has no contents, and the sizes of these are known."""
         if self.typed or self.may_be_cached or self.wants_report or self.model.config.HasField("sequence_batching"):
             return None
         if any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs):
             return None
+        if isinstance(self.codec, PythonCodec):  # regions are copied for it, which takes its time
+            return None if self.model.is_decoupled or self.regions else self.codec
         return self.codec if isinstance(self.codec, TensorCodec | FrameCodec | TailCodec) else None
 
     @cached_property
