@@ -19,7 +19,7 @@ from gangway.server.errors import LOAD_ERRORS, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
-from gangway.server.repository.ensembles import EnsembleControl, in_load_order, with_members
+from gangway.server.repository.ensembles import EnsembleControl, in_load_order, needs_of, with_members
 from gangway.server.repository.loaded import LoadedModel
 from gangway.server.repository.loader import ModelLoader
 from gangway.server.repository.remote import sync
@@ -197,6 +197,13 @@ class ModelControl:
         self._is_first = False
         found = find_models(self._options.folders, self._options.files)
         return {name: read_only_one(name, folders) for name, folders in found.items()}
+
+    async def needs(self, name: str) -> Sequence[str]:
+        """Return the models of which the repository's model is made, if it is an ensemble that can be read."""
+        try:
+            return needs_of(await asyncio.to_thread(self._read, name, None))
+        except (OSError, RuntimeError, RequestError):
+            return ()
 
     def _read(self, name: str, override: Override | None) -> list[Entry]:
         """Return what there is of one model; nothing if there is nothing."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gangway.server.messages import OK, RepositoryAnswer, RepositoryCall
@@ -14,7 +14,8 @@ class ModelCalls:
     """Everything is called in the supervisor's event loop.
 
     `perform` does what a client may ask of the repository. `is_ready` tells whether a version of a model is, or any
-    (-1). `settle` returns when all front ends know what they have been told. `most_bytes`: of a message for a load.
+    (-1). `settle` returns when all front ends know what they have been told. `needs` returns the models of which an
+    ensemble of the repository is made. `most_bytes`: of a message for a load.
     """
 
     def __init__(
@@ -22,11 +23,13 @@ class ModelCalls:
         perform: Callable[[RepositoryCall], "asyncio.Task[RepositoryAnswer]"],
         is_ready: Callable[[str, int], bool],
         settle: Callable[[], Awaitable[None]],
+        needs: Callable[[str], Awaitable[Sequence[str]]],
         most_bytes: int,
     ) -> None:
         self._perform = perform
         self._is_ready = is_ready
         self._settle = settle
+        self._needs = needs
         self._most_bytes = most_bytes
         self._awaited: dict[str, list[str]] = {}  # by models that are being loaded: those that they have loaded
 
@@ -40,8 +43,6 @@ class ModelCalls:
         if what == "check model readiness":
             await self._settle()
             return {"ready": self._is_ready(name, int(call["version"]))}
-        if is_loading and self._waits(name, asker):
-            return {"error": f"model '{asker}' is being loaded, and '{name}' would wait for it"}
         path = _path_of(pid, int(call.get("message", -1)))
         if path and os.stat(path).st_size > self._most_bytes:
             return {"error": f"config and files have more than {self._most_bytes} bytes"}
@@ -50,6 +51,8 @@ class ModelCalls:
         if is_loading:
             awaited.append(name)
         try:
+            if is_loading and await self._waits(name, asker):
+                return {"error": f"model '{asker}' is being loaded, and '{name}' would wait for it"}
             async with asyncio.timeout(MOST_SECONDS):
                 answer = await asyncio.shield(self._perform(kind))
                 await self._settle()
@@ -62,8 +65,8 @@ class ModelCalls:
                 self._awaited.pop(asker, None)
         return {} if answer.code == OK else {"error": answer.message}
 
-    def _waits(self, name: str, asker: str) -> bool:
-        """Whether the load of a model waits for that of another one."""
+    async def _waits(self, name: str, asker: str) -> bool:
+        """Whether the load of a model waits for that of another one, as one that it has asked for or is made of."""
         seen, ahead = set(), [name]
         while ahead:
             each = ahead.pop()
@@ -71,7 +74,7 @@ class ModelCalls:
                 return True
             if each not in seen:
                 seen.add(each)
-                ahead += self._awaited.get(each, ())
+                ahead += [*self._awaited.get(each, ()), *await self._needs(each)]
         return False
 
 

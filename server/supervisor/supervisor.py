@@ -86,6 +86,7 @@ class Supervisor:
             perform=lambda call: self._repository.perform(call),
             is_ready=self._announcements.is_ready,
             settle=lambda: self._front_ends.settled(),
+            needs=lambda name: self._models.needs(name),
             most_bytes=options.grpc.max_message_bytes,
         )
         self._python = PythonInstances(Services(log, CustomMetrics(memory.custom_metrics), model_calls))

@@ -45,6 +45,17 @@ def loads(*names: str) -> str:
     return "    def initialize(self, args):\n" + "".join(calls) + ADD
 
 
+WHOLE = """
+    platform: "ensemble"
+    input { name: "x" data_type: TYPE_FP32 dims: 4 }
+    output { name: "y" data_type: TYPE_FP32 dims: 4 }
+    ensemble_scheduling {
+      step {
+        model_name: "member" model_version: -1
+        input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+      }
+    }
+"""
 SLOW = "    def initialize(self, args):\n        import time\n        time.sleep(1.5)\n" + ADD
 
 
@@ -62,6 +73,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "second", loads("third"))
     write(repository, "third", loads("first"))
     adder_models.write(repository, "two", 2)
+    write(repository, "member", loads("whole"))
+    (repository / "whole" / "1").mkdir(parents=True)
+    (repository / "whole" / "config.pbtxt").write_text(WHOLE)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--front-ends=2"]
     flags += [f"--load-model={name}" for name in ("asks", "asks_too", "leaves", "other")] + ["--cores=0"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
@@ -104,7 +118,7 @@ def test_initialize_loads_what_a_model_needs(served: Served) -> None:
     assert "two was False" in served.log()
 
 
-@pytest.mark.parametrize("name", ["itself", "first"])
+@pytest.mark.parametrize("name", ["itself", "first", "member"])
 def test_loads_that_would_wait_for_each_other_end(served: Served, name: str) -> None:
     with pytest.raises(InferenceServerException, match=r"is being loaded, and '.*' would wait for it"):
         served.client.load_model(name)
