@@ -30,6 +30,8 @@ from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
 
+pytestmark = pytest.mark.long
+
 CHANNELS, SIZE = 32, 128
 DEPTHS = {"deep": 24, "wide": 24, "quick": 1, "small": 1}
 SMALL = 8  # the image of `small`, so that nobody waits for its bytes

@@ -31,6 +31,8 @@ from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scrape, Scraped, until
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
 
+pytestmark = pytest.mark.long
+
 ENDLESS_US = 10_000  # of a task of `slow`: five seconds of computing, which nobody waits for
 LONG_US = 1000  # half a second
 STREAMED = 40

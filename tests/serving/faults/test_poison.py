@@ -29,6 +29,8 @@ from gangway.server.errors import CompileError
 from gangway.server.repository.compile_jobs import Compiler
 from tests.helpers.whole_server import until
 
+pytestmark = pytest.mark.long
+
 DOUBLE = "(float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }"
 # Onnxruntime divides without a look, and the least INT64 by -1 is SIGFPE. A string keeps the model with onnxruntime.
 DIVIDE = """(int64[n, 1] a, int64[n, 1] b, string[n, 1] s) => (int64[n, 1] c, string[n, 1] t) {

@@ -22,6 +22,8 @@ from tests.helpers.steady_calls import simple_inputs
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def repository(tmp_path, compiled_zoo):

@@ -17,6 +17,8 @@ from benchmarks.lib.live_server import live_server
 from tests.helpers.python_models import Served, config_of, write
 from tests.helpers.whole_server import until
 
+pytestmark = pytest.mark.long
+
 # It executes the text that it gets; what that calls `found` is the answer.
 EXECUTES = """
     def initialize(self, args):

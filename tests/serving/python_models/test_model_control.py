@@ -17,6 +17,8 @@ from tests.helpers import adder_models
 from tests.helpers.python_models import ADD, Served, config_of, four, inputs_of, write
 from tests.helpers.whole_server import until
 
+pytestmark = pytest.mark.long
+
 # It executes the text that it gets; what that calls `found` is the answer.
 EXECUTES = """
     def execute(self, requests):
