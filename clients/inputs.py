@@ -55,10 +55,10 @@ def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]
         sizes = [*tensor.shape[:1], *shapes.get(tensor.name, tensor.shape[1:])]
         fits = len(sizes) == len(tensor.shape)
         if not fits or any(size not in (-1, given) for size, given in zip(tensor.shape, sizes, strict=True)):
-            raise InputError(
-                f"--shape: input '{tensor.name}' is {list(tensor.shape)}, {len(tensor.shape) - 1} sizes that it admits"
-                " are needed, of all dimensions but the first"
-            )
+            example = ",".join([str(max(size, 1)) for size in tensor.shape[1:]])
+            wanted = f"say the sizes of all dimensions but the first, such as {tensor.name}:{example}"
+            wanted = wanted if example else "there is no size to say"
+            raise InputError(f"--shape: input '{tensor.name}' is {list(tensor.shape)}; {wanted}")
         found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
     return found
 

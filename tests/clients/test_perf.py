@@ -125,7 +125,11 @@ def test_arrivals_from_a_file_and_inputs_from_a_folder(gangway_server: LiveServe
         (("--mix", "mlp=1", "--rate", "5", "--input-data", "/no/such"), 2, "/no/such/mlp/"),
         (("--mix", "mlp=1", "--rate", "5", "--isolated", "simple=3", "--qos", "3x"), 2, "no latency of mlp"),
         (("--mix", "mlp=1,simple=1", "--rate", "5", "--shape", "imput:16"), 2, "no model has an input 'imput'"),
-        (("--mix", "mlp=1,simple=1", "--rate", "5", "--shape", "input:17"), 2, "input 'input' is [-1, 16], 1 sizes"),
+        (
+            ("--mix", "mlp=1,simple=1", "--rate", "5", "--shape", "input:17"),
+            2,
+            "input 'input' is [-1, 16]; say the sizes",
+        ),
     ],
 )
 def test_what_the_server_cannot_do_is_said(gangway_server: LiveServer, arguments, status, said, perf: Perf):
