@@ -16,6 +16,7 @@ then executes all Python models and these clients: torch and torchvision, onnx a
 import argparse
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from benchmarks.lib.repository import GANGWAY
 
 TIMEOUT_S = 120
 URL = "localhost:8001"
+PORTS = (8000, 8001, 8002)
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,10 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, metavar="FILE",
         help="interpreter with tritonclient[all] and the packages of the examples (this one)")  # fmt: skip
     options = parser.parse_args()
+    for port in PORTS:
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                parser.error(f"port {port} is taken, and the clients have it in their code")
     missing = [client.script for client in CLIENTS if not (options.examples / client.script).is_file()]
     if missing:
         parser.error(f"argument --examples: {options.examples} has no {missing[0]}")
