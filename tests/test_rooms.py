@@ -127,6 +127,12 @@ def test_the_links_of_the_package_are_the_rooms() -> None:
     assert all(str(path.readlink()) == f"../{name}" for name, path in links.items())
 
 
+def test_the_image_is_built_of_all_rooms() -> None:
+    """`.dockerignore` lets in what it names, and nothing else."""
+    named = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    assert named >= {*ROOMS, "gangway"}
+
+
 def test_rooms_import_only_what_they_may() -> None:
     arrows = {(room_of(module), room_of(other)) for module in MODULES for other in ours(module)}
     new = {f"{room} -> {other}" for room, other in arrows if room != other and other not in ARROWS[room]}
