@@ -28,11 +28,13 @@ from benchmarks.lib.load import TOLERANCE, relative_error
 from benchmarks.lib.reference import Example, example_of
 from gangway.executor.process import LOWERED_WORKER_NICE
 from gangway.zoo import write_model
+from tests.helpers import python_models
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 MOST_BYTES = {"full": 600e6, "serve": 240e6}
 ZOO = ("simple", "mlp")
+PYTHON = "plus_one"
 CALL_SECONDS = 30
 CACHE_NAME = "gangway-cache"  # of the pages
 STOP_SECONDS = 10  # Docker's own limit, then it kills
@@ -57,11 +59,12 @@ def images(daemon: Docker) -> Images:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two of the zoo, one that onnxruntime serves, and one whose 8 rows want more memory than /dev/shm has."""
+    """Two of the zoo, one in Python, one that onnxruntime serves, and one whose 8 rows want more than /dev/shm has."""
     folder = tmp_path_factory.mktemp("models")
     folder.chmod(0o755)
     for name in ZOO:
         write_model(folder, name)
+    python_models.write(folder, PYTHON)
     add(folder, "whole", "(bfloat16[n, 4] x) => (bfloat16[n, 4] y) { y = Identity(x) }")
     random = np.random.default_rng(0)
     weights = {"a": random.random((512, 1, 3, 3), np.float32) - 0.5, "b": random.random((8, 512, 1, 1), np.float32)}
@@ -105,8 +108,10 @@ def inputs_of(arrays: dict[str, np.ndarray]) -> list[triton.InferInput]:
 
 
 def check_answers(server: Container, examples: dict[str, Example]) -> None:
-    """Each model answers what onnxruntime does."""
+    """Each model answers what onnxruntime does, and the one in Python one more than it gets."""
     with triton.InferenceServerClient(server.url) as client:
+        x = python_models.four(1)
+        assert (client.infer(PYTHON, inputs_of({"x": x}), client_timeout=CALL_SECONDS).as_numpy("y") == x + 1).all()
         for name, example in examples.items():
             result = client.infer(name, inputs_of(example.inputs), client_timeout=CALL_SECONDS)
             for output, expected in example.outputs.items():
@@ -229,7 +234,7 @@ def check_start_from_cache(stopped: Container, examples: dict[str, Example]) -> 
 def test_the_image_that_serves_only_takes_the_cache_of_the_other(
     daemon: Docker, images: Images, models: Path, cache: str, served: Container, examples: dict[str, Example]
 ) -> None:
-    command = (*SERVE, "--model-control-mode=explicit", *(f"--load-model={name}" for name in ZOO))
+    command = (*SERVE, "--model-control-mode=explicit", *(f"--load-model={name}" for name in (*ZOO, PYTHON)))
     with container(daemon, images.serve, models, cache, command=command) as only:
         only.wait_until_ready()
         check_answers(only, examples)
