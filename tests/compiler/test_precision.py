@@ -18,6 +18,8 @@ from gangway.compiler.target import TARGETS, detect, extended, for_precision
 from gangway.compiler.tiles import request_tiles, tiles_work
 from gangway.zoo.transformers import Size, bert_base, gpt2
 
+pytestmark = pytest.mark.long
+
 Array = npt.NDArray[Any]
 LEAST_COSINE = 0.998
 

@@ -17,6 +17,8 @@ from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
 from tests.compiler.conftest import Array, Network, Runner
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 60
 node = helper.make_node
 

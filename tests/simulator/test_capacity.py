@@ -15,6 +15,8 @@ from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError
 from tests.helpers.started_command import status_of
 
+pytestmark = pytest.mark.long
+
 FIVE_TIMES = Qos(multiple=5.0)
 QUERIES = 400
 LOAD = ("mobilenetv2=30@5x", "resnet50=4@5x")

@@ -14,6 +14,8 @@ from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.specs import RELU, Array
 from gangway.compiler.kernels.templates import registry
 
+pytestmark = pytest.mark.long
+
 GAP, GUARD = 7, 77.0  # numbers between rows that belong to nobody, and what they are
 SPECS = [
     PackedDenseSpec(64, 1, 32, 4, 16),

@@ -13,6 +13,8 @@ from benchmarks.lib.live_server import LiveServer
 from benchmarks.lib.repository import GANGWAY
 from tests.conftest import CompiledZoo
 
+pytestmark = pytest.mark.long
+
 COLUMNS = 80
 COMMANDS = (
     ("client", "resnet50", "--top=3", "--url={url}"),

@@ -24,6 +24,8 @@ from benchmarks.lib.reference import example_of
 from gangway.artifact.reader import verify
 from tests.helpers.whole_server import TIMEOUT_SECONDS, small_repository, started, until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def repository(tmp_path, compiled_zoo):

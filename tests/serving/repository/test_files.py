@@ -13,6 +13,8 @@ from benchmarks.lib.live_server import live_server
 from benchmarks.lib.repository import GANGWAY
 from tests.helpers.adder_models import Controlled, adder, fill_cache, replace
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
