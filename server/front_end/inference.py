@@ -19,7 +19,6 @@ from cachetools import LRUCache
 from google.protobuf.message import DecodeError
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
@@ -370,7 +369,8 @@ class NonBlockingInference:
                 return False  # one that waits for other models needs a thread
             contents = codec.with_about(contents, request.request_id)
         submission = request.open(contents)
-        if plan.regions and not isinstance(codec, PythonCodec):
+        if plan.regions:
+            assert not isinstance(codec, PythonCodec), "for which regions are copied: no plain request"
             mapped = submission.external.inputs
             copied = sum(
                 size for place, size in zip(codec.places, plan.input_sizes, strict=True) if place not in mapped
@@ -393,7 +393,7 @@ class NonBlockingInference:
         assert request.submission is not None, "opened"
         status = request.submission.status()
         if request.may_wait(status):
-            self._go_on(request, partial(self._end_waiting, request, status, request.submission.outcome()))
+            self._go_on(request, partial(request.finish_and_conclude, request.submission.outcome()))
             return
         response = self._response(request, partial(request.finish, status))
         if response is not None:
@@ -419,31 +419,22 @@ class NonBlockingInference:
             self._fail(request, _INTERNAL)
         else:
             if response is None:
-                self._go_on(request, partial(self._again, request))
+                self._go_on(request, partial(request.answer, request.contents))  # with more room, or without a region
             return response
         return None
 
-    def _go_on(self, request: ClientRequest, how: Callable[[], None]) -> None:
-        """Go on in the blocking way, in a thread of its own."""
+    def _go_on(self, request: ClientRequest, make: Callable[[], bytes | None]) -> None:
+        """Go on in the blocking way, in a thread of its own, which makes the response and concludes the request."""
         try:
-            threading.Thread(target=how, name="again", daemon=True).start()
+            threading.Thread(target=self._answer, args=(request, make), name="again", daemon=True).start()
         except RuntimeError:
             if request.submission is not None:
                 request.submission.close()
             self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
 
-    def _again(self, request: ClientRequest) -> None:
-        """Make another attempt: with more room, or without a region or variant."""
-        response = self._response(request, partial(request.answer, request.contents))
+    def _answer(self, request: ClientRequest, make: Callable[[], bytes | None]) -> None:
+        response = self._response(request, make)
         if response is not None:
-            request.close()
-            _call_of(request).answer(response)
-
-    def _end_waiting(self, request: ClientRequest, status: SlotStatus, outcome: SlotOutcome) -> None:
-        """Answer a request that an instance of a Python model may have kept."""
-        response = self._response(request, partial(request.finish, status))
-        if response is not None:
-            request.conclude(response, outcome)
             request.close()
             _call_of(request).answer(response)
 

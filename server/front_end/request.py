@@ -187,9 +187,8 @@ class ClientRequest(ModelRun):
             if outcome is None:
                 self.abandon()
                 raise self.expired()
-            if (response := self.finish(outcome.status)) is not None:
+            if (response := self.finish_and_conclude(outcome)) is not None:
                 break
-        self.conclude(response, outcome)
         if self.plan.wants_report and response:
             response += report_of(outcome, self.shapes.rows, self.target_us, submission.external.count)
         return response
@@ -269,6 +268,13 @@ class ClientRequest(ModelRun):
             if response is None:
                 submission.close()
         self.end_ns = time.monotonic_ns()
+        return response
+
+    def finish_and_conclude(self, outcome: SlotOutcome) -> bytes | None:
+        """Do both, if the attempt was the last one. Raises RequestError."""
+        response = self.finish(outcome.status)
+        if response is not None:
+            self.conclude(response, outcome)
         return response
 
     def conclude(self, response: bytes, outcome: SlotOutcome) -> None:
