@@ -98,9 +98,7 @@ class CustomMetrics:
             if other is not None:
                 raise MetricError(f"'{shortened(name)}' would have samples of the same name as '{shortened(other)}'")
             family = _Family(description, kind)
-        if user not in family.users:
-            self._take(user, "families", any(each.model_id == user.model_id for each in family.users))
-            family.users.add(user)
+        self._join(user, family.users, "families")
         self._families[name] = family
         self._samples |= dict.fromkeys(_samples_of(name, kind), name)
 
@@ -113,18 +111,17 @@ class CustomMetrics:
         record = family.metrics.get(text)
         if record is None:
             about = Description(name, family.help.translate(_HELP_ESCAPES), family.kind, text, _bounds_of(buckets))
-            self._take(user, "metrics", False)
+            users: set[User] = set()
+            self._join(user, users, "metrics")
             try:
                 record = self._begin(about)
             except MetricError:
-                self._counts[user.model_id, "metrics"] -= 1
+                self._leave(user, users, "metrics")
                 raise
             family.metrics[text] = record
-            self._metrics[record] = _Metric(name, about)
+            self._metrics[record] = _Metric(name, about, users)
         metric = self._metrics[record]
-        if metric.users and user not in metric.users:
-            self._take(user, "metrics", any(each.model_id == user.model_id for each in metric.users))
-        metric.users.add(user)
+        self._join(user, metric.users, "metrics")
         return Made(record, metric.about.bounds)
 
     def release_family(self, user: User, name: Any) -> None:
@@ -132,9 +129,7 @@ class CustomMetrics:
         family = self._families.get(name)
         if family is None or user not in family.users:
             return
-        family.users.discard(user)
-        if all(each.model_id != user.model_id for each in family.users):
-            self._counts[user.model_id, "families"] -= 1
+        self._leave(user, family.users, "families")
         self._drop_unused(name, family)
 
     def release_metric(self, user: User, record: Any) -> None:
@@ -142,9 +137,7 @@ class CustomMetrics:
         metric = self._metrics.get(record)
         if metric is None or user not in metric.users:
             return
-        metric.users.discard(user)
-        if all(each.model_id != user.model_id for each in metric.users):
-            self._counts[user.model_id, "metrics"] -= 1
+        self._leave(user, metric.users, "metrics")
         if not metric.users:
             del self._metrics[record]
             family = self._families[metric.family]
@@ -162,12 +155,21 @@ class CustomMetrics:
             for user in [each for each in family.users if each.model_id == model_id]:
                 self.release_family(user, name)
 
-    def _take(self, user: User, what: str, has_it: bool) -> None:
-        """Count what a model begins to use. Raises MetricError if it has too much."""
-        if not has_it:
+    def _join(self, user: User, users: set[User], what: str) -> None:
+        """Add a user, and count what its model begins to use. Raises MetricError if it has too much."""
+        if user in users:
+            return
+        if all(each.model_id != user.model_id for each in users):
             if self._counts[user.model_id, what] >= MOST_OF_MODEL:
                 raise MetricError(f"the model has {MOST_OF_MODEL} {what}, more cannot be")
             self._counts[user.model_id, what] += 1
+        users.add(user)
+
+    def _leave(self, user: User, users: set[User], what: str) -> None:
+        """Take a user out, and count what its model does not use any more."""
+        users.discard(user)
+        if all(each.model_id != user.model_id for each in users):
+            self._counts[user.model_id, what] -= 1
 
     def _begin(self, about: Description) -> int:
         if not self._free:
