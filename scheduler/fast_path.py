@@ -190,13 +190,14 @@ class FastPathScheduler:
             known.level, known.is_dated = level, False
         else:
             self.close(model_id)
-            count = min(self._arena_count(start), limit or self._path.worker_slots)
-            self._open[model_id] = opened = _Open(model.spec, profile, start, level, [None] * count, limit)
+            arenas: list[int | None] = [None] * self._arena_count(start, limit)
+            self._open[model_id] = opened = _Open(model.spec, profile, start, level, arenas, limit)
             self._reserve_arenas(opened)
 
-    def _arena_count(self, start: LoneStart) -> int:
+    def _arena_count(self, start: LoneStart, limit: int) -> int:
         """Return how many requests may be under way: those that compute, and one that ranks are about to leave."""
-        return self._path.worker_slots if start.cores == 1 else self._workers.in_service // start.cores + 1
+        count = self._path.worker_slots if start.cores == 1 else self._workers.in_service // start.cores + 1
+        return min(count, limit) if limit else count
 
     def _reserve_arenas(self, known: _Open) -> None:
         """Let each request that may be under way have an arena. Without one the model is closed until it is asked."""
