@@ -258,9 +258,8 @@ class Host:
                 self._release(execution)
             else:
                 self._pin(execution.core)  # where the main thread is, others may compute
-            self._is_idle = False
-            self._status_map[0] = 1
             self._waiting.append(execution)
+            self._note_idle()
             self._notify()
 
     def _resume(self, header: dict[str, Any], worker: Connection) -> None:
