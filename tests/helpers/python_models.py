@@ -25,6 +25,25 @@ ADD = """
         return responses
 """
 
+TEXTS = ("x:STRING:1", "y:STRING:1")  # of a model that `executes`
+
+
+def executes(names: str, more: str = "") -> str:
+    """A body that executes the text that it gets, with these `names`; what that calls `found` is the answer.
+
+    `more`: lines of `execute` before that.
+    """
+    return f"""
+    def execute(self, requests):{more}
+        responses = []
+        for request in requests:
+            names = {{"pb": pb_utils, "found": None, {names}}}
+            exec(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0].decode(), names)
+            y = np.array([str(names["found"]).encode()], dtype=object)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return responses
+"""
+
 
 def config_of(inputs: str = "x:FP32:4", outputs: str = "y:FP32:4", batch: int = 0, more: str = "") -> str:
     """A config.pbtxt; tensors as "name:TYPE:dim,dim name:TYPE:dim"."""
@@ -65,6 +84,11 @@ class Served:
         """The outputs of a request."""
         result = self.client.infer(name, inputs_of(feeds), client_timeout=timeout_s)
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+    def executed(self, name: str, code: str) -> str:
+        """What a model answers that `executes` this."""
+        answer: bytes = self.infer(name, x=np.array([code.encode()], dtype=object))["y"][0]
+        return answer.decode()
 
     def instances(self, name: str) -> list[int]:
         """The processes of a model's instances."""

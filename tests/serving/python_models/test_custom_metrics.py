@@ -7,19 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
-from tests.helpers.python_models import Served, config_of, write
+from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 
-# It executes the text that it gets; what that calls `found` is the answer.
 EXECUTES = """
     def initialize(self, args):
         self.kept = {}
@@ -28,22 +26,12 @@ EXECUTES = """
         self.seen = family.Metric({"model": self.name, "a": 'q"'})
         self.family = family
 
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            names = {"pb": pb_utils, "kept": self.kept, "seen": self.seen, "found": None}
-            exec(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0].decode(), names)
-            y = np.array([str(names["found"]).encode()], dtype=object)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
-        return responses
-
     def finalize(self):
         family = pb_utils.MetricFamily("made_by_finalize", "Late", pb_utils.MetricFamily.GAUGE)
         gauge = family.Metric()
         gauge.set(2)
         print("finalized with", gauge.value())
-"""
-TEXTS = ("x:STRING:1", "y:STRING:1")
+""" + executes('"kept": self.kept, "seen": self.seen')
 MODELS = {"one": 1, "three": 3}
 
 
@@ -53,17 +41,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, count in MODELS.items():
         write(repository, name, EXECUTES, config_of(*TEXTS, more=f"instance_group {{ count: {count} }}"))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    flags += [
-        "--front-ends=2",
-    ]
+    flags.append("--front-ends=2")
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository)
 
 
 def ask(served: Served, code: str, name: str = "one") -> str:
     """What a model answers that executes this."""
-    answer: bytes = served.infer(name, x=np.array([code.encode()], dtype=object))["y"][0]
-    return answer.decode()
+    return served.executed(name, code)
 
 
 def text_of(served: Served) -> str:

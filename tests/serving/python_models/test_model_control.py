@@ -14,30 +14,20 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from tests.helpers import adder_models
-from tests.helpers.python_models import ADD, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import ADD, TEXTS, Served, config_of, executes, four, inputs_of, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 
-# It executes the text that it gets; what that calls `found` is the answer.
-EXECUTES = """
-    def execute(self, requests):
+ASK = """
         def ask(name, shape=(4,)):
             x = pb_utils.Tensor("x", np.zeros(shape, np.float32))
             response = pb_utils.InferenceRequest(model_name=name, inputs=[x], requested_output_names=["y"]).exec()
             if response.has_error():
                 return response.error().message()
             return float(response.output_tensors()[0].as_numpy().ravel()[0])
-
-        responses = []
-        for request in requests:
-            names = {"pb": pb_utils, "ask": ask, "found": None}
-            exec(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0].decode(), names)
-            y = np.array([str(names["found"]).encode()], dtype=object)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
-        return responses
 """
-TEXTS = ("x:STRING:1", "y:STRING:1")
+EXECUTES = executes('"ask": ask', ASK)
 
 
 def loads(*names: str) -> str:
@@ -86,8 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def ask(served: Served, code: str, name: str = "asks") -> str:
     """What a model answers that executes this."""
-    answer: bytes = served.infer(name, x=np.array([code.encode()], dtype=object))["y"][0]
-    return answer.decode()
+    return served.executed(name, code)
 
 
 def test_a_model_is_there_as_soon_as_it_is_loaded(served: Served) -> None:
