@@ -287,6 +287,12 @@ class ScriptedServer(Server):
         words = [struct.unpack_from("<I", control.segment.view, at + BELL.offset(name))[0] for name in names]
         return words == [1, skips_completions, skips_best_effort]
 
+    def workers_are_asleep(self) -> bool:
+        """Whether all workers wait for their bells: what they had to say is said."""
+        control = self.memory.control
+        bells = [control.layout.worker(rank) for rank in range(control.layout.workers)]
+        return all(struct.unpack_from("<I", control.segment.view, at + BELL.offset("sleeping"))[0] for at in bells)
+
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""
         self.tell(slow.FrontEndDied(SUPERVISOR))

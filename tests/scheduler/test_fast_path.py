@@ -105,7 +105,9 @@ def test_of_a_model_with_one_instance_one_is_under_way(tiny_model):
         server.open_model(LoneStart(1))
         for _ in range(10):
             assert server.outcome(server.request()).status is SlotStatus.OK
-            server.until(lambda: server.is_asleep(skips_completions=True))  # the worker has left
+            server.until(
+                lambda: server.workers_are_asleep() and server.is_asleep(skips_completions=True)
+            )  # it has left
         assert not server.script.seen
         for _ in range(3):
             first = server.request(hang=2)
