@@ -27,7 +27,12 @@ onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessio
 
 
 def open_session(
-    model: Path | bytes, optimise: bool = True, threads: int = 1, save: Path | None = None, layouts: bool = True
+    model: Path | bytes,
+    optimise: bool = True,
+    threads: int = 1,
+    save: Path | None = None,
+    layouts: bool = True,
+    beside: Path | None = None,
 ) -> Any:
     """Return an InferenceSession that computes in the calling thread and `threads - 1` of its own, which never spin
     between runs; `model`: a file, or what one holds.
@@ -36,7 +41,7 @@ def open_session(
 
     `save`: where the optimised model is written, and its large weights beside it, as they are and as kernels read them.
     Every session that opens that file maps them: one copy in the machine. `layouts`: optimised, too, by layouts that
-    only machines with registers of the same width read.
+    only machines with registers of the same width read. `beside`: the folder of weights that `model` has in files.
     A model with operators of onnxruntime-extensions gets them from that package.
 
     Raises what onnxruntime raises; ModuleNotFoundError if that package is missing.
@@ -50,6 +55,8 @@ def open_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     elif not layouts:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    if beside is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(beside))
     if save is not None:
         options.optimized_model_filepath = str(save)
         prefix = "session.optimized_model_external_initializers_"

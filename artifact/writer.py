@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -197,6 +198,13 @@ class OnnxArtifactWriter(_Writer):
                 raise ValueError(f"external data in '{name}', which is not below the model's folder")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.parent / name, target)
+
+    def replace_model(self, parts: Iterable[bytes]) -> None:
+        """Write another ONNX file in place of the copy, which may be read meanwhile."""
+        path = self.model_path.with_name(f"new {ONNX_FILE.rpartition('/')[2]}")
+        with path.open("wb") as file:
+            file.writelines(parts)
+        path.replace(self.model_path)
 
     def room_for_saved(self, name: str) -> Path:
         """Return where the model may be saved anew, under the file name of a path in the artifact."""

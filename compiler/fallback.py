@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import (
@@ -42,12 +41,13 @@ from gangway.compiler.frontend.importer import (
     deciding_inputs,
     dimension_name,
     read_graph,
-    zipped_outputs,
 )
-from gangway.compiler.frontend.ml_operators import drop_zip_maps
+from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.frontend.onnx_file import external_locations
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.model_file import parse, with_weights
+from gangway.compiler.opsets import restamp
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
@@ -99,8 +99,7 @@ def leave_to_onnxruntime(
             writer.copy(path, sorted(external_locations(path)))
             if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
-            if zipped_outputs(path):
-                _leave_out_zip_maps(writer.model_path)
+            _make_readable(writer)
             before_bytes = anonymous_bytes()
             session = open_session(writer.model_path)
             session_bytes = anonymous_bytes() - before_bytes
@@ -182,11 +181,16 @@ def _behaviour(session: Any, sizes: Mapping[str, int]) -> object:
     return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], contents
 
 
-def _leave_out_zip_maps(path: Path) -> None:
-    """Rewrite an ONNX file so that requests can hold its outputs."""
-    model = onnx.load(path, load_external_data=False)
+def _make_readable(writer: OnnxArtifactWriter) -> None:
+    """Rewrite the copy of an ONNX file so that requests can hold its outputs, and onnxruntime reads its operator sets.
+
+    Raises ModelError.
+    """
+    model, _ = parse(writer.model_path)
+    has_zip_maps = bool(outputs_of_zip_maps(model))
     drop_zip_maps(model)
-    onnx.save(model, path)
+    if restamp(model) or has_zip_maps:
+        writer.replace_model(with_weights(model, writer.model_path))
 
 
 def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:

@@ -15,12 +15,13 @@ from typing import Any, cast
 import numpy as np
 
 from gangway.artifact.command_line import CommandParser
-from gangway.artifact.onnx_session import open_session
 from gangway.artifact.precision import Agreement
 from gangway.compiler.agreement import cosine, top1
 from gangway.compiler.arguments import MODEL_FILE, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.model_file import open_model
+from gangway.compiler.opsets import restamp
 
 Feeds = Mapping[str, Array]  # of one request, by input
 
@@ -106,6 +107,11 @@ def quantise(
             if any(each.domain in ("", "ai.onnx") and each.version < PER_CHANNEL_OPSET for each in model.opset_import):
                 source = Path(folder) / "newer.onnx"
                 onnx.save(onnx.version_converter.convert_version(onnx.load(path), PER_CHANNEL_OPSET), source)
+            elif restamp(model):
+                source = Path(folder) / "older.onnx"
+                whole = onnx.load(path)
+                restamp(whole)
+                onnx.save(whole, source)
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             kept = [
                 node.name
@@ -133,7 +139,7 @@ def quantise(
 
 def agreement_of(path: Path, output: Path, examples: Sequence[Feeds]) -> Agreement:
     """Return how the answers of both models to these requests agree, both of onnxruntime."""
-    exact, quantised = open_session(path), open_session(output)
+    exact, quantised = open_model(path), open_model(output)
     least, shares = 1.0, []
     for each in examples:
         feeds = _fitting(path, each)
@@ -145,7 +151,7 @@ def agreement_of(path: Path, output: Path, examples: Sequence[Feeds]) -> Agreeme
 
 def _fitting(path: Path, feeds: Feeds) -> Feeds:
     """Return the arrays by input. Raises ModelError where they are not those of the model."""
-    inputs = {each.name: each for each in open_session(path).get_inputs()}
+    inputs = {each.name: each for each in open_model(path).get_inputs()}
     if feeds.keys() == {""} and len(inputs) == 1:
         feeds = dict(zip(inputs, feeds.values(), strict=True))
     if missing := inputs.keys() - feeds.keys():

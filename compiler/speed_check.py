@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from gangway.artifact.format import Layer
-from gangway.artifact.onnx_session import open_session
 from gangway.compiler.candidate import Call, Candidate, Memory
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.lower.reference import best_us, example
+from gangway.compiler.model_file import open_model
 
 MOST_RATIO = 1.1  # of times
 MOST_RATIO_OF_ISLANDS = 0.9  # if onnxruntime computes layers anyway: on several cores a whole model gains more
@@ -40,7 +40,7 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidat
     feeds = {name: example(graph.types[name], seed) for seed, name in enumerate(graph.inputs)}
     feeds |= {name: np.full_like(feeds[name], dimensions[name]) for name in feeds.keys() & dimensions.keys()}
     try:
-        session = open_session(path)
+        session = open_model(path)
         session.run(None, feeds)
     except Exception:  # onnxruntime's own exceptions have no common base
         return

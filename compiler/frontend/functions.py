@@ -16,17 +16,15 @@ from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.decompositions import decompose
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, TensorType, apply_rule
 from gangway.compiler.frontend.shape_inference import (
-    OWN_DOMAINS,
     infer_shapes,
-    means_the_same,
     model_proto,
     node_proto,
-    opset_of,
     tensor_types,
     value_proto,
 )
 from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 _MOST_NODES = 1 << 17  # of a model that calls functions, which may call functions, and so on

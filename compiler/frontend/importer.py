@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
 from gangway.artifact.files import file_beside, file_stamp
@@ -27,11 +26,13 @@ from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
 from gangway.compiler.frontend.halves import widen_halves
 from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
-from gangway.compiler.frontend.onnx_file import Stretch, split
+from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
-from gangway.compiler.frontend.shape_inference import OWN_DOMAINS, dtype_name, infer_shapes, opset_of, value_proto
+from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.model_file import parse
+from gangway.compiler.opsets import OWN_DOMAINS, opset_of, restamp, why_unknown
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
 OLDEST_OPSET = 7  # before that, broadcasting followed attributes that are not read here
@@ -55,12 +56,12 @@ def _tensors_in(message: Any) -> Iterator[Any]:
 
 def count_parameters(path: Path) -> int:
     """Return how many numbers the model's weights have. Raises ModelError, OSError."""
-    return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
+    return sum(math.prod(tensor.dims) for tensor in parse(path)[0].graph.initializer)
 
 
 def deciding_inputs(path: Path) -> tuple[str, ...]:
     """Return the inputs of one integer that decide on branches and shapes. Raises ModelError, OSError."""
-    return find_deciding_inputs(_parse(path)[0])
+    return find_deciding_inputs(parse(path)[0])
 
 
 def require_batch(path: Path) -> None:
@@ -68,7 +69,7 @@ def require_batch(path: Path) -> None:
 
     Raises ModelError, OSError.
     """
-    model = _parse(path)[0]
+    model = parse(path)[0]
     initial = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
         kind = value.type.tensor_type
@@ -87,7 +88,7 @@ def require_sizes(path: Path) -> None:
 
     Raises ModelError, OSError.
     """
-    model = _parse(path)[0]
+    model = parse(path)[0]
     _check_scope(model, path)
     _fix_dimensions(model, {tensor.name for tensor in model.graph.initializer}, NO_DIMENSIONS)
 
@@ -99,7 +100,7 @@ def zipped_outputs(path: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _zipped_outputs(path: Path, stamp: tuple[int, ...]) -> list[str]:
-    return outputs_of_zip_maps(_parse(path)[0])
+    return outputs_of_zip_maps(parse(path)[0])
 
 
 def batch_symbols(path: Path) -> dict[str, str]:
@@ -109,7 +110,7 @@ def batch_symbols(path: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _batch_symbols(path: Path, stamp: tuple[int, ...]) -> dict[str, str]:
-    graph = _parse(path)[0].graph
+    graph = parse(path)[0].graph
     return {value.name: _name_of(value, 0) for value in graph.input if value.type.tensor_type.shape.dim}
 
 
@@ -186,6 +187,7 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
     if odd.domain in OWN_DOMAINS:
         raise refusal
     try:
+        restamp(probe)
         found = open_session(probe.SerializeToString(), optimise=False).get_outputs()
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise refusal from error
@@ -197,7 +199,7 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
 
 def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
     """Return the model with all sizes open, without functions, and its initializers."""
-    model, weights = _parse(path)
+    model, weights = parse(path)
     _check_scope(model, path)
     drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
@@ -256,23 +258,11 @@ def _many_rows(model: Any, constants: Container[str]) -> Any:
     return wide
 
 
-def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
-    """Return the model without its large weights, and where those are."""
-    content, weights = split(path)
-    size_bytes, model = path.stat().st_size, onnx.ModelProto()
-    try:
-        model.ParseFromString(content)
-    except DecodeError as error:
-        message = f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)"
-        raise UnreadableModelError(message) from error
-    if not model.HasField("graph") or not model.graph.output:
-        raise UnreadableModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
-    return model, weights
-
-
 def _check_scope(model: Any, path: Path) -> None:
     if any(0 < opset_of(importer) < OLDEST_OPSET for importer in (model, *model.functions)):
         raise UnsupportedModelError(f"{path.name} uses an operator set older than {OLDEST_OPSET}")
+    if why := why_unknown(model):
+        raise UnreadableModelError(why)
     if model.graph.sparse_initializer:
         raise UnsupportedModelError("sparse weights are not supported")
 

@@ -24,14 +24,13 @@ from gangway.compiler.frontend.functions import infer_body
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
 from gangway.compiler.frontend.packed import operators as packed_operators
 from gangway.compiler.frontend.shape_inference import (
-    OWN_DOMAINS,
     infer_shapes,
     node_proto,
-    opset_of,
     tensor_types,
     value_proto,
 )
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.opsets import OWN_DOMAINS, opset_of
 
 __all__ = [
     "contrib_attention",

@@ -22,20 +22,8 @@ from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorT
 from gangway.compiler.frontend.loops import loop_types
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of, restamp
 
-OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
-_REDEFINED = {  # opsets that gave an operator another meaning, but neither other inputs nor other attributes
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13,)),
-    "AveragePool": (19,),
-    "BatchNormalization": (9, 14),
-    "DFT": (20,),
-    "Dropout": (10, 12),
-    "GroupNormalization": (21,),
-    "LpPool": (18,),
-    "Resize": (11, 13),
-    "RoiAlign": (16,),
-    "Scan": (9,),
-}
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED_NAMES = """
@@ -332,7 +320,7 @@ def evaluate_proto(node: Any, constants: Mapping[str, Array], opset: int) -> dic
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
 
-def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
+def _run(model: Any, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
     """Return the model's outputs; `newest`: its operator means what the newest definition says.
 
     onnxruntime computes them, since that knows every operator set from 7 on. ONNX's own evaluator knows types that
@@ -341,7 +329,10 @@ def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
     from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have nothing to fold
 
     try:
-        values: list[Any] = open_session(model, optimise=False).run(None, feeds)
+        readable = onnx.ModelProto()
+        readable.CopyFrom(model)
+        restamp(readable)
+        values: list[Any] = open_session(readable.SerializeToString(), optimise=False).run(None, feeds)
         return values
     except Exception as error:  # onnxruntime's own exceptions have no common base
         if not newest:
@@ -355,7 +346,7 @@ def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
         raise refusal from None
 
 
-def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> bytes:
+def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> Any:
     """Return a model of one node, with inputs of any shape and outputs of whatever type they become."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
@@ -363,8 +354,7 @@ def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> bytes:
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "node", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return bytes(model.SerializeToString())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def _require_quotients(dividends: Array, divisors: Array) -> None:
@@ -390,17 +380,6 @@ def node_proto(node: Node, opset: int) -> Any:
     if node.captured:
         rename_captured(proto, dict(zip(node.captured, node.inputs[own:], strict=True)))
     return proto
-
-
-def opset_of(model: Any) -> int:
-    """Return the version of ONNX's own operators that a model, or a function, imports; 0 if it imports none."""
-    return next((opset.version for opset in model.opset_import if opset.domain in OWN_DOMAINS), 0)
-
-
-def means_the_same(operator: str, opset: int, other: int) -> bool:
-    """Whether a node that is valid in two operator sets computes the same in both."""
-    low, high = sorted((opset, other))
-    return not any(low < version <= high for version in _REDEFINED.get(operator, ()))
 
 
 def value_proto(name: str, kind: TensorType) -> Any:

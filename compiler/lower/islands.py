@@ -35,6 +35,7 @@ from gangway.compiler.kernels.plain_specs import (
 from gangway.compiler.kernels.specs import Array, ConvSpec, ConvTransposeSpec, RecurrentSpec, VolumeConvSpec
 from gangway.compiler.lower.layers import Attention, Layer, LayerSpec, Program
 from gangway.compiler.lower.reference import best_us, example, run_apart
+from gangway.compiler.opsets import restamp
 
 WORTHWHILE: tuple[type[LayerSpec], ...] = (
     ConvSpec,
@@ -187,7 +188,9 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     given = {name: graph.types[name] for name in inputs}
     results = {copies.get(name, name): graph.types.get(name) or graph.open_types.get(name) for name in outputs}
     domains = {item.domain: graph.domains[item.domain] for item in all_nodes(protos) if item.domain in graph.domains}
-    model = model_proto(protos, given, results, constants, graph.opset, domains).SerializeToString()
+    message = model_proto(protos, given, results, constants, graph.opset, domains)
+    restamp(message)
+    model = message.SerializeToString()
     feeds = {name: example(kind, 0) for name, kind in given.items()}
     if is_tail:  # it selects by a threshold, mostly, which nearly all random numbers would pass
         feeds = {name: np.zeros_like(value) for name, value in feeds.items()}
