@@ -1,9 +1,7 @@
-"""What a process asks of the system for itself: memory, open files, standard streams."""
+"""What a process asks of the system for itself: memory, standard streams."""
 
 import ctypes
 import os
-import resource
-from contextlib import suppress
 from typing import Final, TextIO
 
 from gangway.executor.memory_budget import memory_budget
@@ -12,15 +10,8 @@ from gangway.executor.process import use_one_malloc_arena
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 KEEP_BYTES: Final = (64 << 20, 32 << 20)  # of blocks up to this size; older versions of glibc refuse more than the last
-MAX_CONNECTIONS: Final = 16384
-LEAST_DESCRIPTORS: Final = 256
-OTHER_DESCRIPTORS: Final = 192  # connections reserved for health, metrics, clients' regions, what the server has open
 KEEP_SHARE: Final = 1 / 32  # of the memory limit, if that is less
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class TooFewDescriptorsError(RuntimeError):
-    """The server cannot work with so few open files; the message says how many it needs."""
 
 
 def keep_freed_memory() -> None:
@@ -34,27 +25,6 @@ def keep_freed_memory() -> None:
     kept = next((size for size in sizes if _libc.mallopt(_M_MMAP_THRESHOLD, size) == 1), None)
     if kept is None or _libc.mallopt(_M_TRIM_THRESHOLD, 2 * kept) != 1:
         raise ValueError("mallopt: the thresholds were refused")
-
-
-def allow_many_descriptors() -> None:
-    """Let the process open as many files as its hard limit says: the usual soft one ends at 1024 connections.
-
-    Raises TooFewDescriptorsError.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    if soft < LEAST_DESCRIPTORS:
-        raise TooFewDescriptorsError(
-            f"a process may open only {soft} files here (ulimit -n), and the server needs {LEAST_DESCRIPTORS}"
-        )
-
-
-def max_connections() -> int:
-    """Return how many connections gRPC and HTTP may have, each: half of the files that this process may open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MAX_CONNECTIONS, (soft - OTHER_DESCRIPTORS) // 2))
 
 
 def drop_unwritable(stream: TextIO) -> None:

@@ -4,6 +4,7 @@ Triton's metrics have its names, labels and meanings, so that dashboards made fo
 what Triton does not have, with base units in their names, as Prometheus wants them.
 """
 
+import errno
 import gzip
 import logging
 import socket
@@ -484,6 +485,7 @@ def _with_pauses(families: Iterable[str]) -> str:
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 16
+NO_DESCRIPTOR_PAUSE_SECONDS = 0.1
 IO_TIMEOUT_SECONDS = 10.0
 MAX_READ_BYTES = 65536
 COMPRESSION_LEVEL = 3  # of 1 to 9: text like this becomes a tenth at any level
@@ -541,6 +543,15 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Raises OSError; where descriptors lack after a pause, since there will be a next try."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer one connection in a thread of its own; if there are too many, cut off the oldest."""

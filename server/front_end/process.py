@@ -27,6 +27,7 @@ from gangway.executor.slots import SlotTable
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
 from gangway.server.custom_metrics import CustomMetricsTable
+from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
 from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
@@ -71,7 +72,7 @@ from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
-from gangway.server.system import allow_many_descriptors, keep_freed_memory
+from gangway.server.system import keep_freed_memory
 from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -111,8 +112,9 @@ class FrontEnd:
         control: ControlSegment | None = None,
         is_alone: bool = True,
         peers: Peers = Peers(),  # noqa: B008 - frozen
+        end: Callable[[], object] = lambda: None,
     ) -> None:
-        """Make it. `is_alone`: no other front end reads what this one has counted."""
+        """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch."""
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
@@ -155,6 +157,7 @@ class FrontEnd:
             plane.admission,
             thread_share,
         )
+        self.descriptors = DescriptorWatch(self.server.connections, end)
         self._methods = methods
         self._options = options
         self._max_http_threads = in_threads
@@ -176,6 +179,7 @@ class FrontEnd:
                 options,
                 self.ports,
                 self._watch,
+                lambda: self.descriptors.is_short,
             )
         return self._http
 
@@ -486,6 +490,11 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     say = supervisor.try_send
     shared = SharedStatistics(options.index, options.statistics_fd, options.other_io_fds, plane)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
+
+    def end() -> None:
+        log.finish()
+        os._exit(1)
+
     try:
         mappings = make_mappings(options, control)
         front_end = FrontEnd(
@@ -502,6 +511,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             control=control,
             is_alone=not options.other_io_fds,
             peers=shared.peers,
+            end=end,
         )
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)
@@ -515,6 +525,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     )
     threading.Thread(target=beat, args=(control.heartbeats, options.index), name="heartbeat", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
+    threading.Thread(target=front_end.descriptors.run, name="descriptors", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
     while True:

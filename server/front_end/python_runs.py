@@ -20,7 +20,7 @@ import grpc
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import Connection, Message, is_same_user
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, InnerCall, InnerStream, RequestClock, failure, no_room
 from gangway.server.models.settings import Terms
 from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
@@ -65,7 +65,10 @@ class LeftRun:
         self._clock, self._terms, self._infer = clock, terms, infer
         self._call = InnerCall(clock, (*chain, codec.model.name))
         self._error: RequestError | None = None
-        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX)
+        except OSError as error:
+            unavailable(f"the server has no descriptor for this request: {error.strerror}")
         self._connection = Connection(self._socket)
         try:
             self._socket.settimeout(CONNECT_TIMEOUT_S)

@@ -108,10 +108,6 @@ class PeriodicCleaner:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stalled calls", daemon=True)
 
-    def watch(self, kind: Cleanable) -> None:
-        """Look after these, too; before the start."""
-        self._kinds = (*self._kinds, kind)
-
     def start(self) -> None:
         """Begin."""
         self._thread.start()

@@ -6,12 +6,10 @@ a known form need no thread of the pool (`front_end/inference.py`).
 """
 
 import logging
-import os
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NoReturn, Protocol, TypeAlias, cast
@@ -23,6 +21,7 @@ from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import UNIX, TlsError, TlsFiles, check_files, port_of, stamp
+from gangway.server.descriptors import borrowed_socket, max_connections
 from gangway.server.errors import RequestError, invalid
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health
 from gangway.server.grpc.early_calls import AVAILABLE, Arrivals, Begin, EarlyCall, EarlyCalls
@@ -30,7 +29,6 @@ from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService
 from gangway.server.grpc.streams import Streams
 from gangway.server.options.endpoints import Compression, GrpcOptions
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.system import max_connections
 from gangway.server.threads import CountingPool, scaled
 
 _log = logging.getLogger(__name__)
@@ -118,14 +116,13 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([pair], files.root.read_bytes() if files.root else None)
 
 
-PAUSES: Final = 20  # times as long as a look takes, a tenth of a second for ten thousand descriptors
 KEPT_FREE: Final = 1 / 8  # of the connections that there may be
-_DESCRIPTORS: Final = "/proc/self/fd"
+SILENT_MS: Final = 5000  # a connection that is silent for so long is closed where descriptors lack
 _TCP_INFO: Final = struct.Struct("44xI4xI")  # of Linux: milliseconds since data were sent, and since data came
 
 
 class SilentConnections:
-    """Closes the most silent connections when there are nearly as many as there may be.
+    """Closes the most silent connections when there are nearly as many as there may be, or no descriptors are left.
 
     gRPC's core refuses further connections at its limit and closes none, so silent clients could keep all others out,
     questions about health included. It has no method to close one. But its connections are sockets of this process, and
@@ -136,45 +133,42 @@ class SilentConnections:
     def __init__(self, limit: int) -> None:
         self.port = 0
         self._most = limit - max(1, int(limit * KEPT_FREE))
-        self._next_s = 0.0
 
-    def look(self) -> int:
-        """End the most silent connections if there are too many; return how many were ended."""
-        now_s = time.monotonic()
-        if not self.port or now_s < self._next_s or len(os.listdir(_DESCRIPTORS)) <= self._most:
+    def end_silent(self, descriptors: Sequence[int], wanted: int) -> int:
+        """Close the most silent ones of these while there are too many; return how many were closed.
+
+        `wanted`: so many descriptors lack, for which only connections go that have been silent for SILENT_MS.
+        """
+        if not self.port or (len(descriptors) <= self._most and wanted <= 0):
             return 0
-        silent_ms = self._silent_ms()
-        self._next_s = now_s + PAUSES * (time.monotonic() - now_s)
-        too_many = max(0, len(silent_ms) - self._most)
-        for descriptor in sorted(silent_ms, key=lambda each: -silent_ms[each])[:too_many]:
-            with suppress(OSError), self._connection(descriptor) as connection:
+        silent = sorted(((self._silent_ms(each), each) for each in descriptors), reverse=True)
+        connections = [(silent_ms, each) for silent_ms, each in silent if silent_ms >= 0]
+        too_many = len(connections) - self._most
+        idle = sum(silent_ms >= SILENT_MS for silent_ms, _ in connections)
+        ended = max(too_many, min(wanted, idle), 0)
+        for _, descriptor in connections[:ended]:
+            with suppress(OSError), borrowed_socket(descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
-        if too_many:
+        if ended:
             _log.warning(
-                "%d idle gRPC connections are closed, because more clients connect than fit", too_many, extra=OFTEN
+                "%d idle gRPC connections are closed, because more clients connect than fit", ended, extra=OFTEN
             )
-        return too_many
+        return ended
 
-    def _silent_ms(self) -> dict[int, int]:
-        """Return for how long each connection has been silent, by descriptor."""
-        found = {}
-        for name in os.listdir(_DESCRIPTORS):
-            with suppress(OSError), self._connection(int(name)) as connection:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                found[int(name)] = min(_TCP_INFO.unpack(info))
-        return found
-
-    def _connection(self, descriptor: int) -> socket.socket:
-        """Return the connection with this descriptor, under another one of its own. Raises OSError if it is none."""
-        connection = socket.socket(fileno=os.dup(descriptor))
+    def _silent_ms(self, descriptor: int) -> int:
+        """Return for how long a connection has been silent, -1 for what is none of ours."""
         try:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != self.port:
-                raise OSError("another socket")
-            connection.getpeername()  # a listener has none
+            with borrowed_socket(descriptor) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    return -1
+                if connection.getsockname()[1] != self.port:
+                    return -1
+                connection.getpeername()  # a listener has none
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                sent_ms, received_ms = _TCP_INFO.unpack(info)
+                return int(min(sent_ms, received_ms))
         except OSError:
-            connection.close()
-            raise
-        return connection
+            return -1
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -231,8 +225,7 @@ class GrpcFrontEnd:
         self._pool = CountingPool(threads, "grpc", READY_THREADS)
         pool = cast("ThreadPoolExecutor", self._pool)  # grpcio asks for nothing but `submit`
         limit = max_connections()
-        self._connections = SilentConnections(limit)
-        self._gate.cleaner.watch(self._connections)
+        self.connections = SilentConnections(limit)
         self._server = grpc.server(pool, options=channel_options(options, limit), maximum_concurrent_rpcs=MAX_CALLS)
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(infer))
@@ -260,7 +253,7 @@ class GrpcFrontEnd:
             port = self._server.add_secure_port(target, self._certificates.credentials())
         if target.startswith(UNIX):
             return target
-        self._connections.port = port
+        self.connections.port = port
         return port_of(target, port)
 
     @property

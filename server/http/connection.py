@@ -4,7 +4,7 @@ memory.
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -13,13 +13,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.access import HTTP2_PREFACE, Ports
+from gangway.server.descriptors import borrowed_socket
 from gangway.server.http.replies import error_text
 
 if TYPE_CHECKING:
     from gangway.server.grpc_refusal import GrpcRefusal
 
 RESERVED: Final = 64  # connections above the limit, which can ask for health only
+RESERVED_WHEN_SHORT: Final = 8  # where hardly any descriptor is free
 GRACE_SECONDS: Final = 5.0  # granted to every request that has begun to come
+IDLE_GRACE_SECONDS: Final = 1.0  # granted to every client between two requests
 
 
 class Phase(IntEnum):
@@ -45,29 +48,46 @@ class ConnectionLimit:
     """How many connections there may be, and which of them gives way to a new one. For one event loop's thread.
 
     Beyond `limit` a new connection replaces the one for whose client the server has waited longest, so silent clients
-    keep nobody out. Where all clients wait for the server, RESERVED more connections may ask for health.
+    keep nobody out. Where all clients wait for the server, RESERVED more connections may ask for health; of these the
+    oldest gives way. `is_short` says that descriptors lack: then new connections can ask for health only.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, is_short: Callable[[], bool] = lambda: False) -> None:
         self.limit = limit
+        self._is_short = is_short
         self._by_phase: tuple[dict[LimitedConnection, None], ...] = tuple(
             {} for _ in Phase
         )  # each in the order of coming
+        self._reserved: dict[LimitedConnection, None] = {}
         self._count = 0
 
     @property
     def exceeded(self) -> bool:
-        """Whether there are more connections than the limit."""
-        return self._count > self.limit
+        """Whether there are more connections than there may be."""
+        return self._count > self.limit or self._is_short()
 
     def admit(self, connection: LimitedConnection, now_s: float) -> bool:
         """Take a new connection, for which others may give way. False: there is no room at all, `leave` is due."""
         self._by_phase[connection.phase][connection] = None
         self._count += 1
         while self.exceeded and (other := self._oldest(connection, now_s)) is not None:
-            self.leave(other)
-            other.give_way()
-        return self._count <= self.limit + RESERVED
+            self._send_away(other)
+        if not self.exceeded:
+            return True
+        most = RESERVED_WHEN_SHORT if self._is_short() else RESERVED
+        while len(self._reserved) >= most:
+            waiting = (each for each in self._reserved if each.phase is not Phase.ANSWERING)
+            if (other := next(waiting, None)) is None:
+                return False
+            self._send_away(other)
+        self._reserved[connection] = None
+        return True
+
+    def is_reserved(self, connection: LimitedConnection) -> bool:
+        """Whether a connection can ask for health only; where there is room by now, it is as others from now on."""
+        if not self.exceeded:
+            self._reserved.pop(connection, None)
+        return connection in self._reserved
 
     def enter(self, connection: LimitedConnection, phase: Phase) -> None:
         """A connection goes to another phase."""
@@ -77,13 +97,19 @@ class ConnectionLimit:
 
     def leave(self, connection: LimitedConnection) -> None:
         """A connection is being closed. Saying it again does nothing."""
+        self._reserved.pop(connection, None)
         if self._by_phase[connection.phase].pop(connection, 0) is None:
             self._count -= 1
 
+    def _send_away(self, other: LimitedConnection) -> None:
+        self.leave(other)
+        other.give_way()
+
     def _oldest(self, new: LimitedConnection, now_s: float) -> LimitedConnection | None:
-        for phase in (Phase.SILENT, Phase.IDLE, Phase.RECEIVING):
+        graces_s = ((Phase.SILENT, 0.0), (Phase.IDLE, IDLE_GRACE_SECONDS), (Phase.RECEIVING, GRACE_SECONDS))
+        for phase, grace_s in graces_s:
             oldest = next(iter(self._by_phase[phase]), new)
-            if oldest is not new and (phase < Phase.RECEIVING or now_s - oldest.since_s > GRACE_SECONDS):
+            if oldest is not new and now_s - oldest.since_s >= grace_s:
                 return oldest
         return None
 
@@ -106,7 +132,7 @@ MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
 MEMORY_FULL: Final = "gangway.memory_full"  # in the state of a request: why no more of its body is taken
 
-FOR_HEALTH: Final = "reserved"  # in the state of a connection that is there for health alone
+FOR_HEALTH: Final = "reserved"  # in the state of a connection: whether it is there for health alone
 TRANSPORT: Final = "gangway.transport"  # in the state of every connection
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
@@ -156,8 +182,6 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._limit.admit(self, self.since_s):
             self._refuse(503, f"more than {self._limit.limit} connections")
             return
-        if self._limit.exceeded:
-            self.app_state[FOR_HEALTH] = True
         self.timeout_keep_alive_task = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -215,8 +239,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.phase is not Phase.ANSWERING:
             self.since_s = self.loop.time()
             self._limit.enter(self, Phase.RECEIVING)
-        if not self._limit.exceeded:
-            self.app_state.pop(FOR_HEALTH, None)
+        self.app_state[FOR_HEALTH] = self._limit.is_reserved(self)
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -276,6 +299,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Note that an answer is complete."""
         if not self.pipeline:
+            self.since_s = self.loop.time()
             self._limit.enter(self, Phase.RECEIVING if self._open else Phase.IDLE)
             if self._half_closed:
                 self.transport.close()
@@ -365,7 +389,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self.cycle.response_started:
             return
         if asked:
-            with self.transport.get_extra_info("socket").dup() as own:
+            with borrowed_socket(self.transport.get_extra_info("socket").fileno()) as own:
                 if own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
                     self.transport.abort()
                     return

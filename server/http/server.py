@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions, port_of, socket_address
+from gangway.server.descriptors import max_connections
 from gangway.server.front_end.protocol import AnyMethod
 from gangway.server.front_end.watch import Watch
 from gangway.server.http.connection import (
@@ -41,7 +42,6 @@ from gangway.server.http.routes import (
 from gangway.server.http.watching import Watchers, page
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
-from gangway.server.system import max_connections
 from gangway.server.threads import CountingPool, NoThreadError
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -104,7 +104,7 @@ class App:
         try:
             route = _route(scope, self._watchers is not None)
             self._admit(route, scope["method"], headers)
-            if FOR_HEALTH in scope["state"] and route.operation not in HEALTH:
+            if scope["state"][FOR_HEALTH] and route.operation not in HEALTH:
                 raise HttpError(503, "too many connections", closes=True)
             await self._read(body, scope, headers, receive)
             if self._watchers is not None and route.operation in WATCHING:
@@ -273,7 +273,7 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (soc
 class HttpFrontEnd:
     """Serves one address. `max_in_flight` requests wait in a thread each; the data plane refuses further ones.
 
-    `ports`: where this front end listens, which it adds its own address to.
+    `ports`: where this front end listens, which it adds its own address to. `is_short`: see ConnectionLimit.
     """
 
     def __init__(
@@ -285,8 +285,10 @@ class HttpFrontEnd:
         options: HttpOptions,
         ports: Ports,
         watch: Watch | None = None,
+        is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ports = ports
+        self._is_short = is_short
         threads = CountingPool(max_in_flight + SPARE_THREADS, "http", READY_THREADS)
         self._threads = threads
         service = Service(infer, methods, models, options.max_body_bytes)
@@ -377,7 +379,7 @@ class HttpFrontEnd:
             timeout_keep_alive=IDLE_SECONDS,
         )
         config.load()
-        limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()))
+        limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), self._is_short)
 
         def connection() -> BoundedConnection:
             return BoundedConnection(

@@ -18,6 +18,7 @@ from typing import Final, Protocol, TypeAlias
 import grpc
 
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.descriptors import max_regions
 from gangway.server.errors import RequestError, internal, invalid
 from gangway.server.threads import RefCount
 
@@ -35,7 +36,6 @@ class MappedRegion:
 
 
 FOLDER: Final = Path("/dev/shm")
-MAX_REGIONS = 256  # each one holds a descriptor
 MAX_NAME_BYTES = 1024
 RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # reserved for servers; POSIX semaphores: no tensors
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
@@ -151,8 +151,8 @@ class Regions:
             if name in self._regions:
                 message = f"shared memory region '{name}' already in manager"
                 raise RequestError(grpc.StatusCode.ALREADY_EXISTS, message)
-            if len(self._regions) >= MAX_REGIONS:
-                message = f"{MAX_REGIONS} shared memory regions are registered already"
+            if len(self._regions) >= max_regions():
+                message = f"{len(self._regions)} shared memory regions are registered already"
                 raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
             self._regions[name] = Region(registration, _open(registration))
 

@@ -11,6 +11,7 @@ from typing import Any
 from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine
 from gangway.executor.process import missing_privilege, raise_own_priority
+from gangway.server.descriptors import allow_many_descriptors
 from gangway.server.messages import DUPLICATE, LogSettings
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
@@ -35,7 +36,7 @@ from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory, place
 from gangway.server.supervisor.workers import WorkerSet
-from gangway.server.system import allow_many_descriptors, drop_unwritable
+from gangway.server.system import drop_unwritable
 from gangway.server.threads import started_pool
 
 _log = logging.getLogger(__name__)

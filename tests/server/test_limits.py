@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from gangway.protos import health_pb2
+from gangway.server.descriptors import max_connections
 from gangway.server.front_end.protocol import MAX_WATCHERS
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.grpc.streams import StreamLimits
@@ -19,7 +20,6 @@ from gangway.server.http import json_text as tensors
 from gangway.server.http import server as app
 from gangway.server.requests.data_plane import Usage
 from gangway.server.supervisor.shared_memory import SLOTS
-from gangway.server.system import max_connections
 from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
 Ask = Callable[..., Any]

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -280,13 +280,16 @@ def status_over(connection: socket.socket, request: bytes = LIVE) -> int:
     return one_reply(connection)[0]
 
 
-def test_the_connection_that_is_silent_for_longest_gives_way(narrow: str) -> None:
+def test_the_connection_that_is_silent_for_longest_gives_way(narrow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         used, first, second, third = (stack.enter_context(connected(narrow)) for _ in range(4))
         assert status_over(used) == 200
         fourth, fifth = (stack.enter_context(connected(narrow)) for _ in range(2))
         assert everything(first) == everything(second) == b""
         assert [status_over(each) for each in (used, third, fourth, fifth)] == [200] * 4
+        early = stack.enter_context(connected(narrow))
+        assert status_over(early, HEAD % len(GOOD) + b"\r\n" + GOOD) == 503, "the others have asked just now"
+        monkeypatch.setattr(connection_limit, "IDLE_GRACE_SECONDS", 0.0)
         sixth = stack.enter_context(connected(narrow))
         assert status_over(sixth, HEAD % len(GOOD) + b"\r\n" + GOOD) == 200
         assert everything(used) == b"", "of those that have asked the one that is idle for longest"
@@ -306,6 +309,17 @@ def test_a_connection_is_reserved_for_health(narrow: str, monkeypatch: pytest.Mo
         assert status_over(again, b"GET /v2/models/simple/ready HTTP/1.1\r\n\r\n") == 200
         monkeypatch.setattr(connection_limit, "GRACE_SECONDS", -1.0)
         assert status_over(stack.enter_context(connected(narrow)), HEAD % len(GOOD) + b"\r\n" + GOOD) == 200
+
+
+def test_half_requests_keep_nobody_from_asking_for_health(narrow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limit, "RESERVED", 3)
+    with ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(connected(narrow))
+            with suppress(ConnectionError):
+                connection.sendall(HEAD % 10 + b"expect: 100-continue\r\n\r\n")
+                connection.recv(100)
+            assert status_over(stack.enter_context(connected(narrow))) == 200
 
 
 @pytest.mark.parametrize(

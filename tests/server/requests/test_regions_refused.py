@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.requests.regions import MAX_REGIONS
+from gangway.server.descriptors import max_regions
 from tests.helpers.client_segments import A, B, Segments
 
 Change = Callable[[pb.ModelInferRequest], object]
@@ -92,11 +92,12 @@ def test_too_many_regions(server: Any, segments: Segments) -> None:
     with ThreadPoolExecutor(8) as pool:
         jobs = [
             pool.submit(server.client.register_system_shared_memory, f"r{number}", segments.key("segment"), 64)
-            for number in range(MAX_REGIONS)
+            for number in range(max_regions())
         ]
         for job in jobs:
             job.result(20)
-    with pytest.raises(InferenceServerException, match=f"{MAX_REGIONS} shared memory regions are registered") as caught:
+    refusal = f"{max_regions()} shared memory regions are registered"
+    with pytest.raises(InferenceServerException, match=refusal) as caught:
         server.client.register_system_shared_memory("another", segments.key("segment"), 64)
     assert caught.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
 
