@@ -61,12 +61,12 @@ def add_dimension(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
 
 
 def usable_cache_dir(text: str) -> Path:
-    """Return the folder, which is made if it is absent, and private to who may write it. Empty: the default.
+    """Return the folder, absolute, made if it is absent, and private to who may write it. Empty: the default.
 
     What libraries write goes there, too, where the system has no folder for it. Raises OSError, which names a remedy.
     """
     try:
-        root = Path(text) if text else default_cache_dir()
+        root = (Path(text) if text else default_cache_dir()).absolute()
     except RuntimeError:
         raise OSError(errno.ENOENT, "is needed: this user has no home directory") from None
     try:
@@ -76,7 +76,7 @@ def usable_cache_dir(text: str) -> Path:
             raise OSError(errno.EACCES, "it cannot be written, and holds no compiled model")
         problem = others_may_write(root)
         if is_writable and not problem:
-            _stand_in(root.absolute())
+            _stand_in(root)
     except OSError as error:
         raise OSError(error.errno, f"{root} cannot be used: {error.strerror}; name another folder") from None
     if problem:

@@ -3,7 +3,6 @@
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 
 from gangway.artifact.host_limits import CGROUPS, cpu_quota
 from gangway.executor.process import raise_priority
+from gangway.executor.python_process import start_of
 
 NODES: Final = Path("/sys/devices/system/node")
 
@@ -109,15 +109,12 @@ def start_worker(
         "sockets": plan.sockets,
         "parent": os.getpid(),
     }
-    command = [
-        sys.executable,
-        "-m",
-        "gangway.executor.worker",
-        *(f"--{key}={value}" for key, value in arguments.items()),
-    ]
+    start = start_of("gangway.executor.worker", [f"--{key}={value}" for key, value in arguments.items()])
     regions = () if plan.regions_fd < 0 else (plan.regions_fd,)
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *regions, *extra_pass_fds)
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(
+        start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
+    )
     raise_priority(process.pid)
     return process
 

@@ -24,6 +24,7 @@ from typing import Final, Self
 from gangway.artifact.profile import InterferencePoint
 from gangway.executor import _probes
 from gangway.executor.process import die_with_parent, raise_priority
+from gangway.executor.python_process import start_of
 from gangway.executor.segment import Segment
 from gangway.measure.machine import l3_bytes, pinned, touched
 from gangway.measure.model_runner import Clock, ModelRunner, RunTimes, powers_of_two, version_count
@@ -166,9 +167,9 @@ class Generators:
     def _start(self, place: int, core: int) -> "subprocess.Popen[bytes]":
         arguments = {"fd": self._segment.fd, "place": place, "core": core, "parent": os.getpid()}
         arguments["cache-bytes"] = self._cache_bytes
-        command = [sys.executable, "-m", "gangway.measure.interference"]
-        command += [f"--{key}={value}" for key, value in arguments.items()]
-        return subprocess.Popen(command, pass_fds=(self._segment.fd,), stdin=subprocess.DEVNULL)
+        start = start_of("gangway.measure.interference", [f"--{key}={value}" for key, value in arguments.items()])
+        fds = (self._segment.fd,)
+        return subprocess.Popen(start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL)
 
 
 def main() -> None:

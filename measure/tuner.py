@@ -12,7 +12,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.artifact.tuning import Candidate, Sample, Tuning, tuning_path, write_tuning
 from gangway.artifact.writer import temporary_prefix, write_whole
+from gangway.executor.python_process import start_of
 from gangway.measure.interference import (
     IDLE,
     LOADS,
@@ -118,10 +118,13 @@ class TuningCompiler:
     ) -> None:
         self._progress = progress
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "gangway.compiler.tuning", str(path), f"--cache-dir={cache_dir}"]
-        command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
-        command += [f"--scratch={scratch}", f"--trials={trials}", f"--answers-fd={write_fd}"]
-        self._process = subprocess.Popen(command, pass_fds=(write_fd,), stdin=subprocess.PIPE, text=True)
+        arguments = [str(path), f"--cache-dir={cache_dir}"]
+        arguments += [f"--dimension={name}={size}" for name, size in dimensions.items()]
+        arguments += [f"--scratch={scratch}", f"--trials={trials}", f"--answers-fd={write_fd}"]
+        start = start_of("gangway.compiler.tuning", arguments)
+        self._process = subprocess.Popen(
+            start.command, env=start.environment, pass_fds=(write_fd,), stdin=subprocess.PIPE, text=True
+        )
         os.close(write_fd)
         self._answers = os.fdopen(read_fd)
 

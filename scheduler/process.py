@@ -16,6 +16,7 @@ from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.messages import Ready, unpack
 from gangway.executor.peer import Peer
 from gangway.executor.process import die_with_parent, raise_priority, use_realtime_priority
+from gangway.executor.python_process import start_of
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
@@ -66,10 +67,11 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
         "nodes": ";".join(",".join(map(str, node)) for node in plan.nodes),
         "log-levels": plan.log_levels,
     }
-    command = [sys.executable, "-m", "gangway.scheduler.process"]
-    command += [f"--{name}={value}" for name, value in arguments.items()]
+    start = start_of("gangway.scheduler.process", [f"--{name}={value}" for name, value in arguments.items()])
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(
+        start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
+    )
     raise_priority(process.pid)
     return process
 

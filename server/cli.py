@@ -69,11 +69,11 @@ def run(name: str, arguments: list[str]) -> int:
         return status
     except KeyboardInterrupt:
         return 130
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        print(f"gangway {name}: needs {package}: {install_command([package])}", file=sys.stderr)
+        is_extra = isinstance(error, ModuleNotFoundError) and package in EXTRAS
+        reason = f"needs {package}: {install_command([package])}" if is_extra else f"{error}; install Gangway again"
+        print(f"gangway {name}: {reason}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has seen enough
         return 1

@@ -84,11 +84,13 @@ def live_server(
     flags: Sequence[str] = (),
     credentials: grpc.ChannelCredentials | None = None,
     prefix: Sequence[str] = (),
+    cwd: Path | None = None,
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
 
     `repository`: a folder, an ONNX file or a URL.
     `prefix`: words before the command, of a program that becomes it.
+    `cwd`: where the server is started; the repository is named relative to it then.
 
     Raises RuntimeError with the log's end if it fails.
     """
@@ -97,12 +99,14 @@ def live_server(
         log = stack.enter_context((Path(folder) / "server.log").open("wb"))
         port, metrics_port, http_port = (stack.enter_context(reserved_port()) for _ in range(3))
         address, url = "127.0.0.1", f"127.0.0.1:{port}"
-        options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}"]
+        named = os.path.relpath(repository, cwd) if cwd else repository
+        options = [f"--model-repository={named}", f"--grpc-address={address}", f"--grpc-port={port}"]
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += [f"--http-address={address}", f"--http-port={http_port}"]
         options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
         begin = time.monotonic()
-        process = subprocess.Popen([*prefix, *GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
+        command = [*prefix, *GANGWAY, "serve", *options]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
         try:
             wait_until_ready(url, process, Path(log.name), credentials)
             metrics_url = f"http://{address}:{metrics_port}/metrics"

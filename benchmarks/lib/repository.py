@@ -13,7 +13,7 @@ from gangway.artifact.profile import Profile, ProfileError, profile_path, read_p
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
 
-GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
+GANGWAY = [sys.executable, "-m", "gangway"]
 COMPILE_TIMEOUT_S = 300
 
 

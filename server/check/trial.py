@@ -1,9 +1,7 @@
 """A server that tries models for `gangway check`: it loads one at a time, and says what comes of it."""
 
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gangway.artifact.settings import PREFIX
+from gangway.executor.python_process import start_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 
@@ -83,12 +82,13 @@ def trial_server(cache_dir: str) -> Iterator[TrialServer]:
     with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder:
         repository, address, log = Path(folder, "models"), f"unix:{folder}/grpc.sock", Path(folder, "log")
         repository.mkdir()
-        command = [sys.executable, "-m", "gangway", "serve", f"--model-repository={repository}"]
-        command += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
-        command += [f"--grpc-address={address}", "--allow-http=false", "--allow-metrics=false"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        arguments = ["serve", f"--model-repository={repository}"]
+        arguments += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
+        arguments += [f"--grpc-address={address}", "--allow-http=false", "--allow-metrics=false"]
+        start = start_of("gangway", arguments)
+        environment = {name: value for name, value in start.environment.items() if not name.startswith(PREFIX)}
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            start.command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
                 with grpc.insecure_channel(address) as channel:

@@ -6,12 +6,12 @@ ask for what this server does not do are refused.
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from gangway.artifact.command_line import CommandParser
+from gangway.executor.python_process import start_of
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
@@ -336,9 +336,11 @@ class FrontEndOptions:
 
     def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
         """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
-        command = [sys.executable, "-m", "gangway.server.front_end.process"]
+        start = start_of("gangway.server.front_end.process")
         with as_stdin(self) as stdin:
-            return subprocess.Popen(command, pass_fds=self.descriptors, stdin=stdin, stderr=stderr)
+            return subprocess.Popen(
+                start.command, env=start.environment, pass_fds=self.descriptors, stdin=stdin, stderr=stderr
+            )
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -150,10 +150,10 @@ def _remote(text: str, cache_dir: Path) -> RemoteSource:
 
 
 def _model_file(path: Path, name: str) -> ModelFile:
-    readable_file(str(path))
+    path = readable_file(str(path))
     if name.startswith(".") or "/" in name or not name.isprintable():
         raise argparse.ArgumentTypeError(f"{name!r} is no name for a model: give one, as NAME={path}")
-    return name, path.absolute()
+    return name, path
 
 
 REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository)
@@ -434,7 +434,7 @@ def read_logs(arguments: argparse.Namespace) -> LogSettings:
         except OSError as error:
             raise OptionError("--log-file", f"{arguments.log_file}: {error.strerror}") from None
     return LogSettings(
-        file=arguments.log_file,
+        file=str(Path(arguments.log_file).absolute()) if arguments.log_file else "",
         info=arguments.log_info,
         warning=arguments.log_warning,
         error=arguments.log_error,

@@ -1,7 +1,7 @@
 """What the arguments of flags may look like.
 
 These are types for argparse, which puts the flag's name before whatever is said here: "argument --grpc-port: 70000 is
-not a port".
+not a port". Paths are absolute from here on: not every process of the server works in the folder where it was started.
 """
 
 import argparse
@@ -84,30 +84,30 @@ def port(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Return the path of a folder that exists."""
+    """Return the absolute path of a folder that exists."""
     path = Path(text)
     if not path.is_dir():
         raise ArgumentTypeError(f"{path} is not a folder")
-    return path
+    return path.absolute()
 
 
 def readable_file(text: str) -> Path:
-    """Return the path of a file that can be read."""
+    """Return the absolute path of a file that can be read."""
     path = Path(text)
     try:
         with path.open("rb"):
             pass
     except OSError as error:
         raise ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from None
-    return path
+    return path.absolute()
 
 
 def writable_file(text: str) -> Path:
-    """Return the path of a file that can be written, or be made."""
+    """Return the absolute path of a file that can be written, or be made."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ArgumentTypeError(f"{path} cannot be written")
-    return path
+    return path.absolute()
 
 
 def restriction(text: str) -> Restrictions:

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, trim
 from gangway.executor.process import leave_idle_priority, use_idle_priority
+from gangway.executor.python_process import start_of
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
 from gangway.server.repository.repository import Stamp
@@ -374,10 +374,11 @@ class CompilerProcess:
 
     def __init__(self, arguments: Sequence[str], stderr: int | None) -> None:
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "gangway.compiler", *arguments, "--progress-fd", str(write_fd)]
+        start = start_of("gangway.compiler", [*arguments, "--progress-fd", str(write_fd)])
         try:
             process = subprocess.Popen(
-                command,
+                start.command,
+                env=start.environment,
                 pass_fds=(write_fd,),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from gangway.artifact.profile import (
     read_profile,
 )
 from gangway.executor.control import ControlSegment
+from gangway.executor.python_process import start_of
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog
@@ -188,10 +188,11 @@ class BackgroundProfiler:
             "seconds": self._seconds,
             "parent": os.getpid(),
         }
-        command = [sys.executable, "-m", "gangway.measure.profiler"]
-        command += [f"--{name}={value}" for name, value in arguments.items()]
+        start = start_of("gangway.measure.profiler", [f"--{name}={value}" for name, value in arguments.items()])
         with self._log.details_of_child("measurement") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                start.command, env=start.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         return Child("measurement", process, lambda _: None)
 
     async def _wait_until_quiet(self, seconds: float) -> bool:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import socket
 import subprocess
-import sys
 
 from gangway.executor.peer import peer_sockets
+from gangway.executor.python_process import start_of
 from gangway.server.process_options import as_stdin
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, SupervisedProcess
@@ -62,10 +62,11 @@ class ExporterControl:
             "predecessors": self._predecessors,
             "log-levels": self._log.settings.levels.to_number(),
         }
-        command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
-        command += [f"--{name}={value}" for name, value in arguments.items()]
+        start = start_of("gangway.server.tracing.exporter", [f"--{name}={value}" for name, value in arguments.items()])
         with self._log.of_child("trace exporter") as stderr, as_stdin(self.config) as stdin:
-            return subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
+            return subprocess.Popen(
+                start.command, env=start.environment, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr
+            )
 
     def _ended(self, child: Child) -> None:
         self._predecessors += 1

@@ -80,7 +80,9 @@ class FrontEndProcess:
         self._log = log
         self._hear = hear
         self._ended = ended
-        self.kept = SupervisedProcess(name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun)
+        self.kept = SupervisedProcess(
+            name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun, needed=True
+        )
         self._our_end: socket.socket | None = None
         self._known: tuple[FrontEndMessage, ...] = ()
         self._peer: AsyncPeer[FrontEndMessage] | None = None
@@ -491,6 +493,7 @@ class FrontEndControl:
         self._serve = _with_ports(self._serve, message)
         self.metrics_address, self.http_address = message.metrics_address, message.http_address
         process.listened = True
+        process.kept.has_become_ready()
         if all(each.listened for each in self._all.values()) and not self._listening.done():
             self._listening.set_result(message.address)
         _log.debug("%s, process %d, listens on %s", process.name, process.pid, message.address)

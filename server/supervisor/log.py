@@ -56,6 +56,7 @@ class ServerLog:
         self._handler.addFilter(lambda record: self.settings.levels.allow(record.levelno))
         self._limit = RateLimit(self._handler)
         self._outputs: set[ChildOutput] = set()
+        self._last_words: dict[str, str] = {}  # by child
         logging.getLogger().handlers = [self._handler]
         self.apply(settings)
 
@@ -77,6 +78,10 @@ class ServerLog:
             yield output.child_end
         finally:
             output.close_child_end()
+
+    def last_words_of(self, name: str) -> str:
+        """Return the last line that processes of the server of this name have written; empty if there is none."""
+        return self._last_words.get(name, "")
 
     @contextmanager
     def details_of_child(self, name: str) -> Iterator[int]:
@@ -100,8 +105,11 @@ class ServerLog:
         content = decode(line)
         if content is None:
             if line.strip():
-                self._handler.handle(_foreign_record(name, line, foreign_level))
+                foreign = _foreign_record(name, line, foreign_level)
+                self._keep(name, foreign.getMessage(), foreign_level)
+                self._handler.handle(foreign)
             return
+        self._keep(name, content.get("exception") or content["message"], foreign_level)
         if content.get("lost"):
             text = f"{content['lost']} lines of the {name} were lost: it wrote more than could be read"
             self._handler.handle(_record(name, logging.WARNING, text))
@@ -110,6 +118,10 @@ class ServerLog:
         record = {"name": content["logger"], "created": content["time"], "msecs": content["time"] % 1 * 1000, **own}
         record |= {"exc_text": content.get("exception"), "burst": 0}  # its own process has held back what repeats
         self._handler.handle(_record(name, level, content["message"], **record))
+
+    def _keep(self, name: str, text: str, foreign_level: int) -> None:
+        if foreign_level >= logging.ERROR:  # the server's own processes, whose names are few
+            self._last_words[name] = text.splitlines()[-1] if text else ""
 
 
 def _record(source: str, level: int, message: str, **more: object) -> logging.LogRecord:

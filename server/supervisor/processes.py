@@ -120,6 +120,17 @@ FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor a
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
 SETTLED_SECONDS: Final = 5.0  # of a process's life, after which its start counts as a success
+MOST_FIRST_TRIES: Final = 3  # of a process without which the server cannot start
+
+
+class StartError(Exception):
+    """The server cannot start, because the process called `name` ends again and again before it is ready."""
+
+    def __init__(self, name: str, exit_text: str, last_words: str = "") -> None:
+        cause = f": {last_words}" if last_words else ", and the log says why"
+        super().__init__(f"cannot start, because the {name} {exit_text}, {MOST_FIRST_TRIES} times in a row{cause}")
+        self.name = name
+        self.exit_text = exit_text
 
 
 class Child:
@@ -183,7 +194,8 @@ class SupervisedProcess:
 
     `launch` returns a new process or raises OSError; then it is tried again, after pauses that grow. `begun` is called
     when the process is watched, `ended` with each that has ended, before another one is launched; between the two
-    `prepare` is awaited. `missing` is called each time that there is none.
+    `prepare` is awaited. `missing` is called each time that there is none. `needed`: without it the server cannot
+    start, so StartError is raised in the event loop where it ends again and again before `has_become_ready` is called.
     """
 
     def __init__(
@@ -194,8 +206,10 @@ class SupervisedProcess:
         prepare: Callable[[], Awaitable[None]] | None = None,
         begun: Callable[[], None] = lambda: None,
         missing: Callable[[], None] = lambda: None,
+        needed: bool = False,
     ) -> None:
         self.name = name
+        self._tries_left = MOST_FIRST_TRIES if needed else None
         self._launch = launch
         self._ended = ended
         self._prepare = prepare
@@ -238,9 +252,17 @@ class SupervisedProcess:
         if self._again is not None:
             self._again.cancel()
 
+    def has_become_ready(self) -> None:
+        """Note that a process has become ready: from now on each one is replaced, whatever happens."""
+        self._tries_left = None
+
     def _exited(self, child: Child) -> None:
         self._ended(child)
         if not self._stopping:
+            if self._tries_left is not None:
+                self._tries_left -= 1
+                if not self._tries_left:
+                    raise StartError(self.name, child.exit_text())
             pause_seconds = self._pauses.failed()
             when = f" in {pause_seconds:.2g} s" if pause_seconds else ""
             _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.exit_text(), when)

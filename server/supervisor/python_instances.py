@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
+from gangway.executor.python_process import python_environment
 from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX, address_of
 from gangway.server.errors import ModelLoadError, shortened
 from gangway.server.supervisor.custom_metrics import CustomMetrics, MetricError, User
@@ -109,7 +110,7 @@ class _Instance:
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd)
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
-        variables = dict.fromkeys(ONE_THREAD, "1") | dict(os.environ) | dict(self._plan.environment)
+        variables = dict.fromkeys(ONE_THREAD, "1") | python_environment() | dict(self._plan.environment)
         try:
             with listener, theirs, self._services.log.of_child(self.title, logging.INFO) as stderr:
                 listener.bind(self._address)

@@ -59,7 +59,7 @@ class SchedulerControl:
             nodes=nodes,
         )
         self._core = placement.scheduler
-        self.process = SupervisedProcess("scheduler", self._launch, self._ended, begun=self._begun)
+        self.process = SupervisedProcess("scheduler", self._launch, self._ended, begun=self._begun, needed=True)
         self._our_end: socket.socket | None = None
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
@@ -233,6 +233,7 @@ class SchedulerControl:
             case slow.WorkerStuck(core, pid):
                 self._on_worker_stuck(core, pid)
             case slow.Recovered(requests):
+                self.process.has_become_ready()
                 _log.info(
                     "the scheduler (process %d) is ready, with %d requests of its predecessor", self.pid, requests
                 )

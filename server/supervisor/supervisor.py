@@ -30,7 +30,7 @@ from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.supervisor.model_calls import ModelCalls
-from gangway.server.supervisor.processes import HeartbeatWatch
+from gangway.server.supervisor.processes import HeartbeatWatch, StartError
 from gangway.server.supervisor.python_instances import PythonInstances, Services
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
@@ -212,6 +212,8 @@ class Supervisor:
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception of a callback: the state of the supervisor is unknown, so the server ends."""
         error = context.get("exception") or RuntimeError(context["message"])
+        if isinstance(error, StartError):
+            error = StartError(error.name, error.exit_text, self._log.last_words_of(error.name))
         if not self._end.done():
             self._end.set_exception(error)
         else:

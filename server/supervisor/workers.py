@@ -115,6 +115,7 @@ class WorkerSet:
             lambda child: self._ended(index, child),
             begun=lambda: self._scheduler.worker_started(index),
             missing=lambda: self._missing(index),
+            needed=True,
         )
 
     def _launch(self, index: int) -> "subprocess.Popen[bytes]":
@@ -141,7 +142,10 @@ class WorkerSet:
         if self._stopping:
             return
         control = self._memory.control
-        lease, status = control.status(index).lease, child.returncode or 0
+        state, status = control.status(index), child.returncode or 0
+        lease = state.lease
+        if state.pid == child.pid:
+            self._kept[index].has_become_ready()
         # A library that calls exit() while it computes ends the process as surely as a signal does.
         crashed = child.pid in self._stuck or -status in CRASHES or (status > 0 and lease is not None)
         self._stuck.discard(child.pid)

@@ -117,7 +117,7 @@ def _with(config: TraceConfig, text: str) -> TraceConfig:
         case "", "count":
             return replace(config, count=whole_number(value, UNLIMITED, MAX_COUNT))
         case "triton", "file":
-            return replace(config, file=value)
+            return replace(config, file=value and str(Path(value).absolute()))
         case "triton", "log-frequency":
             return replace(config, log_frequency=whole_number(value, 0, MAX_RATE))
         case "opentelemetry", "url":

@@ -52,6 +52,15 @@ def test_answers(arguments: tuple[str, ...], status: int, said: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_an_installation_that_is_not_whole_is_one_sentence() -> None:
+    hidden = "import sys; sys.modules['gangway.executor._native'] = None; from gangway.server.cli import main"
+    command = [sys.executable, "-c", f"{hidden}; sys.exit(main(['serve', '.']))"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gangway serve: ") and "_native" in line and line.endswith("; install Gangway again")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     result = gangway(command, "--help")

@@ -42,7 +42,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         write(repository, name, EXECUTES, config_of(*TEXTS, more=f"instance_group {{ count: {count} }}"))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
     flags.append("--front-ends=2")
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 

@@ -101,7 +101,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     broken = ("contradicted", "too_large", "fails")
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit"]
     flags += [f"--load-model={folder.name}" for folder in repository.iterdir() if folder.name not in broken]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 
@@ -200,7 +203,10 @@ def test_polling_sees_new_code_and_nothing_else(tmp_path: Path) -> None:
     folder = write(repository, "add", head=HEAD.replace("import numpy", "from .beside import ONE\nimport numpy"))
     (folder / "1" / "beside.py").write_text("ONE = 1\n")
     flags = [f"--cache-dir={tmp_path / 'cache'}", "--model-control-mode=poll", "--repository-poll-secs=1"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         served = Served(server, client, repository)
         assert np.array_equal(served.infer("add", x=four(1))["y"], four(2))
         before = served.instances("add")

@@ -137,7 +137,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "other")
     adder_models.write(repository, "two", 2)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 

@@ -70,7 +70,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (repository / "whole" / "config.pbtxt").write_text(WHOLE)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--front-ends=2"]
     flags += [f"--load-model={name}" for name in ("asks", "asks_too", "leaves", "other")] + ["--cores=0"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 

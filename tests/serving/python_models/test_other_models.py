@@ -182,7 +182,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     steps = [("sync", "x=x", "y=a"), ("async", "x=a", "y=y")]
     ensemble_configs.write(repository, "outer", ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps, batch=0))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={request.param}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 

@@ -202,7 +202,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = [f"--cache-dir={cache}", "--strict-readiness=false", "--model-control-mode=explicit"]
     names = [folder.name for folder in repository.iterdir() if folder.name not in (*BROKEN, "syntax")]
     flags += [f"--load-model={name}" for name in names]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 

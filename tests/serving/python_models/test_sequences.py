@@ -92,7 +92,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "warm", of_shape((1,)), single + warm)
     write(repository, "calls", CALLS, config_of(outputs="y:STRING:1"))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
         yield Served(server, client, repository)
 
 
@@ -172,7 +175,7 @@ def test_several_front_ends_cannot_have_sequences(tmp_path_factory: pytest.TempP
     write(repository, "single", of_shape((1,)), config_of(outputs="y:STRING:1", more=sequences("UINT64")))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--front-ends=2", "--model-control-mode=explicit"]
     with (
-        live_server(repository, flags) as server,
+        live_server(repository, flags, cwd=repository.parent) as server,
         triton.InferenceServerClient(server.url) as client,
         pytest.raises(InferenceServerException, match="must be 1 for this model"),
     ):
