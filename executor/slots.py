@@ -11,7 +11,8 @@ While a slot is RUNNING ranks may still write into the request's buffers: finish
 lease.
 
 An offset in a slot says where a tensor is: so many bytes, a multiple of 64, from the start of the io segment, or, with
-a number in its highest 16 bits, from the start of the region of that number (`place_in_region`).
+a number in its highest 16 bits, from the start of the region of that number (`place_in_region`). A slot has room for
+INLINE_PLACES inputs and as many outputs. More of either are in a list in the request's memory.
 """
 
 import struct
@@ -26,7 +27,7 @@ from gangway.executor.messages import Bell
 from gangway.executor.segment import SLOT, Segment
 
 SLOT_BYTES: Final = SLOT.size_bytes
-MAX_TENSORS: Final = _native.MAX_TENSORS  # inputs, and outputs, of one request
+INLINE_PLACES: Final = _native.INLINE_PLACES  # inputs, and outputs, of which a slot itself says where they are
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
 NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for no other request
@@ -49,7 +50,7 @@ _WORD: Final = struct.Struct("<I")
 _MODEL_AT, _CANCEL_AT, _ATTEMPTS_AT, _FAILURE_AT = map(SLOT.offset, ("model_id", "cancel", "attempts", "failure"))
 _INPUTS_AT, _OUTPUTS_AT = SLOT.offset("input_offset"), SLOT.offset("output_offset")
 _REASON_AT, _REASON_END = SLOT.offset("reason"), SLOT.offset("reason") + SLOT.size("reason")
-_PLACES: Final = struct.Struct(f"<{MAX_TENSORS}Q")
+_PLACES: Final = struct.Struct(f"<{INLINE_PLACES}Q")
 
 
 class SlotState(IntEnum):
@@ -96,6 +97,11 @@ def place_in_region(number: int, offset: int) -> int:
     return number << _native.REGION_SHIFT | offset
 
 
+def places_bytes(inputs: int, outputs: int) -> int:
+    """Return how much memory a request has for the places of so many tensors, which its slot has no room for."""
+    return 8 * sum(count for count in (inputs, outputs) if count > INLINE_PLACES)
+
+
 class SlotRequest(NamedTuple):
     """What a front end asks for. Offsets are bytes from the start of the io segment (or of a region), one per tensor.
 
@@ -105,7 +111,8 @@ class SlotRequest(NamedTuple):
     `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
     answer is told by the table's bell, and not to a thread that waits in `wait`. `join_key`: only requests of one model
     with the same key may be executed together, and none with NEVER_JOINED in it. `compound`: the compound task that it
-    is a member of (`compound_number`); it is decided about, whatever else could begin without a decision.
+    is a member of (`compound_number`); it is decided about, whatever else could begin without a decision. `places_at`:
+    where in the io segment offsets are written that the slot has no room for (`places_bytes`), a multiple of 8 bytes.
     """
 
     model_id: int
@@ -122,6 +129,7 @@ class SlotRequest(NamedTuple):
     by_bell: bool = False
     join_key: int = 0
     compound: int = 0
+    places_at: int = 0
 
 
 class SlotTerms(NamedTuple):
@@ -210,7 +218,7 @@ class SlotTable:
         return slot if slot >= 0 else None
 
     def fill(self, slot: int, request: SlotRequest) -> None:
-        """Write the request's fields. Raises ValueError for more than MAX_TENSORS tensors."""
+        """Write the request's fields. Raises ValueError for too many tensors, or a list outside of the segment."""
         _native.slot_fill(self._view, slot, request)
 
     def submit(self, slot: int) -> int:
@@ -275,7 +283,7 @@ class SlotTable:
     # -- scheduler
 
     def request(self, slot: int) -> SlotRequest:
-        """Read the request's fields; MAX_TENSORS offsets each, unused ones are anything."""
+        """Read the request's fields; INLINE_PLACES offsets each, unused ones are anything."""
         base = slot * SLOT_BYTES
         model_id, rows, priority, arrival_ns, deadline_ns, *rest = _ASKED.unpack_from(self._view, base + _ASKED_AT)
         *frames, limit_ns, join_key, compound, late, max_queue, by_bell = rest

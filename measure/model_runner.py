@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self, TypeVar
 
-from gangway.artifact.format import Manifest, TensorSpec
+from gangway.artifact.format import MAX_TENSORS, Manifest, TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease, LeaseSpec, Member, passes_for
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Exit, Left, Load, Loaded, Message, Ready, Run, Unload, Unloaded, unpack
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTable
+from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTable, places_bytes
 
 START_TIMEOUT_S = 10.0
 RUN_TIMEOUT_S: Final = 60
@@ -77,7 +77,8 @@ class LocalExecutor:
     ) -> None:
         self.control = ControlSegment.create(ControlLayout(workers=len(cores), front_ends=1, leases=leases))
         self.arena = Segment.create(arena_bytes, "arena")
-        self.io = Segment.create(io_bytes, "io")
+        self._lists_at, self._list_bytes = aligned(io_bytes), places_bytes(MAX_TENSORS, MAX_TENSORS)
+        self.io = Segment.create(self._lists_at + slots * self._list_bytes, "io")  # sparse
         self.slots = SlotTable(self.io, slots)
         self.slots.init()
         self.leases = self.control.leases
@@ -140,7 +141,7 @@ class LocalExecutor:
         slot = self.slots.acquire()
         if slot is None:
             raise RuntimeError("no free slot")
-        self.slots.fill(slot, request)
+        self.slots.fill(slot, request._replace(places_at=self._lists_at + slot * self._list_bytes))
         generation = self.slots.submit(slot)
         self.slots.start(slot, generation, parts)
         return slot, generation

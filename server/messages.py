@@ -13,6 +13,7 @@ with the one that asked. A successor gets agreed changes before anything else.
 """
 
 import socket
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -29,6 +30,9 @@ OK = "OK"  # the name of a gRPC status
 UNLOADED = "unloaded"  # the reason, or its beginning, for a model that is not there on purpose
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
 WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
+PACKED_BYTES: Final = 32 * 1024
+MAX_TEXT_BYTES: Final = 16 << 20  # of one message
+
 MAX_VERSION = (1 << 63) - 1  # as in Triton
 FORMATS: Final = ("default", "ISO8601", "json")  # of the log's lines
 MAX_VERBOSE: Final = 2**31 - 1
@@ -369,17 +373,30 @@ FrontEndMessage = (
 
 
 def to_json(message: FrontEndMessage) -> bytes:
-    """Encode a message for one send() on the socket."""
-    return json_codec.encode_tagged(message)
+    """Encode a message for one send() on the socket; a long one, as of a model with many tensors, is packed."""
+    text = json_codec.encode_tagged(message)
+    return text if len(text) < PACKED_BYTES else zlib.compress(text, level=1)
 
 
 def from_json(data: bytes) -> FrontEndMessage:
     """Decode what to_json made. Raises ValueError for anything else."""
     try:
-        message: FrontEndMessage = json_codec.decode_tagged(FrontEndMessage, data, "message")
+        text = data if data[:1] == b"{" else _unpacked(data)
+        message: FrontEndMessage = json_codec.decode_tagged(FrontEndMessage, text, "message")
     except ValueError as error:
         raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
     return message
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(data, MAX_TEXT_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacking.eof:
+        raise ValueError(f"cut off, or more than {MAX_TEXT_BYTES} bytes")
+    return text
 
 
 def front_end_peer(end: socket.socket) -> Peer[FrontEndMessage]:

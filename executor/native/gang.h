@@ -11,7 +11,7 @@ struct piece {
     uint32_t generation;
     uint32_t part, parts; /* of its request */
     uint32_t first, rows; /* it is rows [first, first + rows) of the lease */
-    char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS]; /* row `first` */
+    char **inputs, **outputs; /* row `first` of each */
     uint64_t input_frame_bytes, output_frame_bytes;   /* the sizes of inputs[0] and outputs[0], where these are frames */
 };
 

@@ -22,7 +22,8 @@ enum { CACHE_LINE = 64 };
     VALUE(MAX_PARTS, 64)       /* of one request: a bit each in slot.parts_done */                                            \
     VALUE(MAX_AWAITED, 64)     /* slots that one call waits for */                                                            \
     VALUE(MAX_LAYERS, 4096)                                                                                                   \
-    VALUE(MAX_TENSORS, 32)                                                                                                    \
+    VALUE(MAX_TENSORS, 1024)   /* inputs, and outputs, of one model */                                                        \
+    VALUE(INLINE_PLACES, 32)   /* inputs, and outputs, whose places a slot itself has */                                      \
     VALUE(MAX_ARGUMENTS, 8)    /* of one kernel */                                                                            \
     VALUE(MAX_OPERANDS, 32)    /* of one layer that is a call */                                                              \
     VALUE(MAX_VERSIONS, 5)                                                                                                    \
@@ -163,8 +164,9 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, started_ns, )      /* the scheduler has decided; the workers are told next */                             \
     FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; used only if there are several */                                 \
     FIELD(_Atomic uint32_t, failure, ) /* the status of its computation so far; STATUS_OK at its start */                     \
-    FIELD(_Alignas(CACHE_LINE) _Atomic uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \
-    FIELD(_Atomic uint64_t, output_offset, [MAX_TENSORS])                                                                             \
+    /* See place_region. More than INLINE_PLACES are in a list of as many words, and the first one here says where that begins. */     \
+    FIELD(_Alignas(CACHE_LINE) _Atomic uint64_t, input_offset, [INLINE_PLACES])                                                        \
+    FIELD(_Atomic uint64_t, output_offset, [INLINE_PLACES])                                                                            \
     FIELD(struct bell, bell, ) /* used in the first slot of a table: for a thread that waits for the answers of many */       \
     FIELD(char, reason, [REASON_BYTES]) /* of `failure`: text, UTF-8 */
 

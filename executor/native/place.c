@@ -2,20 +2,29 @@
 
 enum { ALIGNMENT = 64 };
 
-static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_bytes) {
-    return offset % ALIGNMENT == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
+static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_bytes, uint64_t alignment) {
+    return offset % alignment == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
 }
 
 /* NULL if a tensor lies outside of its memory, or a frame in a region: frames are parsed before they are used. */
 static char *tensor_at(struct worker *worker, const struct memory *io, uint64_t place, uint64_t size_bytes, bool frame) {
     if (place_region(place)) return frame ? NULL : region_at(&worker->regions, place, size_bytes);
-    return fits(io, place, size_bytes) ? io->base + place : NULL;
+    return fits(io, place, size_bytes, ALIGNMENT) ? io->base + place : NULL;
+}
+
+/* The places of a member's tensors: in its slot, or in the list that the slot names. NULL if that lies outside of memory. */
+static const _Atomic uint64_t *places_at(const struct memory *io, const _Atomic uint64_t *in_slot, uint32_t count) {
+    if (count <= INLINE_PLACES) return in_slot;
+    uint64_t begin = atomic_load_explicit(in_slot, memory_order_relaxed);
+    return fits(io, begin, count * sizeof *in_slot, sizeof *in_slot) ? (const _Atomic uint64_t *)(io->base + begin) : NULL;
 }
 
 /* The address of a member's first row in each tensor. All rows up to its last one must lie in memory. */
-static bool place_tensors(struct worker *worker, const struct memory *io, const _Atomic uint64_t *places, const struct tensor *tensors,
+static bool place_tensors(struct worker *worker, const struct memory *io, const _Atomic uint64_t *in_slot, const struct tensor *tensors,
                           uint32_t count, const struct member *member, char **rows) {
+    const _Atomic uint64_t *places = places_at(io, in_slot, count);
     uint64_t end = (uint64_t)member->first_row + member->rows;
+    if (!places) return false;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t size_bytes, row_bytes = tensors[i].row_bytes;
         if (__builtin_mul_overflow(row_bytes, end, &size_bytes)) return false;
@@ -87,7 +96,7 @@ static bool place_arena(struct worker *worker, const struct lease *lease, struct
     uint64_t offset = lease->arena_offset, stride = lease->arena_stride, size_bytes;
     uint64_t needed = program->arena_bytes + (query->piece_count > 1 ? program->staging_bytes : 0);
     if (stride < needed || stride % ALIGNMENT) return false;
-    if (__builtin_mul_overflow(stride, (uint64_t)query->rows, &size_bytes) || !fits(&worker->arena, offset, size_bytes)) return false;
+    if (__builtin_mul_overflow(stride, (uint64_t)query->rows, &size_bytes) || !fits(&worker->arena, offset, size_bytes, ALIGNMENT)) return false;
     query->arena = worker->arena.base + offset;
     query->arena_stride = stride;
     return true;
@@ -98,10 +107,13 @@ bool place_lease(struct worker *worker, const struct lease *lease, struct query 
     if (model_id >= MAX_MODELS || !worker->programs[model_id] || count == 0 || count > MAX_MEMBERS) return false;
     const struct program *program = worker->programs[model_id];
     if (lease->end_layer > program->layer_count || (count > 1 && !program->joins)) return false;
+    uint32_t inputs = program->input_count ? program->input_count : 1, outputs = program->output_count ? program->output_count : 1; /* or frames */
     *query = (struct query){.program = program, .pieces = worker->pieces, .piece_count = count};
     for (uint32_t i = 0; i < count; i++) {
         struct piece *piece = &worker->pieces[i];
         piece->first = query->rows;
+        piece->inputs = worker->addresses + i * (inputs + outputs);
+        piece->outputs = piece->inputs + inputs;
         if (!place_member(worker, program, lease->members[i], piece)) return false;
         if (__builtin_add_overflow(query->rows, piece->rows, &query->rows)) return false;
     }

@@ -55,5 +55,7 @@ void program_close(struct program *program) {
     if (program->library) dlclose(program->library);
     if (program->weights) munmap(program->weights, program->weights_bytes);
     free(program->layers);
+    free(program->inputs);
+    free(program->outputs);
     memset(program, 0, sizeof *program);
 }

@@ -70,7 +70,7 @@ struct program {
     uint64_t arena_bytes;              /* of one row */
     uint64_t staging_bytes;            /* of one row, behind those: for leases with several members */
     uint64_t pack_bytes, unpack_bytes; /* of a row's staged inputs, and outputs: what is copied */
-    struct tensor inputs[MAX_TENSORS], outputs[MAX_TENSORS];
+    struct tensor *inputs, *outputs;   /* of `calloc` */
     bool joins;    /* leases may have several members: every tensor that a batch kernel uses is staged */
     char *weights; /* mapped read-only */
     size_t weights_bytes;

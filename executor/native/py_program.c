@@ -42,18 +42,20 @@ struct program_object {
 };
 
 /* Reads inputs or outputs: a sequence of pairs (row_bytes, staged). Returns what a row's staged ones take; UINT64_MAX for an exception. */
-static uint64_t read_tensors(const struct program *program, PyObject *sequence, struct tensor *tensors, uint32_t *count) {
+static uint64_t read_tensors(const struct program *program, PyObject *sequence, struct tensor **tensors, uint32_t *count) {
     uint64_t copied = 0, room = program->arena_bytes + program->staging_bytes;
     Py_ssize_t length = PySequence_Size(sequence);
     if (length < 0) return UINT64_MAX;
     if (length > MAX_TENSORS) return PyErr_Format(PyExc_ValueError, "%zd tensors; at most %d", length, MAX_TENSORS), UINT64_MAX;
+    *tensors = calloc((size_t)length + 1, sizeof **tensors);
+    if (!*tensors) return PyErr_NoMemory(), UINT64_MAX;
     for (*count = 0; *count < length; ++*count) {
         PyObject *pair = PySequence_GetItem(sequence, *count);
         unsigned long long row_bytes, staged;
         bool read = pair && PyArg_ParseTuple(pair, "KK", &row_bytes, &staged);
         Py_XDECREF(pair);
         if (!read) return UINT64_MAX;
-        tensors[*count] = (struct tensor){row_bytes, staged};
+        (*tensors)[*count] = (struct tensor){row_bytes, staged};
         if (staged == NOT_STAGED) continue;
         if (staged < program->arena_bytes || row_bytes > room || staged > room - row_bytes) {
             return PyErr_Format(PyExc_ValueError, "a staged tensor outside of its row"), UINT64_MAX;
@@ -190,9 +192,9 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     set_reference(&((struct program_object *)self)->calls, calls);
     program->arena_bytes = arena_bytes;
     program->staging_bytes = staging_bytes;
-    program->pack_bytes = read_tensors(program, inputs, program->inputs, &program->input_count);
+    program->pack_bytes = read_tensors(program, inputs, &program->inputs, &program->input_count);
     if (program->pack_bytes == UINT64_MAX) return -1;
-    program->unpack_bytes = read_tensors(program, outputs, program->outputs, &program->output_count);
+    program->unpack_bytes = read_tensors(program, outputs, &program->outputs, &program->output_count);
     if (program->unpack_bytes == UINT64_MAX) return -1;
     const char *error;
     Py_BEGIN_ALLOW_THREADS /* it maps and reads: other threads go on meanwhile */

@@ -46,28 +46,38 @@ FUNCTION(py_slot_change) {
     FINISH;
 }
 
-static bool read_places(PyObject *places, _Atomic uint64_t *offsets) {
+/* Writes places into the slot; more than it has room for into a list at `list_at`, which moves behind that. */
+static bool read_places(const Py_buffer *buffer, PyObject *places, _Atomic uint64_t *offsets, unsigned long long *list_at) {
     Py_ssize_t count = PyTuple_Size(places);
     if (count > MAX_TENSORS) {
         PyErr_Format(PyExc_ValueError, "at most %d inputs and outputs", MAX_TENSORS);
         return false;
     }
-    for (Py_ssize_t i = 0; i < count; i++) offsets[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(places, i));
+    if (count > INLINE_PLACES) {
+        atomic_store_explicit(offsets, *list_at, memory_order_relaxed);
+        offsets = locate(buffer, (Py_ssize_t)*list_at, (size_t)count * sizeof *offsets);
+        if (!offsets) return false;
+        *list_at += (size_t)count * sizeof *offsets;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        atomic_store_explicit(&offsets[i], PyLong_AsUnsignedLongLong(PyTuple_GetItem(places, i)), memory_order_relaxed);
+    }
     return !PyErr_Occurred();
 }
 
 /* What a front end asks for: the fields of Python's SlotRequest, in its order. Nothing is known of an answer. */
-static bool fill(struct slot *slot, PyObject *request) {
+static bool fill(const Py_buffer *buffer, struct slot *slot, PyObject *request) {
     unsigned int model_id, rows, max_queue;
     int priority, rejects_late, by_bell;
-    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key, compound;
+    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key, compound, list_at;
     PyObject *inputs, *outputs;
-    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpKK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpKKK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                           &priority, &arrival_ns, &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue,
-                          &by_bell, &join_key, &compound)) {
+                          &by_bell, &join_key, &compound, &list_at)) {
         return false;
     }
-    if (!read_places(inputs, slot->input_offset) || !read_places(outputs, slot->output_offset)) return false;
+    if (!read_places(buffer, inputs, slot->input_offset, &list_at)) return false;
+    if (!read_places(buffer, outputs, slot->output_offset, &list_at)) return false;
     size_t begin = offsetof(struct slot, cancel);
     memset((char *)slot + begin, 0, offsetof(struct slot, parts_done) - begin);
     slot->model_id = model_id, slot->priority = priority;
@@ -85,7 +95,7 @@ FUNCTION(py_slot_fill) {
     PyObject *request;
     PARSE("IO!", &number, &PyTuple_Type, &request);
     struct slot *slot = find_slot(&buffer, number);
-    if (slot && fill(slot, request)) result = Py_NewRef(Py_None);
+    if (slot && fill(&buffer, slot, request)) result = Py_NewRef(Py_None);
     FINISH;
 }
 

@@ -43,6 +43,8 @@ static int worker_init(PyObject *object, PyObject *arguments, PyObject *keywords
                                      &worker->spin_us, &lost)) {
         return -1;
     }
+    worker->addresses = calloc(MAX_ADDRESSES, sizeof *worker->addresses); /* pages that no lease needs take no memory */
+    if (!worker->addresses) return PyErr_NoMemory(), -1;
     const Py_buffer *control = &self->control;
     worker->arena = (struct memory){self->arena.buf, (size_t)self->arena.len};
     if (!(worker->bell = locate(control, bell, sizeof(struct bell))) ||
@@ -140,6 +142,7 @@ static void worker_free(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     for (int i = 0; i < MAX_MODELS; i++) Py_CLEAR(self->programs[i]);
     regions_close(&self->worker.regions);
+    free(self->worker.addresses);
     for (int i = 0; i < MAX_FRONT_ENDS; i++) PyBuffer_Release(&self->io[i]);
     PyBuffer_Release(&self->control);
     PyBuffer_Release(&self->arena);

@@ -10,7 +10,7 @@
 #include "program.h"
 #include "region.h"
 
-enum { MAX_FRONT_ENDS = 64 };
+enum { MAX_FRONT_ENDS = 64, MAX_ADDRESSES = MAX_MEMBERS * 2 * MAX_TENSORS };
 
 struct memory {
     char *base;
@@ -27,6 +27,7 @@ struct worker {
     struct regions regions;
     const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
     struct piece pieces[MAX_MEMBERS];           /* of the lease that it is in */
+    char **addresses;                           /* of their tensors: MAX_ADDRESSES */
     bool background;         /* other threads of the process execute commands: it is busy even while it waits */
     _Atomic uint32_t nudged; /* one of them has a result for the caller of worker_loop */
 };

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import grpc
 
 from gangway.artifact.format import ALIGNMENT_BYTES
-from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
+from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus, places_bytes
 from gangway.server.errors import RequestError
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.front_end.python_runs import LeftRun, tell_gone
@@ -108,12 +108,18 @@ class SharedMemoryPool:
 
         Raises PoolExhaustedError, at once.
         """
-        placement = Placement(tuple(inputs), tuple(outputs), 0)
+        list_bytes = places_bytes(len(inputs), len(outputs))
         with self._plane.lock:
             slot = self._plane.take_slot()
+            try:
+                own = [Block(self._plane.allocate(list_bytes))] if list_bytes else []
+            except PoolExhaustedError:
+                self._plane.give_slot(slot)
+                raise
             for block in blocks:
                 block.holders += 1
-            return SharedSubmission(self._plane, layout, rows, slot, placement, blocks)
+            placement = Placement(tuple(inputs), tuple(outputs), own[0].offset if own else 0, 0)
+            return SharedSubmission(self._plane, layout, rows, slot, placement, [*blocks, *own])
 
 
 def places_within(block: Block, sizes_bytes: Sequence[int]) -> list[Place]:

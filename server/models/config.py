@@ -340,7 +340,7 @@ MAX_SIZE_DIGITS = 20  # leading zeros included
 _BUCKETS: Final = f"parameter {BUCKETS_PARAMETER}"
 MAX_FILE_BYTES = 1 << 20
 MAX_FILENAME_BYTES = 255
-MAX_CONFIG_BYTES = 40_000  # serialised; it travels to the front end in one message
+MAX_CONFIG_BYTES = 256_000  # serialised; it travels to the front end in one message
 
 
 @dataclass(frozen=True)

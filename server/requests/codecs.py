@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import grpc
 
+from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
 from gangway.executor.frames import Frame, Part, header_of, join_strings, needed_bytes, plan_frame, read_frame
-from gangway.executor.slots import MAX_TENSORS, SlotOutcome
+from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
 from gangway.server.models.served import Compiled, ServedModel

@@ -34,7 +34,7 @@ FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
 # Parsed, a hostile header grows up to tenfold (one byte per empty message or per dimension), so its size has a limit of
 # its own. Honest headers are a few hundred bytes; typed contents, the exception, are larger.
 MAX_HEADER_BYTES = 32 * 1024 * 1024
-MAX_FIELDS = 1024  # top-level fields of one request
+MAX_FIELDS = 3 * MAX_TENSORS + 1024  # top-level fields of one request: inputs, their contents, outputs, and others
 MAX_ID_BYTES = 64 * 1024
 
 _RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
@@ -82,8 +82,6 @@ def split_request(message: bytes) -> SplitRequest:
     if len(ids) > 1:
         raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
     request_id = _checked_id(bytes(ids[0][: MAX_ID_BYTES + 1])) if ids else b""
-    if len(raws) > MAX_TENSORS:
-        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
     return SplitRequest(b"".join(header), request_id, raws)
 
 

@@ -26,7 +26,7 @@ from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring, Submit
 from gangway.executor.segment import Segment
-from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
+from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
 
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
@@ -354,10 +354,14 @@ def _key_of(shapes: tuple[tuple[int, ...] | None, ...]) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """One block holds all tensors of a request: (offset, size) of each, and the block's size."""
+    """One block holds all tensors of a request: (offset, size) of each, and the block's size.
+
+    `places_at`: where it lists the places that the slot has no room for.
+    """
 
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
+    places_at: int
     size_bytes: int
 
     @classmethod
@@ -367,7 +371,8 @@ class Placement:
         for row_bytes in (*inputs, *outputs):
             places.append((position, rows * row_bytes))
             position += -(-rows * row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position)
+        size_bytes = position + places_bytes(len(inputs), len(outputs))
+        return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position, size_bytes)
 
 
 BLOCKS_AT_ONCE = 8  # are given back while the lock is held: some tenths of a millisecond
@@ -456,6 +461,7 @@ class Submission:
                 by_bell,
                 NEVER_JOINED if alone or compound else self.layout.join_key,
                 compound,
+                block + placement.places_at,
             ),
         )
         self._generation = slots.submit(self._slot)

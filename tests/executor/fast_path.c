@@ -71,10 +71,11 @@ static struct layer two[] = {
      .arguments = {{SPACE_ARENA, 0, 0}, {SPACE_INPUT, 0, 0}}},
     {.argument_count = 2, .version_count = 1, .max_ranks = 1, .versions = {{.one = {(kernel)gather, 1, 1, 1}}},
      .arguments = {{SPACE_ARENA, 0, 0}, {SPACE_OUTPUT, 0, 0}}}};
+static struct tensor plain = {ROW_BYTES, NOT_STAGED};
 static struct program wide = {.layer_count = 2, .input_count = 1, .output_count = 1, .arena_bytes = ROW_BYTES, .layers = two,
-                              .inputs = {{ROW_BYTES, NOT_STAGED}}, .outputs = {{ROW_BYTES, NOT_STAGED}}};
+                              .inputs = &plain, .outputs = &plain};
 static struct program copy = {.layer_count = 1, .input_count = 1, .output_count = 1, .arena_bytes = ROW_BYTES, .layers = &only,
-                              .inputs = {{ROW_BYTES, NOT_STAGED}}, .outputs = {{ROW_BYTES, NOT_STAGED}}};
+                              .inputs = &plain, .outputs = &plain};
 
 static struct ring *make_ring(void) {
     struct ring *ring = aligned_alloc(64, sizeof *ring + RING_ENTRIES * sizeof(struct message));
@@ -286,7 +287,8 @@ static void start_worker(uint32_t number, pthread_t *thread) {
                               .commands = commands[number], .completions = completions[number], .leases = all_leases,
                               .lease_count = ALL_LEASES, .io_count = FRONT_ENDS, .spin_us = 5,
                               .arena = {arenas, ALL_ARENAS_BYTES},
-                              .io = {{segments[0], SEGMENT_BYTES}, {segments[1], SEGMENT_BYTES}}};
+                              .io = {{segments[0], SEGMENT_BYTES}, {segments[1], SEGMENT_BYTES}},
+                              .addresses = calloc(MAX_ADDRESSES, sizeof(char *))};
     worker->programs[NARROW] = worker->programs[CLOSED] = &copy;
     worker->programs[WIDE] = &wide;
     pthread_create(thread, NULL, worker_thread, worker);
@@ -314,6 +316,7 @@ int main(int argc, char **argv) {
         pthread_join(threads[i], NULL);
         free(commands[i]);
         free(completions[i]);
+        free(workers[i].addresses);
     }
     for (uint32_t i = 0; i < FRONT_ENDS; i++) {
         free(segments[i]);

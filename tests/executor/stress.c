@@ -289,7 +289,8 @@ int main(int argc, char **argv) {
         workers[i] = (struct worker){.bell = &bells[i], .scheduler_bell = &scheduler_bell, .status = &statuses[i],
                                      .commands = commands[i], .completions = completions[i], .leases = leases, .lease_count = GANGS,
                                      .io_count = FRONT_ENDS, .spin_us = 5, .arena = {arena, ARENA_BYTES},
-                                     .io = {{io[0], IO_BYTES}, {io[1], IO_BYTES}}};
+                                     .io = {{io[0], IO_BYTES}, {io[1], IO_BYTES}},
+                                     .addresses = calloc(MAX_ADDRESSES, sizeof(char *))};
         workers[i].programs[MODEL] = &program;
         pthread_create(&threads[i], NULL, worker_thread, &workers[i]);
     }
@@ -300,6 +301,7 @@ int main(int argc, char **argv) {
         pthread_join(threads[i], NULL);
         free(commands[i]);
         free(completions[i]);
+        free(workers[i].addresses);
     }
     CHECK(bell_seen(&scheduler_bell) >= to_ring, "rung %u times for %u messages", bell_seen(&scheduler_bell), to_ring);
     for (int i = 0; i < FRONT_ENDS; i++) free(io[i]);

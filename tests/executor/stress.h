@@ -18,9 +18,10 @@ enum { WORKERS = 8, VERSIONS = 3, FRONT_ENDS = 2, RING = 64, HANG_S = 100, NOBOD
 /* A row: the arena's own 64 bytes, then its staged input and output. */
 enum { ARENA_ROW = 64, INPUT_ROW = 256, OUTPUT_ROW = LAYERS * TASKS * 4, STRIDE = ARENA_ROW + INPUT_ROW + OUTPUT_ROW };
 enum { ARENA_BYTES = GANGS * LINE * STRIDE };
-/* Of a front end: slots, then inputs and outputs. */
+/* Of a front end: slots, then inputs and outputs, then lists of places. */
+enum { MANY = INLINE_PLACES + 7, LIST_BYTES = MANY * 8 }; /* inputs, or outputs, of some models */
 enum { HEAP = 4096, INPUT_SPAN = REQUEST_ROWS * INPUT_ROW, OUTPUT_SPAN = REQUEST_ROWS * OUTPUT_ROW };
-enum { IO_BYTES = HEAP + REQUESTS * (INPUT_SPAN + OUTPUT_SPAN) };
+enum { LISTS = HEAP + REQUESTS * (INPUT_SPAN + OUTPUT_SPAN), IO_BYTES = LISTS + REQUESTS * 2 * LIST_BYTES };
 
 struct request {
     struct slot *table, *slot;

@@ -8,6 +8,15 @@ uint32_t gang_count, request_count;
 char *io[FRONT_ENDS];
 unsigned joined, split;
 
+/* Where a model's last tensor is; its others have no bytes. A model with more than INLINE_PLACES of them has a list of places. */
+static void place_last(char *base, _Atomic uint64_t *places, uint32_t count, uint32_t list_at, uint32_t offset) {
+    if (count > INLINE_PLACES) {
+        places[0] = list_at;
+        places = (_Atomic uint64_t *)(base + list_at);
+    }
+    for (uint32_t i = 0; i < count; i++) places[i] = i == count - 1 ? offset : 0;
+}
+
 static void make_request(uint32_t number, uint32_t first) {
     struct request *request = &requests[number];
     char *base = io[number % FRONT_ENDS];
@@ -21,8 +30,9 @@ static void make_request(uint32_t number, uint32_t first) {
     CHECK(slot_acquire(table, index + 1, index) == (long)index, "acquire");
     request->generation = slot_generation(atomic_load(&slot->word));
     slot->rows = request->rows;
-    slot->input_offset[0] = input;
-    slot->output_offset[0] = output;
+    uint32_t lists = LISTS + index * 2 * LIST_BYTES;
+    place_last(base, slot->input_offset, program.whole ? 1 : program.input_count, lists, input);
+    place_last(base, slot->output_offset, program.whole ? 1 : program.output_count, lists + LIST_BYTES, output);
     slot->input_frame_bytes = slot->output_frame_bytes = 64;
     slot_change(slot, request->generation, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
 }

@@ -3,7 +3,8 @@
 
 static int numbers[LAYERS * 16]; /* the "weights": layer l's number at byte 64 l */
 struct layer layers[LAYERS];
-struct program program = {.layers = layers, .weights = (char *)numbers, .arena_bytes = ARENA_ROW, .input_count = 1, .output_count = 1,
+static struct tensor inputs[MANY], outputs[MANY]; /* only the last one of a model has bytes */
+struct program program = {.layers = layers, .inputs = inputs, .outputs = outputs, .weights = (char *)numbers, .arena_bytes = ARENA_ROW, .input_count = 1, .output_count = 1,
                           .joins = true};
 uint32_t fails;
 
@@ -97,7 +98,7 @@ static void make_layer(uint32_t number) {
         .argument_count = 4,
         .version_count = VERSIONS,
         .max_ranks = 1 + random_below(WORKERS),
-        .arguments = {{SPACE_WEIGHTS, 0, number * 64}, {SPACE_ARENA, 0, 0}, {SPACE_INPUT, 0, 0}, {SPACE_OUTPUT, 0, 0}},
+        .arguments = {{SPACE_WEIGHTS, 0, number * 64}, {SPACE_ARENA, 0, 0}, {SPACE_INPUT, program.input_count - 1, 0}, {SPACE_OUTPUT, program.output_count - 1, 0}},
         .row_ns = random_below(8000),
     };
 }
@@ -127,6 +128,8 @@ void make_program(void) {
     bool batch = false, plain = random_below(4) == 0; /* without batch kernels nothing has to be staged */
     program.layer_count = 1 + random_below(LAYERS);
     program.calls = false;
+    program.input_count = random_below(2) ? 1 : MANY;
+    program.output_count = random_below(2) ? 1 : MANY;
     for (uint32_t i = 0; i < program.layer_count; i++) {
         make_layer(i);
         if (random_below(4) == 0) {
@@ -144,8 +147,9 @@ void make_program(void) {
         layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
     }
     bool staged = batch && !plain && !program.whole;
-    program.inputs[0] = (struct tensor){INPUT_ROW, staged ? ARENA_ROW : NOT_STAGED};
-    program.outputs[0] = (struct tensor){OUTPUT_ROW, staged ? ARENA_ROW + INPUT_ROW : NOT_STAGED};
+    for (uint32_t i = 0; i < MANY; i++) inputs[i] = outputs[i] = (struct tensor){0, NOT_STAGED};
+    inputs[program.input_count - 1] = (struct tensor){INPUT_ROW, staged ? ARENA_ROW : NOT_STAGED};
+    outputs[program.output_count - 1] = (struct tensor){OUTPUT_ROW, staged ? ARENA_ROW + INPUT_ROW : NOT_STAGED};
     program.pack_bytes = staged ? INPUT_ROW : 0;
     program.unpack_bytes = staged ? OUTPUT_ROW : 0;
     program.staging_bytes = program.pack_bytes + program.unpack_bytes;

@@ -9,6 +9,7 @@ import pytest
 from gangway.executor import _native
 from gangway.executor.segment import SLOT, Segment
 from gangway.executor.slots import (
+    INLINE_PLACES,
     MAX_PARTS,
     SLOT_BYTES,
     SlotCounts,
@@ -17,6 +18,7 @@ from gangway.executor.slots import (
     SlotStatus,
     SlotTable,
     SlotTerms,
+    places_bytes,
 )
 
 REQUEST = SlotRequest(
@@ -75,6 +77,30 @@ def test_life_of_a_request(table):
     assert list(table.in_use()) == [(SlotState.DONE, 3)]
     assert table.release(slot)
     assert not table.release(slot)
+
+
+def test_places_that_a_slot_has_no_room_for_are_listed(table):
+    """Inputs first; a side with few tensors needs no list."""
+    slot, at = table.acquire(), SLOT_BYTES * 8
+    many, few = tuple(range(64, 64 * (INLINE_PLACES + 2), 64)), tuple(range(0, 64 * INLINE_PLACES, 64))
+
+    def listed(inputs, outputs):
+        table.fill(slot, SlotRequest(1, 1, inputs, outputs, places_at=at))
+        seen, count = table.request(slot), places_bytes(len(inputs), len(outputs)) // 8
+        return seen.input_offsets, seen.output_offsets, struct.unpack_from(f"<{count}Q", table.view, at)
+
+    assert listed(few, few) == (few, few, ())
+    inputs, outputs, places = listed(many, few)
+    assert (inputs[0], outputs, places) == (at, few, many)
+    inputs, outputs, places = listed(few, many)
+    assert (inputs, outputs[0], places) == (few, at, many)
+    inputs, outputs, places = listed(many, many)
+    assert (inputs[0], outputs[0], places) == (at, at + 8 * len(many), many + many)
+    for places_at in ((1 << 16) - 64, at + 4, 1 << 63):
+        with pytest.raises((ValueError, OverflowError)):
+            table.fill(slot, SlotRequest(1, 1, many, few, places_at=places_at))
+    with pytest.raises(ValueError, match="at most"):
+        table.fill(slot, SlotRequest(1, 1, (0,) * (_native.MAX_TENSORS + 1), few, places_at=at))
 
 
 def test_counts_belong_to_one_request(table):
