@@ -150,7 +150,8 @@ def _tensors(config: ModelConfig, model: Model) -> Iterator[Change]:
                 place = f"{group} '{tensor.name}'"
                 yield from _type(place, tensor, own[tensor.name].data_type)
                 rows = [-1] if signature.max_batch_size and not config.max_batch_size else []
-                yield from _dims(place, tensor, [*rows, *own[tensor.name].dims])
+                expected = [*rows, *own[tensor.name].dims]
+                yield from _dims(place, tensor, expected, is_scalar=not (expected or signature.max_batch_size))
 
 
 def _type(place: str, tensor: ModelInput | ModelOutput, expected: DataType) -> Iterator[Change]:
@@ -160,8 +161,10 @@ def _type(place: str, tensor: ModelInput | ModelOutput, expected: DataType) -> I
         tensor.data_type = expected
 
 
-def _dims(place: str, tensor: ModelInput | ModelOutput, expected: list[int]) -> Iterator[Change]:
+def _dims(place: str, tensor: ModelInput | ModelOutput, expected: list[int], is_scalar: bool) -> Iterator[Change]:
     dims = list(tensor.dims)
+    if is_scalar and set(dims) == {1}:
+        return
     fits = len(dims) == len(expected) and all(
         size == own or (own == -1 and size > 0) for size, own in zip(dims, expected, strict=True)
     )

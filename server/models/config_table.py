@@ -76,7 +76,10 @@ FIELDS: Mapping[str, FieldSupport] = {
     "ModelInput.name": _honoured("as in the ONNX file"),
     "ModelInput.data_type": _honoured("compared with the ONNX file"),
     "ModelInput.format": _honoured("for clients that ask for it; NHWC and NCHW need three `dims`"),
-    "ModelInput.dims": _honoured("compared with the ONNX file; a size may be given to a symbolic dimension"),
+    "ModelInput.dims": _honoured(
+        "compared with the ONNX file; a size may be given to a symbolic dimension; [1] is possible for a scalar, which"
+        " requests send as [] or [1] in any case"
+    ),
     "ModelInput.reshape": _honoured("clients send `dims`, the model gets `reshape`"),
     "ModelTensorReshape.shape": _honoured("as many elements as `dims`, whose sizes must be fixed"),
     "ModelInput.optional": _honoured(
@@ -90,7 +93,7 @@ FIELDS: Mapping[str, FieldSupport] = {
     "ModelConfig.output": _honoured("those that clients get, some or all of the ONNX file's"),
     "ModelOutput.name": _honoured("as in the ONNX file"),
     "ModelOutput.data_type": _honoured("compared with the ONNX file"),
-    "ModelOutput.dims": _honoured("compared with the ONNX file"),
+    "ModelOutput.dims": _honoured("compared with the ONNX file; clients get a scalar as [1] if it says so, else as []"),
     "ModelOutput.reshape": _honoured("the model gives `reshape`, clients get `dims`"),
     "ModelOutput.label_filename": _honoured(
         "a file in the model's folder, one class name per line, for the classification extension"

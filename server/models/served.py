@@ -200,7 +200,7 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
                 f" expects '{tensor.datatype}'"
             )
         shape = tuple(given.shape)
-        if not fits(shape, tensor, model.least_rows):
+        if not tensor.may_have(shape, model.least_rows):
             invalid(
                 f"unexpected shape for input '{tensor.name}' for model '{model.name}'."
                 f" Expected {list(tensor.shape)}, got {list(shape)}"
@@ -215,15 +215,6 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
             rows = _check_rows(rows, shape[0], tensor, model)
     pairs = tuple((tensor, tuple(given.shape)) for given, tensor in inputs)
     return Shapes((rows or 1) if model.batched else 1, pairs, sizes, rows == 0, rows or 1)
-
-
-def fits(shape: Sequence[int], tensor: Tensor, least_rows: int) -> bool:
-    """Whether a tensor may have this shape. Symbolic dimensions may be 0, the first one `least_rows` at least."""
-    least = [0 if axis else least_rows for axis in range(len(tensor.shape))]
-    return len(shape) == len(tensor.shape) and all(
-        size >= at_least if expected == -1 else size == expected
-        for size, expected, at_least in zip(shape, tensor.shape, least, strict=True)
-    )
 
 
 def _check_rows(rows: int | None, size: int, tensor: Tensor, model: ServedModel) -> int:

@@ -28,7 +28,8 @@ class Tensor:
     """An input or output as clients see it. `index` is its place in the model, -1 in `shape` is any size.
 
     `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
-    `own_shape`: the model's, if the config has the server reshape the tensor. `optional`: a request may leave it out.
+    `own_shape`: the model's, if the config has the server reshape the tensor; () of a scalar. `optional`: a request may
+    leave it out.
     `value_symbol`: as in TensorSpec.
     """
 
@@ -45,18 +46,36 @@ class Tensor:
     def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
         """Return the tensor of a config; `batch`: its dims leave out the batch dimension."""
         shape = (-1, *tensor.dims) if batch else tuple(tensor.dims)
-        own_shape = spec.shape if tensor.HasField("reshape") else None
+        own_shape = spec.shape if tensor.HasField("reshape") or not spec.shape else None
         symbols = () if own_shape else spec.symbols
         datatype = datatype_name(tensor.data_type)
         return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional, spec.value_symbol)
+
+    def may_have(self, shape: Sequence[int], least_rows: int) -> bool:
+        """Whether a tensor may have this shape. Symbolic dimensions may be 0, the first one `least_rows` at least.
+
+        A scalar may also be [] or [1], as Triton's clients send it, which has no scalars.
+        """
+        if self.own_shape == () and tuple(shape) in ((), (1,)):
+            return True
+        least = [0 if axis else least_rows for axis in range(len(self.shape))]
+        return len(shape) == len(self.shape) and all(
+            size >= at_least if expected == -1 else size == expected
+            for size, expected, at_least in zip(shape, self.shape, least, strict=True)
+        )
 
     def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape that the model gets from a client's."""
         return tuple(shape) if self.own_shape is None else _with_rows(self.own_shape, shape)
 
     def client_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that a client gets from the model's."""
-        return tuple(shape) if self.own_shape is None else _with_rows(self.shape, shape)
+        """Return the shape that a client gets from the model's.
+
+        An output whose rank nobody knows is declared as a scalar.
+        """
+        if self.own_shape is None or (self.own_shape == () and len(shape)):
+            return tuple(shape)
+        return _with_rows(self.shape, shape)
 
     def known_shape(self, sizes: Mapping[str, int], rows: int | None) -> tuple[int, ...] | None:
         """Return the shape for these sizes of symbols and this batch (None: no batch); None if that does not tell."""

@@ -251,15 +251,16 @@ def _fit_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], group: 
         shape = list(spec.shape[1:] if strip_batch else spec.shape)
         if not tensor.dims and not tensor.HasField("reshape"):
             tensor.dims.extend(shape)
-        _check_dims(tensor, shape, group)
+        _check_dims(tensor, shape, group, is_scalar=not spec.shape)
 
 
-def _check_dims(tensor: Tensor, shape: list[int], group: str) -> None:
+def _check_dims(tensor: Tensor, shape: list[int], group: str, is_scalar: bool) -> None:
+    """Raise ConfigError unless they fit; those of a scalar are all 1, as in Triton, or there are none."""
     dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
     fits = len(dims) == len(shape) and all(
         dim == size or (size == -1 and dim > 0) for dim, size in zip(dims, shape, strict=True)
     )
-    if not fits:
+    if not (fits or (is_scalar and set(dims) == {1})):
         raise ConfigError(
             f"{group} '{shortened(tensor.name)}': dims are {dims}, but the ONNX model has {shape}"
             " (with max_batch_size > 0 the batch dimension is left out of both)"

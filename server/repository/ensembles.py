@@ -33,7 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Known:
-    """What a tensor must be like, according to `model`, which names it first. `dims` leave out the batch."""
+    """What a tensor must be like, according to `model`, which names it first. `dims` leave out the batch.
+
+    A scalar counts as one element.
+    """
 
     model: str
     data_type: "DataType"
@@ -42,7 +45,8 @@ class _Known:
 
     @classmethod
     def of(cls, model: str, tensor: ModelInput | ModelOutput, config: ModelConfig) -> "_Known":
-        return cls(model, tensor.data_type, tuple(tensor.dims), config.max_batch_size > 0)
+        batched = config.max_batch_size > 0
+        return cls(model, tensor.data_type, tuple(tensor.dims) or (1,) * (not batched), batched)
 
     @property
     def full_dims(self) -> tuple[int, ...]:

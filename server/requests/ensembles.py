@@ -18,7 +18,7 @@ from gangway.executor.slots import compound_number
 from gangway.server.errors import RequestError, invalid
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
-from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, fits, shapes_of
+from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
     MAX_ANSWER_BYTES,
@@ -270,7 +270,7 @@ def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
     If neither is right it stays as it is.
     """
     choices = [shape, (1, *shape)] + [shape[1:]] * (shape[:1] == (1,))
-    return next((choice for choice in choices if fits(choice, tensor, least_rows)), shape)
+    return next((choice for choice in choices if tensor.may_have(choice, least_rows)), shape)
 
 
 MAX_TEMPLATES = 64
@@ -320,7 +320,7 @@ class EnsembleCodec:
     def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
         model = self.graph.model
         own = fitted(shape, tensor, model.least_rows)
-        if not fits(own, tensor, model.least_rows):
+        if not tensor.may_have(own, model.least_rows):
             message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
             message += f" Expected {list(tensor.shape)}, got {list(shape)}"
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
