@@ -1,9 +1,13 @@
 """Build: the protocol files become modules, executor/native becomes an extension.
 
-The extensions use Python's stable ABI, so one wheel serves every version from 3.11 on.
+The extensions use Python's stable ABI, so one wheel serves every version from 3.11 on. A wheel is made in a temporary
+folder: what an earlier build has left in the checkout gets into none, and the checkout may be read-only.
 """
 
+import atexit
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from glob import glob
@@ -15,14 +19,15 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 C_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
+PROTOS = Path("gangway", "protos")
 PACKAGES = ["gangway", *(f"gangway.{name}" for name in find_packages("gangway"))]
 
 
-def generate_protos() -> None:
-    """Write protos/*_pb2.py(i). `-I protos` names the files as Triton's clients do, so both load in one process."""
+def generate_protos(target_folder: Path) -> None:
+    """Write *_pb2.py(i). `-I protos` names the files as Triton's clients do, so both load in one process."""
     from grpc_tools import protoc
 
-    folder = ROOT / "gangway" / "protos"
+    folder = ROOT / PROTOS
     sources = sorted(folder.glob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["protoc", f"-I{folder}", f"--python_out={scratch}", f"--pyi_out={scratch}", *map(str, sources)]
@@ -31,21 +36,25 @@ def generate_protos() -> None:
         for made in sorted(Path(scratch).glob("*_pb2.py*")):
             # protoc assumes the folder is on sys.path; ours are modules of a package.
             text = re.sub(r"^import (\w+_pb2)", r"from gangway.protos import \1", made.read_text(), flags=re.MULTILINE)
-            target = folder / made.name
+            target = target_folder / made.name
             if not target.exists() or target.read_text() != text:
                 target.write_text(text)
 
 
 class BuildPy(build_py):
     def run(self) -> None:
-        generate_protos()
+        if self.editable_mode:
+            generate_protos(ROOT / PROTOS)
         super().run()
+        if not self.editable_mode:
+            generate_protos(Path(self.build_lib) / PROTOS)
 
 
 class BuildExt(build_ext):
     def run(self) -> None:
-        generate_protos()
         super().run()
+        if not self.inplace:
+            return
         for path in ROOT.glob("gangway/executor/_*.cpython-*.so"):  # which an import prefers
             path.unlink()
 
@@ -64,6 +73,9 @@ def extension(name: str, sources: str, flags: Sequence[str] = ()) -> Extension:
 native = extension("_native", "native")
 probes = extension("_probes", "probes", ["-ffp-contract=fast"])  # with fused multiply-adds
 
+scratch = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+
 setup(
     packages=PACKAGES,
     include_package_data=False,  # C sources are of no use in a wheel
@@ -75,6 +87,10 @@ setup(
         "gangway.zoo": ["digits.npz", "py.typed"],
     },
     ext_modules=[native, probes],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"},
+        "build": {"build_base": scratch},
+        "egg_info": {} if os.access(ROOT, os.W_OK) else {"egg_base": scratch},
+    },
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )

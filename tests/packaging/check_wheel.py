@@ -93,15 +93,18 @@ def failure(environment: Path, *arguments: Path | str) -> str:
 
 
 @contextmanager
-def server(environment: Path, folder: Path) -> Iterator[int]:
-    """Serve the models; yield the port of HTTP. Afterwards the server must end well."""
+def server(environment: Path, folder: Path, cwd: Path | None = None, prefix: Sequence[str] = ()) -> Iterator[int]:
+    """Serve the models; yield the port of HTTP. Afterwards the server must end well.
+
+    `prefix`: words before the command, of a program that becomes it.
+    """
     ports = free_ports(3)
     names = ("http", "grpc", "metrics")
     flags = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
     repository = ("--model-repository", folder / "models", "--cache-dir", folder / "cache", "--cores", "1")
-    command = [environment / "bin/gangway", "serve", *repository, *flags]
+    command = [*prefix, environment / "bin/gangway", "serve", *repository, *flags]
     log = folder / "server.log"
-    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=cwd) as process:
         try:
             end = time.monotonic() + START_SECONDS
             while "ready: gRPC" not in log.read_text():

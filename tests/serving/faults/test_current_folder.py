@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 
 from benchmarks.lib.live_server import free_port, stop, wait_until_ready
 from gangway.zoo import write_model
+from tests.helpers.hostile_folder import ALL, OTHERS, SITE, hostile_folder, imported
 from tests.helpers.python_models import ADD, HEAD, four, inputs_of, write
 from tests.helpers.whole_server import TIMEOUT_SECONDS, until
 
@@ -19,34 +20,11 @@ pytestmark = pytest.mark.long
 
 SCRIPT = [str(Path(sys.executable).with_name("gangway"))]
 MODULE = [sys.executable, "-m", "gangway"]
-TRAP = "with open({record!r}, 'a') as file:\n    file.write({name!r} + '\\n')\nraise SystemExit({name!r})\n"
-# `python -m` itself imports a few modules of the standard library before any of ours; none of these.
-SITE = frozenset({"sitecustomize", "usercustomize"})  # which Python takes from PYTHONPATH before it runs the command
-OTHERS = frozenset({"queue", "json", "socket", "logging", "numpy", "grpc", "onnx", "onnxruntime", "tvm", "msgspec"})
-ALL = SITE | OTHERS | sys.stdlib_module_names
 PROCESSES = {
     "worker": "gangway.executor.worker",
     "scheduler": "gangway.scheduler.process",
     "front end": "gangway.server.front_end.process",
 }
-
-
-def hostile_folder(folder: Path, names: frozenset[str]) -> Path:
-    """A folder with a file for each module, a package called as ours and as a model's version; `record` tells all."""
-    record = str(folder / "record")
-    (folder / "gangway" / "executor").mkdir(parents=True)
-    (folder / "1").mkdir()
-    for place in (folder / "gangway" / "executor" / "__init__.py", folder / "1" / "__init__.py"):
-        place.write_text(TRAP.format(record=record, name=f"{place.parent.name}/"))
-    for name in names | {"model", "triton_python_backend_utils"}:
-        (folder / f"{name}.py").write_text(TRAP.format(record=record, name=name))
-    return folder
-
-
-def imported(folder: Path) -> list[str]:
-    """What has been imported of a hostile folder."""
-    record = folder / "record"
-    return sorted(set(record.read_text().split())) if record.exists() else []
 
 
 @pytest.mark.parametrize(
