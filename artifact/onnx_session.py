@@ -6,6 +6,7 @@ Importing this imports onnxruntime and numpy (15 MB of private memory). Who does
 import ctypes
 import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
 _PROVIDERS = ["CPUExecutionProvider"]
 EXTENSION_DOMAINS = ("ai.onnx.contrib", "com.microsoft.extensions")  # of the operators of onnxruntime-extensions
+_LONGEST, _LONGEST_REASON = 4000, 500  # characters of an exception, and of what is told of it
+_CODE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed: ?)?(Exception during initialization: )?"
+)
+_NODE = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
+# "PATH/file.cc:150 void function(...) [with T = ...] " before the sentence
+_PLACE = re.compile(r"\S*\w+\.(cc|h|cpp|hpp):\d+ (.*?\) (const )?(\[with [^\]]*\] )?|(?=\w+ [A-Z]))(\w+ (?=Integer ))?")
 onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessions
 
 
@@ -79,6 +87,17 @@ def _extensions_library() -> str:
     from onnxruntime_extensions import get_library_path  # noqa: PLC0415 - few models need it
 
     return str(get_library_path())
+
+
+def reason_of(error: Exception) -> str:
+    """Return the node and the sentence of an exception of onnxruntime: no paths, no places in its source, one line."""
+    text = " ".join(str(error)[:_LONGEST].split())
+    node = _NODE.search(text)
+    reason = _PLACE.sub("", text[node.end() :] if node else _CODE.sub("", text))
+    if node:
+        operator, name = node.groups()
+        reason = f"{operator} node '{name}': {reason}" if name else f"{operator}: {reason}"
+    return reason[:_LONGEST_REASON]
 
 
 _NAMES = {"float": "float32", "double": "float64"}  # numpy's, where onnxruntime's differ

@@ -31,10 +31,10 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.host_limits import FreeMemory, anonymous_bytes
-from gangway.artifact.onnx_session import open_session, run_session
+from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
+from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import (
     count_parameters,
@@ -46,8 +46,7 @@ from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip
 from gangway.compiler.frontend.onnx_file import external_locations
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, model_key
-from gangway.compiler.model_file import parse, with_weights
-from gangway.compiler.opsets import restamp
+from gangway.compiler.model_file import make_readable, parse, with_weights
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
@@ -109,13 +108,12 @@ def leave_to_onnxruntime(
             behaviour = _behaviour(session, signature.trial_sizes)
             del session  # the next ones need its memory
             saved_bytes = _save_optimised(writer, behaviour, signature.trial_sizes, target)
-        except OSError:
+        except (OSError, UnreadableModelError):
             raise
         except ModelError as error:
-            raise UnsupportedModelError(f"{reason}; and not for onnxruntime: {error}") from error
+            raise UnsupportedModelError(_both(refusal, f"onnxruntime cannot serve it: {error}")) from error
         except Exception as error:  # onnxruntime's own exceptions have no common base
-            message = " ".join(str(error).split())[:300]
-            raise UnsupportedModelError(f"{reason}; and onnxruntime refuses it: {message}") from error
+            raise UnsupportedModelError(_both(refusal, f"onnxruntime refuses it: {reason_of(error)}")) from error
         if not mark:
             signature = _with_values(signature, path)
         mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
@@ -141,6 +139,16 @@ def leave_to_onnxruntime(
             compiler_version=compiler_version(),
         )
         return writer.commit(manifest)
+
+
+def _both(refusal: ModelError, why: str) -> str:
+    """Return why neither engine serves a model, the cause first.
+
+    That is what the compiler finds wrong with the file. What it only lacks says less than why onnxruntime refuses it.
+    """
+    if isinstance(refusal, UnsupportedModelError):
+        return f"{why}; nor can it be compiled: {refusal}"
+    return f"{refusal}; and {why}"
 
 
 def _save_optimised(
@@ -182,14 +190,14 @@ def _behaviour(session: Any, sizes: Mapping[str, int]) -> object:
 
 
 def _make_readable(writer: OnnxArtifactWriter) -> None:
-    """Rewrite the copy of an ONNX file so that requests can hold its outputs, and onnxruntime reads its operator sets.
+    """Rewrite the copy of an ONNX file, if requests cannot hold its outputs, or onnxruntime does not read it.
 
     Raises ModelError.
     """
     model, _ = parse(writer.model_path)
     has_zip_maps = bool(outputs_of_zip_maps(model))
     drop_zip_maps(model)
-    if restamp(model) or has_zip_maps:
+    if make_readable(model) or has_zip_maps:
         writer.replace_model(with_weights(model, writer.model_path))
 
 

@@ -245,14 +245,14 @@ def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> tuple[dict[
             paths[step.spec] = writer.add_island(name, _with_mapped_weights(step.spec.model, writer))
     if not paths:
         return {}, 0
-    from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have no island
+    from gangway.artifact.onnx_session import open_session, reason_of  # noqa: PLC0415 - most models have no island
 
     writer.flushed_weights()
     before_bytes = anonymous_bytes()
     try:
         sessions = [open_session(path) for path in paths.values()]
     except Exception as error:  # onnxruntime's own exceptions have no common base
-        raise UnsupportedModelError(f"onnxruntime does not open a layer: {error}") from error
+        raise UnsupportedModelError(f"onnxruntime does not open a layer: {reason_of(error)}") from error
     session_bytes = max(0, anonymous_bytes() - before_bytes)
     del sessions
     return {spec: path.name for spec, path in paths.items()}, session_bytes

@@ -15,13 +15,13 @@ from typing import Any, cast
 import numpy as np
 
 from gangway.artifact.command_line import CommandParser
+from gangway.artifact.onnx_session import reason_of
 from gangway.artifact.precision import Agreement
 from gangway.compiler.agreement import cosine, top1
 from gangway.compiler.arguments import MODEL_FILE, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.model_file import open_model
-from gangway.compiler.opsets import restamp
+from gangway.compiler.model_file import make_readable, open_model
 
 Feeds = Mapping[str, Array]  # of one request, by input
 
@@ -107,10 +107,10 @@ def quantise(
             if any(each.domain in ("", "ai.onnx") and each.version < PER_CHANNEL_OPSET for each in model.opset_import):
                 source = Path(folder) / "newer.onnx"
                 onnx.save(onnx.version_converter.convert_version(onnx.load(path), PER_CHANNEL_OPSET), source)
-            elif restamp(model):
+            elif make_readable(model):
                 source = Path(folder) / "older.onnx"
                 whole = onnx.load(path)
-                restamp(whole)
+                make_readable(whole)
                 onnx.save(whole, source)
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             kept = [
@@ -133,7 +133,7 @@ def quantise(
         except OSError:
             raise
         except Exception as error:  # onnxruntime's own exceptions have no common base
-            raise ModelError(f"onnxruntime cannot quantise {path}: {error}") from error
+            raise ModelError(f"onnxruntime cannot quantise {path}: {reason_of(error)}") from error
         made.replace(output)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.onnx_session import bind_static, element_type
+from gangway.artifact.onnx_session import bind_static, element_type, reason_of
 from gangway.executor.frames import FrameWriter
 from gangway.executor.launch import thread_counts
 from gangway.executor.onnxruntime_program import Failure, Team, failure_of, write_arrays
@@ -38,7 +38,7 @@ class _Layer:
         try:
             self._teams = {1: Team(model, 1)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
-            raise ValueError(f"onnxruntime: {error}") from error
+            raise ValueError(f"onnxruntime: {reason_of(error)}") from error
         self._places: OrderedDict[tuple[int, Addresses], Any] = OrderedDict()
 
     def _failure(self, error: Exception) -> Failure:

@@ -19,7 +19,7 @@ import numpy as np
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import Manifest, TensorSpec
 from gangway.artifact.host_limits import trim_heap
-from gangway.artifact.onnx_session import open_session, run_session
+from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.executor import _native
 from gangway.executor.frames import (
     FrameReader,
@@ -40,17 +40,10 @@ Failure = tuple[bool, str]  # whether what is in the request is to blame; why, o
 Prepared = tuple[bytes, bytes, Callable[[], object]]  # headers of a request and its answer; computes its contents
 PREPARED_NS: Final = 2_000_000  # a longer run does not become noticeably shorter by it
 UNBOUND: Final = ("BYTES", "BF16")  # of types that numpy does not have
-_LONGEST: Final = 4000  # characters of an exception
 # onnxruntime has a status for what is wrong with a request, but does not always use it.
 _BLAMED: Final = re.compile(
     r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
     r"|Invalid sequence length|\[ImageDecoder\]: "
-)
-_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_NODE: Final = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
-# "PATH/file.cc:150 void function(...) [with T = ...] " before the sentence
-_PLACE: Final = re.compile(
-    r"\S*\w+\.(cc|h|cpp|hpp):\d+ (.*?\) (const )?(\[with [^\]]*\] )?|(?=\w+ [A-Z]))(\w+ (?=Integer ))?"
 )
 
 
@@ -102,7 +95,7 @@ class OnnxRuntimeModel:
             file, optimise = folder / manifest.whole_file, not manifest.is_optimised
             self._teams = {count: Team(file, count, optimise) for count in thread_counts(most_cores)}
         except Exception as error:  # onnxruntime's own exceptions have no common base
-            raise ValueError(f"onnxruntime: {error}") from error
+            raise ValueError(f"onnxruntime: {reason_of(error)}") from error
         self._session = self._teams[1].session
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._outputs = [tensor.name for tensor in manifest.outputs]
@@ -237,14 +230,8 @@ def split_rows(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[Any]]:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what clients are told: the node and onnxruntime's sentence, without places in its source."""
-    text = " ".join(str(error)[:_LONGEST].split())
-    node = _NODE.search(text)
-    reason = _PLACE.sub("", text[node.end() :] if node else _CODE.sub("", text))
-    if node:
-        operator, name = node.groups()
-        reason = f"{operator} node '{name}': {reason}" if name else f"{operator}: {reason}"
-    return _BLAMED.search(text) is not None, reason[:500]
+    """Return what clients are told: the node and onnxruntime's sentence."""
+    return _BLAMED.search(str(error)) is not None, reason_of(error)
 
 
 def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:

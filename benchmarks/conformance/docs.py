@@ -92,7 +92,7 @@ def _row(operator: str, outcomes: Sequence[Outcome]) -> str:
 
 def short_reason(text: str) -> str:
     """Return a reason without names of nodes and tensors, in one short piece."""
-    text = text.split("; and not for onnxruntime", maxsplit=1)[0].split("; and onnxruntime refuses", maxsplit=1)[0]
+    text = text.rpartition("; nor can it be compiled: ")[2].split("; and onnxruntime ", maxsplit=1)[0]
     text = re.sub(r"^\d+ nodes have unsupported operators: [^(]*\(first ", "", text)
     text = re.sub(r"node '[^']*' \((\w+)\): ", r"\1: ", text)
     text = re.sub(r" ?'[^']*'", "", text).removesuffix(")")

@@ -31,7 +31,7 @@ from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.model_file import parse
+from gangway.compiler.model_file import parse, put_in_order
 from gangway.compiler.opsets import OWN_DOMAINS, opset_of, restamp, why_unknown
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
@@ -61,7 +61,9 @@ def count_parameters(path: Path) -> int:
 
 def deciding_inputs(path: Path) -> tuple[str, ...]:
     """Return the inputs of one integer that decide on branches and shapes. Raises ModelError, OSError."""
-    return find_deciding_inputs(parse(path)[0])
+    model = parse(path)[0]
+    put_in_order(model)
+    return find_deciding_inputs(model)
 
 
 def require_batch(path: Path) -> None:
@@ -164,6 +166,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         domains={item.domain: item.version for item in model.opset_import if item.domain not in OWN_DOMAINS},
         open_types=_open_types(graph.output, types),
     )
+    for node in made.nodes:
+        _refuse_parts(node, made.types)
     made = _without_empty_parts(made)
     if batched:
         _refuse_empty(made.types)
@@ -201,6 +205,7 @@ def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
     """Return the model with all sizes open, without functions, and its initializers."""
     model, weights = parse(path)
     _check_scope(model, path)
+    put_in_order(model)
     drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
     model = inline_functions(model)
@@ -449,6 +454,25 @@ def _refuse_empty(types: Mapping[str, TensorType]) -> None:
     for name, kind in types.items():
         if 0 in kind.shape and kind.shape != (0,):  # a vector may be the shape of a number
             raise ModelError(f"tensor '{name}' is empty: shape {list(kind.shape)}")
+
+
+def _refuse_parts(node: Node, types: Mapping[str, TensorType]) -> None:
+    """Raise ModelError if a Split has another number of parts than outputs, or more than there are numbers to give."""
+    parts = node.attributes.get("num_outputs", 0)
+    if node.operator != "Split" or not parts:
+        return
+    if parts != len(node.outputs):
+        raise ModelError(f"node '{node.name}' (Split): num_outputs is {parts}, but it has {len(node.outputs)} outputs")
+    kind, axis = types.get(node.inputs[0]), node.attributes.get("axis", 0)
+    if kind is None:
+        return
+    length = kind.shape[axis]
+    each = -(-length // parts)
+    if (parts - 1) * each >= length:
+        raise ModelError(
+            f"node '{node.name}' (Split): {length} along axis {axis} cannot be {parts} parts of {max(each, 1)},"
+            " of which the last one may be smaller, but not empty"
+        )
 
 
 def _first_lines(error: Exception) -> str:

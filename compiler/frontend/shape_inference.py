@@ -326,7 +326,7 @@ def _run(model: Any, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
     onnxruntime computes them, since that knows every operator set from 7 on. ONNX's own evaluator knows types that
     onnxruntime has no kernels for, such as bfloat16, but follows the newest definition of most operators.
     """
-    from gangway.artifact.onnx_session import open_session  # noqa: PLC0415 - most models have nothing to fold
+    from gangway.artifact.onnx_session import open_session, reason_of  # noqa: PLC0415 - most models fold nothing
 
     try:
         readable = onnx.ModelProto()
@@ -335,9 +335,9 @@ def _run(model: Any, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
         values: list[Any] = open_session(readable.SerializeToString(), optimise=False).run(None, feeds)
         return values
     except Exception as error:  # onnxruntime's own exceptions have no common base
+        refusal = ValueError(reason_of(error))
         if not newest:
-            raise
-        refusal = error
+            raise refusal from error
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 
     try:

@@ -239,10 +239,17 @@ def _measured(model: bytes, feeds: Mapping[str, Array]) -> tuple[tuple[Answer, .
 
     Raises UnsupportedModelError if it does not open the model.
     """
-    from gangway.artifact.onnx_session import element_type, open_session  # noqa: PLC0415 - most models have no island
+    from gangway.artifact.onnx_session import (  # noqa: PLC0415 - most models have no island
+        element_type,
+        open_session,
+        reason_of,
+    )
 
     def opened() -> tuple[Any, tuple[Answer, ...]]:
-        session = open_session(model)
+        try:
+            session = open_session(model)
+        except Exception as error:  # onnxruntime's own exceptions have no common base
+            raise UnsupportedModelError(f"onnxruntime: {reason_of(error)}") from error
         shapes = [[size if isinstance(size, int) else -1 for size in item.shape] for item in session.get_outputs()]
         kinds = [(item.name, element_type(item.type)) for item in session.get_outputs()]
         return session, tuple(Answer(*kind, tuple(shape)) for kind, shape in zip(kinds, shapes, strict=True))

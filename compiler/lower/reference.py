@@ -47,6 +47,8 @@ def _answer(pipe: Any, work: Callable[[], object]) -> None:
     try:
         with np.errstate(all="ignore"):
             pipe.send((True, work()))
+    except UnsupportedModelError as error:
+        pipe.send((False, str(error)))
     except Exception as error:
         pipe.send((False, f"{type(error).__name__}: {error}"[:200]))
 

@@ -89,4 +89,5 @@ def test_the_page_names_every_operator() -> None:
 def test_reasons_on_the_page_are_short() -> None:
     reason = "1 nodes have unsupported operators: Loop (first node 'a' (Loop): no kernel computes this operator)"
     assert short_reason(f"{reason}; and onnxruntime refuses it: why") == "Loop: no kernel"
+    assert short_reason(f"onnxruntime refuses it: why; nor can it be compiled: {reason}") == "Loop: no kernel"
     assert len(short_reason("x" * 1000)) <= 110

@@ -80,7 +80,7 @@ def test_unsupported_operators_are_named(
     [
         ([node("Conv", ["x", "w"], ["y"], name="bad", strides=[1, 1, 1])], "stride"),
         ([node("Add", ["x", "w"], ["y"], name="bad")], "Incompatible dimensions"),
-        ([node("Relu", ["nobody"], ["y"], name="bad")], "node name: bad"),
+        ([node("Relu", ["nobody"], ["y"], name="bad")], "node 'bad' (Relu) reads 'nobody'"),
         ([node("Relu", ["x"], ["y"], name="bad", colour="red")], "colour"),
     ],
 )
