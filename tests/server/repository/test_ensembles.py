@@ -45,7 +45,7 @@ def test_a_right_one_passes() -> None:
         (config_of(X, Y, GOOD, more='backend: "onnxruntime"'), "backend or runtime can not be specified"),
         (config_of(X, Y, GOOD, more='parameters { key: "max_queue_size" value { } }'), "max_queue_size can not be"),
         (config_of(X, Y, GOOD, more='parameters { key: "batching" value { } }'), "batching can not be"),
-        (config_of("", Y, GOOD), "ensemble 'e' has 0 inputs, expected 1 to 32"),
+        (config_of("", Y, GOOD), "ensemble 'e' has 0 inputs, expected 1 to 1024"),
         (config_of(X, "", GOOD), "ensemble 'e' has 0 outputs"),
         (config_of(X, Y, GOOD).replace("data_type: TYPE_FP32", "", 1), "must specify 'data_type' of input 'x'"),
         (config_of(X, Y, GOOD).replace("dims: [ 4 ]", "", 1), "must specify 'dims' of input 'x'"),
