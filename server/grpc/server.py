@@ -35,8 +35,10 @@ _log = logging.getLogger(__name__)
 
 AMPLE_BYTES = 4 << 30  # of memory: what clients send unasked may be as much as the speed of their links suggests
 MAX_METADATA_BYTES = 16 * 1024  # of one call; traces and tokens fit
-MAX_STREAMS_PER_CONNECTION = 4096  # what is in flight is limited by request slots, long before
+MAX_STREAMS_PER_CONNECTION = 1024  # as many as request slots; those of one connection come before those of the next
 HANDSHAKE_TIMEOUT_MS = 20_000  # of a client that connects and sends nothing
+SETTINGS_TIMEOUT_MS = 20_000  # of a client that does not acknowledge what it may send
+TABLE_BYTES = 4096  # of headers that a connection's client may refer to, and the server: HTTP/2's own
 # Core's levels. It chooses the algorithm among those that the client accepts: gzip, for higher levels deflate.
 _LEVELS = {Compression.LOW: 1, Compression.MEDIUM: 2, Compression.HIGH: 3}
 
@@ -56,6 +58,9 @@ def channel_options(options: GrpcOptions, max_connections: int | None = None) ->
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
         "grpc.max_concurrent_streams": MAX_STREAMS_PER_CONNECTION,
+        "grpc.http2.hpack_table_size.decoder": TABLE_BYTES,
+        "grpc.http2.hpack_table_size.encoder": TABLE_BYTES,
+        "grpc.http2.settings_timeout": SETTINGS_TIMEOUT_MS,
         "grpc.server_handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS,
         "grpc.max_allowed_incoming_connections": max_connections,
         "grpc.default_compression_level": _LEVELS.get(options.compression),

@@ -125,6 +125,7 @@ def without_offer(method: bytes, target: bytes, version: str, headers: Iterable[
 
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
+MAX_HEADERS: Final = 256  # of a request, trailers included
 PIECE_BYTES: Final = 1024 * 1024  # of a body
 IDLE_SECONDS: Final = 600  # between two requests
 STALL_SECONDS: Final = 30  # for the headers; for a body or an answer besides what its size takes; without a byte of it
@@ -244,6 +245,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header as uvicorn does, but without blanks around its value, which are no part of it."""
+        if len(self.headers) >= MAX_HEADERS:
+            self._refuse(431, f"more than {MAX_HEADERS} headers")
+            raise _RefusedError
         name, value = name.lower(), value.strip(b" \t")
         if name == b"transfer-encoding":
             self._coding += value.lower() + b","

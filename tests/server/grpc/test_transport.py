@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import socket
 import statistics
 import struct
 import subprocess
@@ -16,15 +17,21 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from h2.events import ResponseReceived
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, ResponseReceived
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
+from gangway.clients.raw_channel import request_headers
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
-from gangway.server.access import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
+from gangway.server.access import CATEGORY_OF_METHOD, HTTP2_PREFACE, Category, Restrictions, parse_restriction
+from gangway.server.grpc import server as grpc_server
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
+from gangway.server.grpc.server import MAX_METADATA_BYTES, MAX_STREAMS_PER_CONNECTION, TABLE_BYTES
 from gangway.server.messages import ModelUnavailable
 from gangway.server.options.endpoints import Compression, GrpcOptions
 
@@ -188,6 +195,66 @@ def test_too_much_metadata(server: Any, simple_inputs: Inputs) -> None:
     with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
         server.client.infer("simple", simple_inputs(), headers={"baggage": "x" * 20_000})
     server.client.infer("simple", simple_inputs())
+
+
+def test_metadata_count_as_they_are_unpacked(server: Any) -> None:
+    with RawConnection(server.address) as connection:
+        statuses = [
+            status_of(connection, [(b"x-part", b"a" * 3000)] * parts) for parts in (1, 4, 10)
+        ]  # of each all but the first are references
+        assert statuses == ["0", "0", str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])]
+        assert status_of(connection, []) == "0", "the connection serves on"
+
+
+def status_of(connection: RawConnection, metadata: list[tuple[bytes, bytes]]) -> str:
+    stream = connection.http.get_next_available_stream_id()
+    headers = [*request_headers("localhost", SERVICE + "ServerLive", 10), *metadata]
+    connection.http.send_headers(stream, headers)
+    connection.send(stream, framed(b""), end=True)
+    return connection.answer(stream)[0]["grpc-status"]
+
+
+def test_bounds_that_the_server_announces(server: Any) -> None:
+    with RawConnection(server.address) as connection:
+        connection.http.update_settings({SettingCodes.HEADER_TABLE_SIZE: 1 << 20})
+        assert status_of(connection, []) == "0"
+        settings = connection.http.remote_settings
+        assert settings.max_concurrent_streams == MAX_STREAMS_PER_CONNECTION
+        assert settings.max_header_list_size == MAX_METADATA_BYTES
+        assert settings.header_table_size == TABLE_BYTES
+        assert connection.http.decoder.header_table_size <= TABLE_BYTES, "the server uses no more, whatever it may"
+
+
+def test_a_larger_table_of_headers_is_refused(server: Any, simple_inputs: Inputs) -> None:
+    with RawConnection(server.address) as connection:
+        assert status_of(connection, []) == "0"
+        connection.http.encoder.header_table_size = 2 * TABLE_BYTES
+        assert status_of(connection, []) == str(grpc.StatusCode.INTERNAL.value[0])
+    server.client.infer("simple", simple_inputs())
+
+
+def test_pings_without_calls_end_the_connection(server: Any, simple_inputs: Inputs) -> None:
+    with RawConnection(server.address) as connection:
+        assert status_of(connection, []) == "0"
+        with pytest.raises((ConnectionError, ProtocolError)):  # by whichever is seen first
+            for number in range(20):
+                connection.http.ping(number.to_bytes(8))
+                connection.socket.sendall(connection.http.data_to_send())
+                connection.read()
+        (end,) = (event for event in connection.events if isinstance(event, ConnectionTerminated))
+        assert (end.error_code, end.additional_data) == (ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+    server.client.infer("simple", simple_inputs())
+
+
+def test_who_does_not_acknowledge_settings_is_sent_away(
+    start_front_end: Callable[[GrpcOptions], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "SETTINGS_TIMEOUT_MS", 200)
+    host, _, port = start_front_end(GrpcOptions()).address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(HTTP2_PREFACE + bytes(3) + b"\4" + bytes(5))
+        while connection.recv(1 << 16):
+            pass
 
 
 def test_a_call_without_a_message(server: Any) -> None:

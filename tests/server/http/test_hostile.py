@@ -171,6 +171,26 @@ def test_chunked_bodies(unharmed: Any) -> None:
         assert one_reply(connection)[0] == 200
 
 
+def test_a_request_has_so_many_headers(unharmed: Any) -> None:
+    for count, expected in ((connections.MAX_HEADERS - 2, 200), (connections.MAX_HEADERS, 431)):
+        with connected(unharmed.http_url) as connection:
+            lines = b"".join(b"x-%d: y\r\n" % number for number in range(count))
+            connection.sendall(HEAD % len(GOOD) + lines + b"\r\n" + GOOD)
+            status, body = one_reply(connection)
+            assert (status, b"more than 256 headers" in body) == (expected, expected == 431)
+
+
+def test_headers_that_trickle_are_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    with connected(server.http_address) as connection:
+        begin = time.monotonic()
+        with pytest.raises(OSError):
+            for number in range(400):  # no pause is as long as the patience with the whole
+                connection.sendall(b"GET /v2 HTTP/1.1\r\n" if number == 0 else b"x-%d: y\r\n" % number)
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 10
+
+
 @pytest.mark.parametrize(
     "flood",
     [
