@@ -85,7 +85,7 @@ class WorkerPlan:
     cache_dir: Path
     spin_us: int = 20
     regions_fd: int = -1  # a socket for regions of clients' memory; -1: there are none
-    sockets: str = ""  # what addresses of Python models' instances begin with
+    instances_fd: int = -1  # where Python models' instances are (`instance_addresses.py`); -1: there are none
 
 
 def start_worker(
@@ -106,12 +106,12 @@ def start_worker(
         "cache-dir": plan.cache_dir,
         "spin-us": plan.spin_us,
         "regions-fd": plan.regions_fd,
-        "sockets": plan.sockets,
+        "instances-fd": plan.instances_fd,
         "parent": os.getpid(),
     }
     start = start_of("gangway.executor.worker", [f"--{key}={value}" for key, value in arguments.items()])
-    regions = () if plan.regions_fd < 0 else (plan.regions_fd,)
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *regions, *extra_pass_fds)
+    optional = [fd for fd in (plan.regions_fd, plan.instances_fd) if fd >= 0]
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *optional, *extra_pass_fds)
     process = subprocess.Popen(
         start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
     )

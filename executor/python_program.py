@@ -24,8 +24,9 @@ from typing import Any, Final
 from gangway.artifact.format import Manifest
 from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
-from gangway.python_backend.messages import Connection, address_of, is_same_user, peer_of, places
+from gangway.python_backend.messages import Connection, is_same_user, peer_of, places
 
 CONNECT_TIMEOUT_S: Final = 5.0  # to the first message of an instance, which another one may keep from its core
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
@@ -157,13 +158,12 @@ class Instance:
 class PythonModel:
     """The instances of one model, as one worker sees them. Called by the C loop, a lease at a time.
 
-    `sockets`: what the addresses of this server's instances begin with. `rank`: the worker's, so that not all workers
-    ask the same instance first.
+    `addresses`: of the instances. `rank`: the worker's, so that not all workers ask the same instance first.
     """
 
-    def __init__(self, manifest: Manifest, sockets: str, model_id: int, rank: int) -> None:
+    def __init__(self, manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> None:
         self._manifest = manifest
-        self._sockets, self._model_id, self._rank = sockets, model_id, rank
+        self._addresses, self._model_id, self._rank = addresses, model_id, rank
         self._instances: dict[int, Instance] = {}
         self._reader, self._writer = FrameReader(), FrameWriter()
 
@@ -248,9 +248,12 @@ class PythonModel:
 
     def _resume(self, about: dict[str, Any], core: int) -> None:
         address, execution = about["resume"]
-        number = int(address.rpartition("-")[2])
+        number = int(address.split("-")[-2])
+        instance = self._instance(number)
+        if instance.address != address:
+            raise InstanceLostError("its process has ended")
         try:
-            self._instance(number).ask({"resume": execution, "core": core}, [], about["timeout_s"])
+            instance.ask({"resume": execution, "core": core}, [], about["timeout_s"])
         except BaseException:
             self._drop(number)
             raise
@@ -282,7 +285,10 @@ class PythonModel:
             return known
         self._drop(number)
         try:
-            self._instances[number] = Instance(address_of(self._sockets, self._model_id, number))
+            address = self._addresses.get(self._model_id, number)
+            if not address:
+                raise NotReadyError
+            self._instances[number] = Instance(address)
         except (OSError, EOFError, ValueError) as error:
             raise NotReadyError from error
         return self._instances[number]
@@ -321,9 +327,9 @@ class PythonModel:
                 answer[part.offset : part.offset + part.size_bytes] = content
 
 
-def load_python(manifest: Manifest, sockets: str, model_id: int, rank: int) -> _native.Program:
+def load_python(manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> _native.Program:
     """Return the program of a Python model, whose instances are there or will be."""
-    return _native.Program.whole(PythonModel(manifest, sockets, model_id, rank))
+    return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank))
 
 
 def _about(request: memoryview, frame: Frame) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from gangway.artifact.host_limits import trim_heap
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
 from gangway.executor.process import (
     die_with_parent,
@@ -79,14 +80,16 @@ class ModelJobs:
     With the idle policy alone a load on a busy core would never end: after IDLE_TIMEOUT_S it gets a nice value instead.
     It gets one from the start if queries for onnxruntime may need the interpreter. A worker that no gang
     can have before (`at_once`) loads with its own priority. Everything public is for the thread that calls
-    `worker.loop`; `pending` jobs are not answered yet. `sockets` and `rank`: see `executor/python_program.py`.
+    `worker.loop`; `pending` jobs are not answered yet. `instances` and `rank`: see `executor/python_program.py`.
     """
 
-    def __init__(self, worker: _native.Worker, cache_dir: Path, most_cores: int, sockets: str, rank: int) -> None:
+    def __init__(
+        self, worker: _native.Worker, cache_dir: Path, most_cores: int, instances: InstanceAddresses, rank: int
+    ) -> None:
         self._worker = worker
         self._most_cores = most_cores
         self._cache_dir = cache_dir
-        self._sockets, self._rank = sockets, rank
+        self._instances, self._rank = instances, rank
         self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         # A second reference, so that the job's thread frees what an unload frees.
         self._programs: dict[int, _native.Program] = {}
@@ -144,7 +147,7 @@ class ModelJobs:
         try:
             manifest = read_manifest(folder)
             if manifest.engine is Engine.PYTHON:
-                program = load_python(manifest, self._sockets, job.model_id, self._rank)
+                program = load_python(manifest, self._instances, job.model_id, self._rank)
             else:
                 program = load_program(folder, self._most_cores)
         except (ArtifactError, OSError, ValueError) as error:
@@ -196,7 +199,7 @@ def main() -> None:
         regions.start()
     worker.send(Ready(os.getpid()).pack())
     most_cores = control.layout.workers - options.rank  # rank 0 has the first core
-    jobs = ModelJobs(worker, options.cache_dir, most_cores, options.sockets, options.rank)
+    jobs = ModelJobs(worker, options.cache_dir, most_cores, InstanceAddresses(options.instances_fd), options.rank)
     while _run_until_command(worker, jobs, regions):
         pass
     if jobs.pending or regions is not None:
@@ -212,7 +215,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--io-fds", type=lambda text: [int(fd) for fd in text.split(",")], required=True)
     parser.add_argument("--cache-dir", type=Path, required=True, help="folder of artifacts, one folder per key")
     parser.add_argument("--regions-fd", type=int, default=-1, help="socket for orders about regions; -1: none come")
-    parser.add_argument("--sockets", default="", help="what addresses of Python models' instances begin with")
+    parser.add_argument("--instances-fd", type=int, default=-1, help="addresses of Python models' instances; -1: none")
     parser.add_argument("--spin-us", type=int, default=20)
     parser.add_argument("--parent", type=int, required=True, help="process to die with")
     return parser.parse_args()

@@ -1,8 +1,10 @@
 """The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD VALUES_FD PARENT_PID`.
 
-It is started by path, with any Python that has numpy. `gangway` is then a package of this folder alone.
+It is started by path, with any Python that has numpy. `gangway` is then a package of this folder alone. The process
+that is started stays as the instance's keeper (`keeper.py`).
 
-The supervisor says over the control socket what to load. The answers are `config`, if model.py completes it; then
+The instance says over the control socket which process it is (`begun`), and the supervisor what to load. The answers
+are `config`, if model.py completes it; then
 `ready`, or `error` with the reason, and the process ends. `finalize` ends it when it has done what it does. The values
 of metrics lie in the memory VALUES_FD (`custom_metrics.py`).
 """
@@ -23,7 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 64 << 20  # of memory that a model has let go of; a single array above a half goes back to the system
 _BACKLOG = 128
@@ -42,21 +43,23 @@ def _make_importable() -> None:
 def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
     control_fd, listener_fd, values_fd, parent = map(int, sys.argv[1:5])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        sys.exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM):  # not SIG_IGN, which programs that the model starts would have, too
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    _make_importable()
+    importlib.import_module("gangway.python_backend.keeper").keep(parent, (control_fd, listener_fd, values_fd))
     _keep_memory()
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    _make_importable()
+    control, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
+    _leave_to_parent(control, listener, values_fd)
     messages = importlib.import_module("gangway.python_backend.messages")
     links: Any = importlib.import_module("gangway.python_backend.supervisor_link")
-    links.link = link = links.SupervisorLink(messages.Connection(socket.socket(fileno=control_fd)), values_fd)
+    links.link = link = links.SupervisorLink(messages.Connection(control), values_fd)
     status = 1
     try:
-        status = _serve(link, socket.socket(fileno=listener_fd))
+        link.say({"begun": os.getpid()})
+        status = _serve(link, listener)
     except BaseException as error:
         traceback.print_exc()
         link.say({"error": _sentence(error)})
@@ -64,6 +67,20 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # threads of the model must not keep it
+
+
+def _leave_to_parent(control: socket.socket, listener: socket.socket, values_fd: int) -> None:
+    """Let processes that the model starts have neither the instance's sockets nor its way with signals."""
+    for descriptor in (control.fileno(), listener.fileno(), values_fd):
+        os.set_inheritable(descriptor, False)
+
+    def forget() -> None:
+        control.close()
+        listener.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=forget)
 
 
 def _sentence(error: BaseException) -> str:

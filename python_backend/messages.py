@@ -151,11 +151,6 @@ def places(sizes_bytes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def address_of(prefix: str, model_id: int, instance: int) -> str:
-    """Return the address of an instance's socket, which has no place in the file system."""
-    return f"\0{prefix}-{model_id}-{instance}"
-
-
 def is_same_user(connected: socket.socket) -> bool:
     """Whether the process at the other end is the same user's, or root's."""
     return peer_of(connected)[1] in (os.geteuid(), 0)

@@ -2,8 +2,8 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`), answers to `RepositoryCall`, and at
-the end `Leave` and `Drain`.
+`ModelRemoved`, `ModelPresence`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`), answers to
+`RepositoryCall`, and at the end `Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
 
@@ -115,6 +115,17 @@ class ModelRemoved:
 
     name: str
     version: int
+
+
+@dataclass(frozen=True)
+class ModelPresence:
+    """Whether anybody can answer for a Python model with this number. `reason`: why not; empty: somebody can.
+
+    It is told when that changes, and stays READY in all other respects.
+    """
+
+    model_id: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -347,6 +358,7 @@ FrontEndMessage = (
     ModelReady
     | ModelUnavailable
     | ModelRemoved
+    | ModelPresence
     | ModelRetired
     | ModelTarget
     | VariantReady

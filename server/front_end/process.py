@@ -53,6 +53,7 @@ from gangway.server.messages import (
     Leave,
     Listening,
     LogSettings,
+    ModelPresence,
     ModelReady,
     ModelRemoved,
     ModelRetired,
@@ -232,6 +233,8 @@ class FrontEnd:
                 self.models = self.models.updated(message, self._make_statistics)
                 if before is not None:
                     before.uses.close(lambda: self._retired(before.model_id))
+            case ModelPresence():
+                self.models = self.models.with_presence(message)
             case ModelTarget():
                 self.models = self.models.with_target(message)
             case VariantReady() | VariantGone():

@@ -111,7 +111,8 @@ class ServerMethods:
         if request.repository_name:
             unsupported("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
-        for entry in self.models.entries.values():
+        for known in self.models.entries.values():
+            entry = self.models.state_of(known)
             version_text = "" if entry.version == WHOLE_MODEL else str(entry.version)
             if isinstance(entry, ServedModel):
                 response.models.add(name=entry.name, version=version_text, state="READY")

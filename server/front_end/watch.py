@@ -140,7 +140,7 @@ class Watch:
         shown = sorted(reading.models, key=lambda model: -_in_window(model, now, before).answered)[:MAX_MODELS]
         shown.sort(key=lambda model: (model.model.name, model.model.version))
         places = {model_id: place for place, model in enumerate(shown) for model_id in ids_of(model.model)}
-        unavailable = [entry for entry in self._models().entries.values() if isinstance(entry, ModelUnavailable)]
+        unavailable = self._models().unavailable
         state = {
             "gangway": self._version,
             "time_s": time.time(),

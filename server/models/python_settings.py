@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gangway.executor.instance_addresses import MOST_INSTANCES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from gangway.server.errors import ConfigError, shortened
 
@@ -16,7 +17,6 @@ CPU, MODEL = "CPU", "MODEL"
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 DEFAULT_TIMEOUT_S: Final = 60.0
 LONGEST_TIMEOUT_S: Final = 500.0  # less than what a run may take before the worker itself counts as hung
-MOST_INSTANCES: Final = 64
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gangway.server.messages import (
     UNLOADED,
     WHOLE_MODEL,
     Compounds,
+    ModelPresence,
     ModelReady,
     ModelRemoved,
     ModelTarget,
@@ -236,9 +237,13 @@ MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
 
 @dataclass(frozen=True)
 class Models:
-    """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole."""
+    """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole.
+
+    `absent`: the numbers of Python models for which nobody can answer at the moment, and why.
+    """
 
     entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
+    absent: Mapping[int, str] = field(default_factory=dict)
 
     def updated(
         self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
@@ -252,7 +257,12 @@ class Models:
             entries[key] = message
         else:
             entries.pop(key, None)
-        return Models(dict(sorted(entries.items())))
+        return replace(self, entries=dict(sorted(entries.items())))
+
+    def with_presence(self, message: ModelPresence) -> "Models":
+        """Return the set after somebody can answer for a Python model, or nobody can any more."""
+        others = {number: reason for number, reason in self.absent.items() if number != message.model_id}
+        return replace(self, absent={**others, message.model_id: message.reason} if message.reason else others)
 
     def with_target(self, message: ModelTarget) -> "Models":
         """Return the set after a model has got another latency target."""
@@ -262,7 +272,7 @@ class Models:
             return self
         config = ModelConfig.FromString(base64.b64decode(message.config))
         changed = replace(model, config=config, qos_us=message.qos_us, isolated_us=message.isolated_us)
-        return Models({**self.entries, key: changed})
+        return replace(self, entries={**self.entries, key: changed})
 
     def with_variant(self, message: VariantReady | VariantGone) -> "Models":
         """Return the set with more or less of a model compiled."""
@@ -274,12 +284,33 @@ class Models:
         if isinstance(message, VariantReady):
             layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
             compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us, message.tail)
-        return Models({**self.entries, key: replace(model, compiled=compiled)})
+        return replace(self, entries={**self.entries, key: replace(model, compiled=compiled)})
 
     @property
     def all_ready(self) -> bool:
         """Whether every model can be used that is to be served."""
-        return not any(isinstance(entry, ModelUnavailable) and entry.is_missed for entry in self.entries.values())
+        return not any(entry.is_missed for entry in self.unavailable)
+
+    @property
+    def unavailable(self) -> list[ModelUnavailable]:
+        """What answers no requests, and why."""
+        states = map(self.state_of, self.entries.values())
+        return [state for state in states if isinstance(state, ModelUnavailable)]
+
+    def state_of(self, entry: ServedModel | ModelUnavailable) -> ServedModel | ModelUnavailable:
+        """Return an entry as clients shall see it: a model for which nobody can answer is none that is served."""
+        if self.absent and isinstance(entry, ServedModel) and (reason := self._why_absent(entry)):
+            return ModelUnavailable(entry.name, entry.version, reason)
+        return entry
+
+    def _why_absent(self, model: ServedModel) -> str:
+        """Return why nobody can answer for a model, or for one that it is made of; empty: somebody can."""
+        for step in model.config.ensemble_scheduling.step:
+            versions = self.served(step.model_name)
+            for member in versions[-1:] if step.model_version < 0 else versions:
+                if step.model_version in (-1, member.version) and (reason := self._why_absent(member)):
+                    return f"model '{member.name}', version {member.version}, is not at ready state: {reason}"
+        return "" if model.is_ensemble else self.absent.get(model.model_id, "")
 
     def served_as(self, name: str, version: int) -> ServedModel | None:
         """Return this version if it answers requests."""
@@ -313,6 +344,7 @@ class Models:
         else:
             message = f"Request for unknown model: '{name}' version {number} is not found"
             raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+        entry = self.state_of(entry)
         if isinstance(entry, ModelUnavailable):
             which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
             if entry.at_fault:

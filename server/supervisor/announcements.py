@@ -11,6 +11,7 @@ from gangway.server.messages import (
     FrontEndMessage,
     InitialLoadDone,
     JobsUnderWay,
+    ModelPresence,
     ModelReady,
     ModelRemoved,
     ModelTarget,
@@ -20,6 +21,7 @@ from gangway.server.messages import (
 )
 from gangway.server.statistics import MODELS, StatisticsTable
 
+ANY_VERSION = -1
 NO_ROW = -1  # front ends count in memory of their own
 _log = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class Announcements:
         self._present = present
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
         self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
-        self._retiring: dict[int, _Retiring] = {}  # by model number
+        self._absent: dict[int, ModelPresence] = {}  # by model number
+        self._retiring: dict[int, _Retiring] = {}  # the same
         self._load_done: InitialLoadDone | None = None
         self._jobs = JobsUnderWay(())
 
@@ -61,9 +64,8 @@ class Announcements:
 
     def is_ready(self, name: str, version: int) -> bool:
         """Whether clients know a version of a model as ready, or any (-1)."""
-        if version >= 0:
-            return isinstance(self._models.get((name, version)), ModelReady)
-        return any(isinstance(entry, ModelReady) for (each, _), entry in self._models.items() if each == name)
+        found = [entry for key, entry in self._models.items() if key[0] == name and version in (key[1], ANY_VERSION)]
+        return any(isinstance(entry, ModelReady) and entry.model_id not in self._absent for entry in found)
 
     def counted(self) -> list[ModelReady]:
         """Return the models that are served and have counters."""
@@ -82,6 +84,15 @@ class Announcements:
             self._models.pop(key, None)
         else:
             self._models[key] = message
+        self._send(message)
+
+    def announce_presence(self, model_id: int, reason: str) -> None:
+        """Tell that no instance of a Python model can answer, and why; an empty reason: that one can again."""
+        message = ModelPresence(model_id, reason)
+        if reason:
+            self._absent[model_id] = message
+        else:
+            self._absent.pop(model_id, None)
         self._send(message)
 
     def announce_target(self, ready: ModelReady) -> None:
@@ -115,7 +126,7 @@ class Announcements:
     def known(self) -> list[FrontEndMessage]:
         """Return all that a front end is told that starts now."""
         done = [] if self._load_done is None else [self._load_done]
-        return [*self._models.values(), *self._variants.values(), self._jobs, *done]
+        return [*self._models.values(), *self._absent.values(), *self._variants.values(), self._jobs, *done]
 
     async def retired(self, model_id: int, timeout_seconds: float) -> bool:
         """Return when no request uses a number that clients do not get any more; False if that takes too long.

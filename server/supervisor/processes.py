@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gangway.executor.control import Heartbeats
 from gangway.executor.peer import Peer
+from gangway.python_backend.keeper import relations
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.watchdog import Blame
 
@@ -119,6 +121,7 @@ class AsyncPeer(Generic[Message]):
 FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor at once
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
+LEFT_SECONDS: Final = 0.01
 SETTLED_SECONDS: Final = 5.0  # of a process's life, after which its start counts as a success
 MOST_FIRST_TRIES: Final = 3  # of a process without which the server cannot start
 
@@ -131,6 +134,9 @@ class StartError(Exception):
         super().__init__(f"cannot start, because the {name} {exit_text}, {MOST_FIRST_TRIES} times in a row{cause}")
         self.name = name
         self.exit_text = exit_text
+
+
+_watched: Final[set[int]] = set()  # process ids of all children that are not reaped
 
 
 class Child:
@@ -150,6 +156,7 @@ class Child:
             process.wait()
             raise
         self._exited = asyncio.Event()
+        _watched.add(process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     @property
@@ -185,8 +192,42 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._process.wait()
+        _watched.discard(self.pid)
         self._exited.set()
         self._on_exit(self)
+
+
+def reap_adopted() -> None:
+    """Reap an orphan that this process has adopted and that has ended, if there is one: `Child` reaps all others."""
+    with suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in _watched:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+async def end_left(session: int, mark: bytes) -> None:
+    """End the orphans that a child of this process has left to it; return when there is none.
+
+    They are of its session, or have `mark` in their environment.
+    """
+    while left := [pid for pid, of in _adopted().items() if of == session or mark in _environment(pid)]:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        await asyncio.sleep(LEFT_SECONDS)
+
+
+def _adopted() -> dict[int, int]:
+    """Return the sessions of orphans that this process has adopted, by process id."""
+    children = {pid: about.session for pid, about in relations().items() if about.parent == os.getpid()}
+    return {pid: session for pid, session in children.items() if pid not in _watched}
+
+
+def _environment(pid: int) -> bytes:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
 
 
 class SupervisedProcess:

@@ -1,10 +1,12 @@
 """Instances of Python models: processes of their own (`python_backend/`), each started again when it ends.
 
 They may run in another Python environment. What model.py writes goes to the server's log. Over its control socket an
-instance also asks for what only the supervisor can do (`python_backend/supervisor_link.py`).
+instance also asks for what only the supervisor can do (`python_backend/supervisor_link.py`). Between the supervisor and
+an instance is its keeper (`python_backend/keeper.py`), which ends when all has ended that the model has started.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -18,18 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
 from gangway.executor.python_process import python_environment
-from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX, address_of
+from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX
 from gangway.server.errors import ModelLoadError, shortened
 from gangway.server.supervisor.custom_metrics import CustomMetrics, MetricError, User
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.model_calls import ModelCalls
-from gangway.server.supervisor.processes import Child, SupervisedProcess
+from gangway.server.supervisor.processes import Child, SupervisedProcess, end_left
 
 _log = logging.getLogger(__name__)
 
 HOST: Final = Path(__file__).resolve().parents[2] / "python_backend" / "__main__.py"
+MARK: Final = "GANGWAY_INSTANCE"  # a variable that all have that a model starts
 FINALIZE_SECONDS: Final = 5.0
 MOST_MESSAGE_CHARACTERS: Final = 2000
 MOST_CALLS: Final = 16  # to load, unload or ask for models, of an instance at the same time
@@ -69,19 +73,33 @@ class InstancePlan:
 
 @dataclass(frozen=True)
 class Services:
-    """What instances have of the supervisor."""
+    """What instances have of the supervisor. `tell_presence`: of a model number, why no instance can answer, if so."""
 
     log: ServerLog
     metrics: CustomMetrics
     models: ModelCalls
+    addresses: InstanceAddresses
+    tell_presence: Callable[[int, str], None]
 
 
 class _Instance:
-    """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time."""
+    """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time.
 
-    def __init__(self, plan: InstancePlan, user: User, address: str, services: Services) -> None:
-        self._plan, self._user, self._address, self._services = plan, user, address, services
+    `changed` is called whenever there is a process that answers, from then on or no longer (`is_present`). `refusal`:
+    what the last process has said that could not be initialised.
+    """
+
+    def __init__(
+        self, plan: InstancePlan, user: User, sockets: str, services: Services, changed: Callable[[], None]
+    ) -> None:
+        self._plan, self._user, self._services, self._changed = plan, user, services, changed
         self._metrics = services.metrics
+        self._name = f"{sockets}-{user.model_id}-{user.instance}"
+        self._launches = itertools.count(1)
+        self._address = ""
+        self._pid = 0  # of the process that executes the model, the keeper's child
+        self._ending: asyncio.Task[None] | None = None
+        self.is_present, self.refusal = False, ""
         self._calls: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self.completed: asyncio.Future[str] = loop.create_future()
@@ -90,7 +108,7 @@ class _Instance:
         self._control: socket.socket | None = None
         self._conversation: asyncio.Task[None] | None = None
         self.title = f"{plan.name}, instance {user.instance}"
-        self.kept = SupervisedProcess(self.title, self._launch, self._ended, begun=self._begun)
+        self.kept = SupervisedProcess(self.title, self._launch, self._ended, self._all_ended, self._begun)
 
     def start(self) -> None:
         """Start the process. Raises OSError."""
@@ -103,14 +121,22 @@ class _Instance:
             self._say(self._control, {"finalize": True})
         if self.kept.child is not None:
             await self.kept.child.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
+        await self._all_ended()
         self._end_conversation()
+
+    async def _all_ended(self) -> None:
+        """Return when nothing is left of what the last process has started."""
+        if self._ending is not None:
+            await self._ending
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         listener = socket.socket(socket.AF_UNIX)  # it listens when the model is ready, not before
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd)
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
+        self._pid, self._address = 0, f"\0{self._name}-{next(self._launches)}"
         variables = dict.fromkeys(ONE_THREAD, "1") | python_environment() | dict(self._plan.environment)
+        variables[MARK] = self._address[1:]
         try:
             with listener, theirs, self._services.log.of_child(self.title, logging.INFO) as stderr:
                 listener.bind(self._address)
@@ -122,12 +148,11 @@ class _Instance:
                     stderr=stderr,
                     env=variables,
                     cwd=self._plan.folder,
+                    start_new_session=True,
                 )
         except OSError:
             ours.close()
             raise
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, WORKER_NICE if may_raise_priority() else LOWERED_WORKER_NICE)
         self._end_conversation()
         ours.setblocking(False)
         self._control = ours
@@ -175,7 +200,9 @@ class _Instance:
             self.kept.kill()
 
     def _hear(self, control: socket.socket, message: Mapping[str, Any]) -> None:
-        if "control" in message:
+        if "begun" in message:
+            self._begin_life(int(message["begun"]))
+        elif "control" in message:
             self._begin_call(control, message["call"], message)
         elif "call" in message:
             self._say(control, {"answer": message["call"], **self._answer(message)})
@@ -184,18 +211,30 @@ class _Instance:
         else:
             self._started(message)
 
+    def _begin_life(self, pid: int) -> None:
+        """A keeper has forked the process that executes the model."""
+        self._pid = pid
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, WORKER_NICE if may_raise_priority() else LOWERED_WORKER_NICE)
+
     def _started(self, message: Mapping[str, Any]) -> None:
         """The model is ready, or cannot be."""
         if "error" in message:
             reason = shortened(str(message["error"]), MOST_MESSAGE_CHARACTERS)
             if self.ready.done():
                 _log.error("%s cannot be initialised again: %s", self.title, reason)
+                self.refusal = reason
+                self._changed()
             else:
                 self._fail(reason)
-        elif not self.ready.done():
-            self.ready.set_result(None)
-        else:
+            return
+        self._services.addresses.set(*self._user, self._address)
+        self.is_present, self.refusal = True, ""
+        self._changed()
+        if self.ready.done():
             _log.info("%s is ready again", self.title)
+        else:
+            self.ready.set_result(None)
 
     def _answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Do what a model asks for. It may be anything: what is no sense is an error, too."""
@@ -220,7 +259,7 @@ class _Instance:
     async def _answer_later(self, control: socket.socket, number: Any, call: Mapping[str, Any]) -> None:
         is_loading = not self.ready.done()
         try:
-            answer = await self._services.models.answer(self._plan.name, is_loading, self.kept.pid, call)
+            answer = await self._services.models.answer(self._plan.name, is_loading, self._pid, call)
         except Exception as error:  # what it asks for may be anything
             answer = {"error": f"{type(error).__name__}: {error}"}
         if control is self._control:  # else its process has ended
@@ -246,6 +285,11 @@ class _Instance:
         self.kept.kill()
 
     def _ended(self, child: Child) -> None:
+        self._services.addresses.set(*self._user, "")
+        self.is_present = False
+        self._changed()
+        mark = f"{MARK}={self._address[1:]}\0".encode()
+        self._ending = asyncio.get_running_loop().create_task(end_left(child.pid, mark))
         if self._control is not None:
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RD)  # a process that the model has forked may have the other end
@@ -270,9 +314,11 @@ class ModelInstances:
     """All instances of one model, which has this number. Everything is called in the supervisor's event loop."""
 
     def __init__(self, plan: InstancePlan, sockets: str, model_id: int, services: Services) -> None:
-        self._plan = plan
+        self._plan, self._model_id, self._services = plan, model_id, services
+        self._is_served = False
+        self._absence = ""  # why no instance can answer
         self._instances = [
-            _Instance(plan, User(model_id, number), address_of(sockets, model_id, number), services)
+            _Instance(plan, User(model_id, number), sockets, services, self._changed)
             for number in range(len(plan.kinds))
         ]
 
@@ -292,9 +338,23 @@ class ModelInstances:
         for instance in self._instances[1:]:
             self._start(instance)
         await asyncio.gather(*(instance.ready for instance in self._instances))
+        self._is_served = True
+        self._changed()
+
+    def _changed(self) -> None:
+        """Tell clients when there is no instance that can answer, and when there is one again."""
+        absence = ""
+        if self._is_served and not any(instance.is_present for instance in self._instances):
+            refusals = [f": {instance.refusal}" for instance in self._instances if instance.refusal]
+            absence = f"no instance of it is ready; one is started again{''.join(refusals[:1])}"
+        if absence != self._absence:
+            self._absence = absence
+            self._services.tell_presence(self._model_id, absence)
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all of them. Nobody is to use them any more."""
+        self._is_served = False
+        self._changed()
         await asyncio.gather(*(instance.stop() for instance in self._instances))
 
     def _start(self, instance: _Instance) -> None:
@@ -305,17 +365,17 @@ class ModelInstances:
 
 
 class PythonInstances:
-    """The instances of all models, by the model's number. `sockets`: what their addresses begin with."""
+    """The instances of all models, by the model's number."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self.sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
+        self._sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
         self._models: dict[int, ModelInstances] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, model_id: int, plan: InstancePlan) -> ModelInstances:
         """Return the instances of a model, none of which is started."""
-        self._models[model_id] = instances = ModelInstances(plan, self.sockets, model_id, self._services)
+        self._models[model_id] = instances = ModelInstances(plan, self._sockets, model_id, self._services)
         return instances
 
     def remove(self, model_id: int, then: Callable[[], None] = lambda: None) -> None:

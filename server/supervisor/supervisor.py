@@ -10,7 +10,9 @@ from typing import Any
 
 from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import missing_privilege, raise_own_priority
+from gangway.python_backend.keeper import adopt_orphans
 from gangway.server.descriptors import allow_many_descriptors
 from gangway.server.messages import DUPLICATE, LogSettings
 from gangway.server.models.settings import Terms, describe_batching
@@ -30,7 +32,7 @@ from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.supervisor.model_calls import ModelCalls
-from gangway.server.supervisor.processes import HeartbeatWatch, StartError
+from gangway.server.supervisor.processes import HeartbeatWatch, StartError, reap_adopted
 from gangway.server.supervisor.python_instances import PythonInstances, Services
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
@@ -90,9 +92,18 @@ class Supervisor:
             needs=lambda name: self._models.needs(name),
             most_bytes=options.grpc.max_message_bytes,
         )
-        self._python = PythonInstances(Services(log, CustomMetrics(memory.custom_metrics), model_calls))
+        addresses = InstanceAddresses.create()
+        self._python = PythonInstances(
+            Services(
+                log,
+                CustomMetrics(memory.custom_metrics),
+                model_calls,
+                addresses,
+                self._announcements.announce_presence,
+            )
+        )
         self._workers = WorkerSet(
-            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, self._python.sockets
+            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, addresses
         )
         self._front_ends = FrontEndControl(
             memory,
@@ -189,6 +200,7 @@ class Supervisor:
         while True:
             await self._watch.look()
             self._workers.follow_cores()
+            reap_adopted()
 
     def _set_log(self, settings: LogSettings) -> None:
         """A client has changed the settings of the log."""
@@ -254,6 +266,7 @@ def serve(options: ServeOptions, log: ServerLog) -> int:
     """Run a server; return the exit status."""
     if missing := missing_privilege():
         _log.info("%s", missing)
+    adopt_orphans()  # of Python models, whose instances have keepers that somebody may kill
     raise_own_priority()  # requests wait for it when a process has died
     try:
         asyncio.run(_serve(options, log))

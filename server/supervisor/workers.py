@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.messages import Exit
 from gangway.server.supervisor.log import ServerLog
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerSet:
-    """Worker i serves core `cores[i]`. `sockets`: what addresses of Python models' instances begin with."""
+    """Worker i serves core `cores[i]`. `instances`: those of Python models."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class WorkerSet:
         scheduler: SchedulerControl,
         log: ServerLog,
         regions: RegionRegistry,
-        sockets: str,
+        instances: InstanceAddresses,
     ) -> None:
         self._memory = memory
         self._log = log
@@ -49,7 +50,13 @@ class WorkerSet:
         self._regions = regions
         self._plans = [
             WorkerPlan(
-                index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir, sockets=sockets
+                index,
+                core,
+                memory.control.segment.fd,
+                memory.arenas.fd,
+                memory.io_fds,
+                cache_dir,
+                instances_fd=instances.fd,
             )
             for index, core in enumerate(cores)
         ]

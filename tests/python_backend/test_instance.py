@@ -37,7 +37,7 @@ CONFIG = {
 
 
 class Host(NamedTuple):
-    """A process, and the address of its socket."""
+    """The process that executes the model, and the address of its socket."""
 
     pid: int
     address: str
@@ -61,8 +61,9 @@ def host(tmp_path: Path) -> Iterator[Host]:
     arguments = {"model_version": "1", "model_instance_name": "own_0", "model_name": "own"}
     order = {"folder": str(folder), "filename": "model.py", "arguments": arguments, "memory_bytes": 0}
     control.send({**order, "completes": False, "config": json.dumps(CONFIG)})
+    pid = control.receive().header["begun"]
     assert "ready" in control.receive().header
-    yield Host(process.pid, name)
+    yield Host(pid, name)
     control.send({"finalize": True})
     assert process.wait(TIMEOUT_S) == 0
     control.close()
