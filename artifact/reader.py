@@ -131,6 +131,7 @@ def _check(manifest: Manifest) -> None:
     else:
         for layer in manifest.layers:
             _check_layer(manifest, layer)
+        _check_outputs(manifest)
 
 
 def _check_tail(manifest: Manifest) -> None:
@@ -188,6 +189,15 @@ def _check_layer(manifest: Manifest, layer: Layer) -> None:
             _require(1 <= version.batch.rows <= MAX_BATCH_ROWS, f"{name}: a call of {version.batch.rows} rows")
     for argument in layer.arguments:
         _require(0 <= argument.offset_bytes < _space_bytes(manifest, argument), f"{name} points outside its buffer")
+
+
+def _check_outputs(manifest: Manifest) -> None:
+    """An output that no layer has as an argument would show a client what lay there before."""
+    found = {
+        argument.index for layer in manifest.layers for argument in layer.arguments if argument.space == Space.OUTPUT
+    }
+    for index, tensor in enumerate(manifest.outputs):
+        _require(index in found or not tensor.row_bytes, f"no layer writes output '{tensor.name}'")
 
 
 def _check_island(name: str, layer: Layer) -> None:

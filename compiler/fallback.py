@@ -211,10 +211,11 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
             _check(kind, tensor)
     if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
         raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
-    trial = _first_trial(session, inputs)
-    keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(session, inputs, trial)
+    trial, answers = _first_trial(session, inputs)
+    keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(session, inputs, trial, answers)
     batched = _may_be_batch(inputs, outputs) and keeps_rows
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
+    specs[1] = tuple(map(_opened_where_wrong, specs[1], answers)) if answers else specs[1]
     marked = tuple(replace(spec, optional=spec.name in optional) for spec in specs[0])
     return Signature(marked, specs[1], batched, trial or {})
 
@@ -250,8 +251,11 @@ def _takes_files(inputs: Sequence[Any]) -> bool:
     return any(_datatype(tensor) == "UINT8" and len(tensor.shape) == 1 for tensor in inputs)
 
 
-def _first_trial(session: Any, inputs: Sequence[Any]) -> dict[str, int] | None:
-    """Return sizes of all symbols with which one row of zeros can be computed; None if none of the plausible can."""
+def _first_trial(session: Any, inputs: Sequence[Any]) -> tuple[dict[str, int] | None, Sequence[Any]]:
+    """Return sizes of all symbols with which one row of zeros can be computed, and its answers.
+
+    None, and no answers, if none of the plausible can.
+    """
     for size in PLAUSIBLE_SIZES if _has_open_sizes(inputs) else PLAUSIBLE_SIZES[:1]:
         sizes = {_symbol(tensor, 0): 1 for tensor in inputs if tensor.shape}
         sizes |= {_symbol(tensor, axis): size for tensor in inputs for axis in range(1, len(tensor.shape))}
@@ -263,24 +267,23 @@ def _first_trial(session: Any, inputs: Sequence[Any]) -> dict[str, int] | None:
         if size != PLAUSIBLE_SIZES[0] and max(elements, default=0) > MOST_PLAUSIBLE_ELEMENTS:
             continue
         with suppress(Exception):  # whatever it does not like about zeros, or about this size
-            _try_out(session, inputs, 1, sizes)
-            return sizes
-    return None
+            return sizes, _try_out(session, inputs, 1, sizes)
+    return None, ()
 
 
-def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-    """Whether the model turns one row into one and two into two, as far as runs with zeros show."""
-    outputs = session.get_outputs()
-    for rows in (1, 2):
-        try:
-            answers = _try_out(session, inputs, rows, sizes)
-        except Exception:  # whatever it does not like about two rows of zeros
-            return True
-        if any(answer.shape[:1] != (rows,) for answer in answers):
-            return False
-        if not all(_agree(answer.shape, tensor.shape) for tensor, answer in zip(outputs, answers, strict=True)):
-            return False
-    return True
+def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[Any]) -> bool:
+    """Whether the model turns one row into one and two into two, as far as runs with zeros show; `one`: its answers."""
+    if any(answer.shape[:1] != (1,) for answer in one):
+        return False
+    try:
+        two = _try_out(session, inputs, 2, sizes)
+    except Exception:  # whatever it does not like about two rows of zeros
+        return True
+    pairs = zip(session.get_outputs(), one, two, strict=True)
+    return all(
+        answer.shape[:1] == (2,) and _agree(answer.shape[1:], single.shape[1:], tensor.shape[1:])
+        for tensor, single, answer in pairs
+    )
 
 
 def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compiled: bool) -> tuple[str, bool]:
@@ -332,9 +335,20 @@ def _has_open_sizes(inputs: Sequence[Any]) -> bool:
     return any(not isinstance(size, int) for tensor in inputs for size in tensor.shape[1:])
 
 
-def _agree(shape: Sequence[int], declared: Sequence[Any]) -> bool:
-    pairs = zip(shape, declared, strict=False)
-    return len(shape) == len(declared) and all(size == known for size, known in pairs if isinstance(known, int))
+def _agree(shape: Sequence[int], other: Sequence[int], declared: Sequence[Any]) -> bool:
+    """Whether two answers have the same sizes where the model declares them, however it does."""
+    if not len(shape) == len(other) == len(declared):
+        return False
+    return all(a == b for a, b, known in zip(shape, other, declared, strict=True) if isinstance(known, int))
+
+
+def _opened_where_wrong(spec: TensorSpec, answer: Any) -> TensorSpec:
+    """Return an output's spec without sizes that a trial contradicts: what is inferred of some operators is wrong."""
+    pairs = tuple(zip(spec.shape, answer.shape, strict=False))
+    if len(spec.shape) != answer.ndim or all(declared in (-1, size) for declared, size in pairs):
+        return spec
+    shape = tuple(declared if declared == size else -1 for declared, size in pairs)
+    return replace(spec, shape=shape, row_bytes=0)
 
 
 def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int]) -> Any:
@@ -360,7 +374,7 @@ def _check(kind: str, tensor: Any) -> None:
 
 
 def _spec(tensor: Any, batched: bool) -> TensorSpec:
-    shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+    shape = tuple(max(size, -1) if isinstance(size, int) else -1 for size in tensor.shape)
     symbols = tuple(_symbol(tensor, axis) for axis in range(len(shape)))
     datatype = _datatype(tensor)
     known = -1 not in shape[batched:] and datatype != "BYTES"
@@ -382,7 +396,7 @@ def _item_bytes(datatype: str) -> int:
 
 
 def _fixed_elements(tensor: Any) -> int:
-    return math.prod(size for size in tensor.shape if isinstance(size, int))
+    return math.prod(size for size in tensor.shape if isinstance(size, int) and size >= 0)
 
 
 def _whole_layer() -> Layer:

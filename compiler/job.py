@@ -60,6 +60,7 @@ from gangway.compiler.place.int8 import integers_of
 from gangway.compiler.place.layout import place
 from gangway.compiler.place.memory import Step
 from gangway.compiler.place.precision import with_precision
+from gangway.compiler.place.written import require_whole_outputs
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
 from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
@@ -204,7 +205,9 @@ def lower_graph(
         raise UnsupportedModelError("there is nothing to compute")
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")
-    return Lowered(steps, plan_arena(steps, lanes), tuple(sorted(program.slow)))
+    arena_bytes = plan_arena(steps, lanes)
+    require_whole_outputs(steps, [program.type(name) for name in program.graph.outputs])
+    return Lowered(steps, arena_bytes, tuple(sorted(program.slow)))
 
 
 def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> list[Step]:

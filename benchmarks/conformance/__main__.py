@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only tests whose names contain this")
     parser.add_argument("--later", action="store_true", help=f"also tests of opsets after {NEWEST_OPSET}")
     parser.add_argument("--write-docs", action="store_true", help="write docs/reference/operators.md from this run")
+    parser.add_argument("--poison", action="store_true", help="answer each query twice, in memory full of a pattern")
     options = parser.parse_args()
     report = start_report("ONNX's node tests")
     cases = [case for case in collect() if options.match in case.name]
@@ -35,7 +36,7 @@ def main() -> int:
     chosen = [case for case in cases if not case.excluded or (options.later and case.excluded == later)]
     with ProgressBars(CONSOLE) as bar:
         task = bar.add_task("tests", total=len(chosen))
-        outcomes = run_all(chosen, options.jobs, lambda done: bar.update(task, completed=done))
+        outcomes = run_all(chosen, options.jobs, lambda done: bar.update(task, completed=done), options.poison)
     print_report(report, chosen, outcomes, excluded)
     if options.write_docs:
         docs = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.conformance.cases import Array, Case, same
+from benchmarks.conformance.poison import PATTERNS, fill, free_stretches
 from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
@@ -37,6 +38,7 @@ _ALONE = "; no other layer is"  # what is said of a single node, in which no oth
 _HEAP = 1 << 16
 _IO_BYTES = 1 << 26
 _ANSWER_BYTES = 1 << 24
+_POISONED_BYTES = 1 << 20
 _MODELS = 64  # numbers of models, used again and again
 Answers = Callable[[], Sequence[tuple[Sequence[int], bytes]]]
 
@@ -64,10 +66,13 @@ class Outcome:
 
 
 class CaseRunner:
-    """An executor with one worker, and a cache in the folder `root`. A context manager."""
+    """An executor with one worker, and a cache in the folder `root`. A context manager.
 
-    def __init__(self, root: Path, core: int) -> None:
-        self._root = root
+    `poisons`: every query runs in memory full of one pattern, then of another one, and must be answered alike.
+    """
+
+    def __init__(self, root: Path, core: int, poisons: bool = False) -> None:
+        self._root, self._patterns = root, PATTERNS if poisons else PATTERNS[:1]
         self._executor = LocalExecutor(self._root / "cache", [core], arena_bytes=1 << 28, io_bytes=_IO_BYTES)
         self._loaded = 0
 
@@ -101,17 +106,25 @@ class CaseRunner:
         """Return what is wrong with the answers. Raises RuntimeError and TimeoutError."""
         self._loaded += 1
         self._executor.load(self._loaded % _MODELS, manifest.key)
+        stretches = free_stretches(self._root / "model.onnx", manifest) if len(self._patterns) > 1 else []
         problems = []
         for inputs, expected in case.data_sets:
-            found = self._query(manifest, inputs, batch_of(manifest, inputs))
-            problems += [same(value, wanted, case) for value, wanted in zip(found, expected, strict=True)]
+            rows = batch_of(manifest, inputs)
+            self._executor.arena.zero(0, max(rows * manifest.arena_bytes, 1))
+            answers = []
+            for pattern in self._patterns:
+                fill(self._executor.arena.view, stretches, rows, manifest.arena_bytes, pattern)
+                answers.append(self._query(manifest, inputs, rows, pattern))
+            problems += [same(value, wanted, case) for value, wanted in zip(answers[0], expected, strict=True)]
+            if any(a.tobytes() != b.tobytes() for a, b in zip(answers[0], answers[-1], strict=True)):
+                problems.append("the answer shows what lay in memory before")
         self._executor.unload(self._loaded % _MODELS)
         return "; ".join(filter(None, problems))
 
-    def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
-        """Return the answers to one query. Raises RuntimeError if there are none."""
-        place = self._framed if manifest.engine is Engine.ONNXRUNTIME else self._plain
-        request, answers = place(manifest, inputs, rows)
+    def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int, pattern: bytes) -> list[Array]:
+        """Return the answers to one query in memory full of `pattern`. Raises RuntimeError if there are none."""
+        framed = manifest.engine is Engine.ONNXRUNTIME or manifest.tail
+        request, answers = (self._framed if framed else self._plain)(manifest, inputs, rows, pattern)
         executor, layers = self._executor, len(manifest.layers)
         slot, generation = executor.begin(request)
         members = (Member(0, slot, generation, rows=rows),)
@@ -129,12 +142,14 @@ class CaseRunner:
             for dtype, (shape, content) in zip(types, answers(), strict=True)
         ]
 
-    def _plain(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+    def _plain(
+        self, manifest: Manifest, inputs: Sequence[Array], rows: int, pattern: bytes
+    ) -> tuple[SlotRequest, Answers]:
         """Place tensors of known sizes; return the request, and what reads shapes and contents of the answers."""
         view, offset, places = self._executor.io.view, _HEAP, []
         for tensor in (*manifest.inputs, *manifest.outputs):
             end = offset + tensor.row_bytes * rows
-            view[offset:end] = b"\xa5" * (end - offset)
+            view[offset:end] = pattern * (end - offset)
             places.append((offset, end))
             offset = -(-end // 64) * 64
         count = len(manifest.inputs)
@@ -146,9 +161,12 @@ class CaseRunner:
         ends = places[count:]
         return request, lambda: [(shape, bytes(view[i:j])) for shape, (i, j) in zip(shapes, ends, strict=True)]
 
-    def _framed(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+    def _framed(
+        self, manifest: Manifest, inputs: Sequence[Array], rows: int, pattern: bytes
+    ) -> tuple[SlotRequest, Answers]:
         """The same for a model of onnxruntime."""
         io = self._executor.io
+        io.view[_HEAP : _HEAP + _POISONED_BYTES] = pattern * _POISONED_BYTES
         tensors = [(value.shape, np.ascontiguousarray(value).tobytes()) for value in inputs]
         request = write_request(io, _HEAP, self._loaded % _MODELS, rows, tensors, _ANSWER_BYTES)
         return request, lambda: read_answer(io, request)
@@ -186,13 +204,16 @@ def peer_error(case: Case) -> str:
     return "; ".join(filter(None, problems))
 
 
-def run_all(cases: Sequence[Case], jobs: int, progress: Callable[[int], None]) -> list[Outcome]:
-    """Run all tests in `jobs` processes at a time; a process that dies or hangs is replaced, its test has failed."""
+def run_all(cases: Sequence[Case], jobs: int, progress: Callable[[int], None], poisons: bool = False) -> list[Outcome]:
+    """Run all tests in `jobs` processes at a time; a process that dies or hangs is replaced, its test has failed.
+
+    `poisons`: see `CaseRunner`.
+    """
     todo, cores = list(cases)[::-1], available_cores()
     outcomes: dict[str, Outcome] = {}
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangway-conformance-")))
-        children = [_Child(root / str(index), cores[index % len(cores)]) for index in range(jobs)]
+        children = [_Child(root / str(index), cores[index % len(cores)], poisons) for index in range(jobs)]
         for child in children:
             stack.callback(child.end)
         while todo or any(child.case for child in children):
@@ -210,16 +231,16 @@ def run_all(cases: Sequence[Case], jobs: int, progress: Callable[[int], None]) -
 class _Child:
     """A process that runs the tests it is given, one at a time."""
 
-    def __init__(self, root: Path, core: int) -> None:
+    def __init__(self, root: Path, core: int, poisons: bool) -> None:
         root.mkdir()
-        self._root, self._core = root, core
+        self._root, self._core, self._poisons = root, core, poisons
         self.case: Case | None = None
         self._start()
 
     def _start(self) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core))
+        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core, self._poisons))
         self._process.start()
         theirs.close()
 
@@ -262,8 +283,8 @@ class _Child:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, root: Path, core: int) -> None:
-    with CaseRunner(root, core) as runner, suppress(EOFError):  # our parent has died
+def _serve(pipe: Connection, root: Path, core: int, poisons: bool) -> None:
+    with CaseRunner(root, core, poisons) as runner, suppress(EOFError):  # our parent has died
         while case := pipe.recv():
             pipe.send(replace(runner.run(case), peer_error=peer_error(case)))
 

@@ -6,10 +6,8 @@ new is found. Shapes also go backwards through operators that keep them, from ou
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +16,9 @@ import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import ModelError
-from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
+from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Node, TensorType
 from gangway.compiler.frontend.loops import loop_types
+from gangway.compiler.frontend.shapes.rules import has_rule, shape_by_rule
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of, restamp
@@ -33,10 +32,6 @@ _FOLLOWED_NAMES = """
 """
 _FOLLOWED = set(_FOLLOWED_NAMES.split())
 _KEEP_SHAPE = {"Sqrt", "Log", "Exp", "Abs", "Neg", "Cast", "CastLike", "Identity", "Reciprocal"}
-Shape = tuple[int, ...]
-ShapeRule = Callable[
-    [Node, list[Shape], list[Shape]], list[int] | None
-]  # of a node and the shapes of inputs and outputs
 
 
 def infer_shapes(model: Any, strict: bool = True) -> Any:
@@ -58,7 +53,84 @@ def known_values(model: Any) -> dict[str, Array]:
 
 
 def _infer(model: Any, strict: bool) -> Any:
+    """Return the model as onnx infers it and, where onnxruntime computes other shapes, as that does."""
+    ruled = [index for index, node in enumerate(model.graph.node) if has_rule(node)]
+    try:
+        result = _infer_by_onnx(model, strict)
+    except shape_inference.InferenceError:  # what the file declares may be right, and onnx's inference wrong
+        if not ruled:
+            raise
+        result = None
+    is_checked = all(node.domain in OWN_DOMAINS for node in model.graph.node)  # else nothing is an error to onnx
+    if is_checked and result and not next(_contradictions(result, ruled), None):
+        return result
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    probe.opset_import.append(helper.make_opsetid(PRIVATE_DOMAIN, 1))
+    inferred = _infer_by_onnx(_without_declarations(probe), False)
+    while found := next(_contradictions(inferred, ruled), None):
+        index, kinds = found
+        probe.graph.node[index].domain = PRIVATE_DOMAIN  # so onnx takes what is declared
+        _declare(probe.graph, kinds)
+        inferred = _infer_by_onnx(_without_declarations(probe), False)
+    _declare(probe.graph, tensor_types(inferred.graph.output))
+    result = _infer_by_onnx(probe, strict)
+    for index in ruled:
+        result.graph.node[index].CopyFrom(model.graph.node[index])
+    del result.opset_import[:]
+    result.opset_import.extend(model.opset_import)
+    return result
+
+
+def _infer_by_onnx(model: Any, strict: bool) -> Any:
     return shape_inference.infer_shapes(model, check_type=True, strict_mode=strict, data_prop=True)
+
+
+def _contradictions(model: Any, ruled: Iterable[int]) -> Iterator[tuple[int, dict[str, TensorType]]]:
+    """Yield nodes, by number, whose outputs have other shapes by our rules; and the outputs' types, -1 if open."""
+    graph = model.graph
+    stated = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
+    values: dict[str, Array] = {}
+    known = tensor_types(stated.values())
+    for tensor in graph.initializer:
+        known[tensor.name] = TensorType(tuple(tensor.dims), dtype_name(tensor.data_type))
+        if math.prod(tensor.dims) <= _MOST_ELEMENTS:
+            values[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            values[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    for index in ruled:
+        node = graph.node[index]
+        if not has_rule(node) or node.output[0] not in stated:
+            continue
+        try:
+            shape = shape_by_rule(node, known, values)
+        except KeyError:  # an input is not known yet
+            continue
+        names = [name for name in node.output if name]
+        if shape is None and node.output[0] in known:
+            yield index, {name: TensorType((-1,) * len(known[name].shape), known[name].dtype) for name in names}
+        elif shape is not None and (node.output[0] not in known or known[node.output[0]].shape != shape):
+            elements = {name: stated[name].type.tensor_type.elem_type for name in names}
+            yield index, {name: TensorType(shape, dtype_name(element)) for name, element in elements.items()}
+
+
+def _without_declarations(model: Any) -> Any:
+    """Return the model without the shapes that its file declares of its outputs, but for nodes of ours."""
+    ours = {name for node in model.graph.node if node.domain == PRIVATE_DOMAIN for name in node.output}
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for value in result.graph.output:
+        if value.name not in ours:
+            value.type.tensor_type.ClearField("shape")
+    return result
+
+
+def _declare(graph: Any, kinds: Mapping[str, TensorType]) -> None:
+    """State the types of tensors in place of what was stated."""
+    declared = {value.name: value for value in (*graph.value_info, *graph.output)}
+    for name, kind in kinds.items():
+        (declared.get(name) or graph.value_info.add()).CopyFrom(value_proto(name, kind))
 
 
 def _follow(model: Any, result: Any, strict: bool) -> tuple[Any, dict[str, Array]]:
@@ -189,110 +261,6 @@ def _with_types(model: Any, inferred: Any, folded: dict[str, Array]) -> Any:
     del result.graph.value_info[:]
     result.graph.value_info.extend([*inferred.graph.value_info, *values.values()])
     return result
-
-
-def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with tensors that a static shape determines as constants; a batched one is returned as it is.
-
-    Those are tensors without numbers, and inputs that only repeat what a static output shape says, which kernels then
-    need not read. A request with other numbers there would need another output shape than the model declares.
-    """
-    if graph.batched:
-        return graph
-    empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
-    constants = {**graph.constants, **{name: np.zeros(kind.shape, kind.dtype) for name, kind in empty.items()}}
-    graph = replace(graph, nodes=tuple(node for node in graph.nodes if not empty.keys() >= {*node.outputs}))
-    nodes = tuple(_stated(node, graph, constants) for node in graph.nodes)
-    return replace(graph, nodes=nodes, constants=constants)
-
-
-def _stated(node: Node, graph: Graph, constants: dict[str, Array]) -> Node:
-    index, rule = _RULES.get(node.operator, (0, None))
-    given = node.inputs[index] if rule and len(node.inputs) > index else ""
-    named = [name for name in (*node.inputs, *node.outputs) if name and name not in constants]
-    if not rule or given not in graph.types or given in constants or any(name not in graph.types for name in named):
-        return node
-    shapes = [
-        [constants[name].shape if name in constants else graph.types[name].shape if name else () for name in side]
-        for side in (node.inputs, node.outputs)
-    ]
-    value, kind = rule(node, *shapes), graph.types[given]
-    if value is None:
-        return node
-    name = f"{node.outputs[0]}:{given}"
-    constants[name] = np.array(value, kind.dtype).reshape(kind.shape)
-    return replace(node, inputs=(*node.inputs[:index], name, *node.inputs[index + 1 :]))
-
-
-def _whole(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return list(outputs[0])
-
-
-def _repeats(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return [after // before for before, after in zip(inputs[0], outputs[0], strict=True)]
-
-
-def _at_axes(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    axes = node.attributes.get("axes", range(len(outputs[0])))
-    return [outputs[0][axis] for axis in axes]
-
-
-def _grid(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    """Batch, channels, which a grid does not depend on, and pixels."""
-    return [outputs[0][0], 1, *outputs[0][1:-1]]
-
-
-def _at_axis(default: int) -> ShapeRule:
-    """Lengths of all outputs along the axis."""
-
-    def rule(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-        axis = node.attributes.get("axis", default)
-        return [shape[axis] for shape in outputs]
-
-    return rule
-
-
-def _count(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
-    return _at_axis(-1)(node, inputs, outputs[:1]) or []
-
-
-def _resized(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
-    """Sizes, unless the shape was made of them by keeping the aspect ratio: then the ratio is not in the shape."""
-    if node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        return None
-    return _at_axes(node, inputs, outputs)
-
-
-def _reduced(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int] | None:
-    """The axes that give the output's shape, if all choices that do reduce the same axes longer than 1."""
-    if len(inputs[1]) != 1:
-        return None
-    before, keep = inputs[0], node.attributes.get("keepdims", 1)
-    found = []
-    for axes in combinations(range(len(before)), inputs[1][0]):
-        kept = [1 if axis in axes else length for axis, length in enumerate(before) if keep or axis not in axes]
-        if tuple(kept) == outputs[0]:
-            found.append(axes)
-    if not found or not found[0] or len({tuple(a for a in axes if before[a] > 1) for axes in found}) > 1:
-        return None
-    return list(found[0])
-
-
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-_RULES: dict[str, tuple[int, ShapeRule | None]] = {  # which input, and what it states
-    "Reshape": (1, _whole),
-    "Expand": (1, _whole),
-    "ConstantOfShape": (0, _whole),
-    "Tile": (1, _repeats),
-    "CenterCropPad": (1, _at_axes),
-    "AffineGrid": (1, _grid),
-    "Resize": (3, _resized),
-    "Split": (1, _at_axis(0)),
-    "TopK": (1, _count),
-    "OneHot": (1, _count),
-    **{f"{kind}Window": (0, _whole) for kind in ("Hann", "Hamming", "Blackman")},
-    **{f"Reduce{kind}": (1, _reduced) for kind in _REDUCTIONS},
-}
 
 
 def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:

@@ -18,6 +18,7 @@ from gangway.compiler.kernels.plain_specs import (
     broadcast_strides,
 )
 from gangway.compiler.kernels.specs import Array, AttentionSpec, KernelSpec, RawWeights
+from gangway.compiler.kernels.written_bytes import written_bytes
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,13 @@ class Program:
         weights: Mapping[str, Array] | None = None,
         channels_last: bool = False,
     ) -> None:
-        """Append the layer that computes the node's first output."""
+        """Append the layer that computes the node's first output.
+
+        Raises UnsupportedModelError if the kernel would write another number of bytes than the output has.
+        """
+        kind, found_bytes = self.type(node.outputs[0]), written_bytes(spec) if isinstance(spec, KernelSpec) else None
+        if found_bytes not in (None, kind.size_bytes):
+            raise node.unsupported(f"a kernel would write {found_bytes} bytes into {kind.dtype}{list(kind.shape)}")
         self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}, channels_last))
 
     def home(self, name: str) -> str:

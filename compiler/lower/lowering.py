@@ -13,7 +13,7 @@ from gangway.compiler.frontend.graph import Graph, Node, remove_unused
 from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
-from gangway.compiler.frontend.shape_inference import state_shapes
+from gangway.compiler.frontend.shapes.stated import state_shapes
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.lower.islands import add_islands
 from gangway.compiler.lower.layers import Lowering, Program

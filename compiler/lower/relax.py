@@ -89,8 +89,10 @@ def lower_by_relax(program: Program, node: Node) -> None:
         raise UnsupportedModelError(f"Relax: a tensor of more than {MOST_ELEMENTS} numbers cannot be checked")
     try:
         line = legalise(node, inputs, outputs, constants, program.graph.opset)
-        layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]
         types = {**inputs, **outputs, **line.between}
+        for call in line.calls:
+            _require_types(call, types)
+        layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]
         is_slow = check(node, layers, line, types, constants, program.graph.opset, program.measures)
     except UnsupportedModelError:
         raise
@@ -106,6 +108,18 @@ def lower_by_relax(program: Program, node: Node) -> None:
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:200]
+
+
+def _require_types(call: Call, types: Mapping[str, TensorType]) -> None:
+    """Raise UnsupportedModelError unless a function reads and writes tensors of the types that its operands have.
+
+    It would read or write beyond a tensor of fewer or of narrower numbers, also while it is compared with onnxruntime.
+    """
+    for buffer, item in zip(call.function.params, (*call.operands, *call.outputs), strict=True):
+        found = TensorType(tuple(int(length) for length in buffer.shape), str(buffer.dtype))
+        kind = types[item] if isinstance(item, str) else TensorType(item.shape, item.dtype.name)
+        if found != kind:
+            raise UnsupportedModelError(f"Relax: a function has {found} where a tensor is {kind}")
 
 
 def _layer(node: Node, index: int, call: Call) -> Layer:

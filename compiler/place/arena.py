@@ -33,13 +33,17 @@ def plan_arena(steps: list[Step], lanes: int) -> int:
     strict: list[_Interval] = []
     for interval in _intervals(steps, lanes):
         buffer = interval.buffer
-        keeps_zeros = buffer.halo or (buffer.layout == "plain" and buffer.surplus(lanes))
-        (strict if keeps_zeros else free).append(interval)
+        (strict if keeps_zeros(buffer, lanes) else free).append(interval)
     end_bytes = _place_strict(strict, _place_free(free))
     for step in steps:
         for buffer in step.buffers:
             buffer.settle_part()
     return end_bytes
+
+
+def keeps_zeros(buffer: Buffer, lanes: int) -> bool:
+    """Whether kernels read zeros in a buffer that no kernel writes."""
+    return bool(buffer.halo) or (buffer.layout == "plain" and buffer.surplus(lanes))
 
 
 def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
@@ -48,10 +52,10 @@ def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
         for buffer in step.buffers:
             if buffer.space == Space.ARENA:
                 touched.setdefault(buffer.root, []).append(index)
-    return [_Interval(buffer, _size_bytes(buffer, lanes), min(at), max(at)) for buffer, at in touched.items()]
+    return [_Interval(buffer, size_bytes_of(buffer, lanes), min(at), max(at)) for buffer, at in touched.items()]
 
 
-def _size_bytes(buffer: Buffer, lanes: int) -> int:
+def size_bytes_of(buffer: Buffer, lanes: int) -> int:
     """Of a buffer, and of what kernels read behind it."""
     behind = READ_BEHIND_BYTES if buffer.kind.dtype == BF16 and buffer.layout == "blocked" else 0
     if buffer.layout in ("bytes", "pixels"):

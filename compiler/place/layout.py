@@ -73,6 +73,7 @@ from gangway.compiler.place.int8 import with_filled_halos, with_int8
 from gangway.compiler.place.limits import with_limits
 from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
 from gangway.compiler.place.recurrent import place_recurrent
+from gangway.compiler.place.written import require_sizes
 
 Placing = Callable[[Memory, Layer], None]
 
@@ -90,6 +91,7 @@ def place(program: Program, layers: list[Layer], lanes: int, target: TargetSpec 
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
     steps = fuse_chains(memory.steps)
+    require_sizes(steps)
     steps = with_limits(without_integers(with_int8(steps, target) if target else steps))
     _settle_halos(steps)
     return [_with_halos(step) for step in fuse_depthwise(with_filled_halos(steps), lanes)]

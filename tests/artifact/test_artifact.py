@@ -80,7 +80,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_weights_are_never_empty(tmp_path: Path) -> None:
     with ArtifactWriter(tmp_path / KEY) as writer:
         writer.kernels_path.write_bytes(b"k")
-        layer = replace(MANIFEST.layers[0], arguments=(BufferRef(Space.INPUT, 0),))
+        layer = replace(MANIFEST.layers[0], arguments=(BufferRef(Space.INPUT, 0), BufferRef(Space.OUTPUT, 0)))
         writer.commit(replace(MANIFEST, layers=(layer,)))
     assert (tmp_path / KEY / "weights.bin").stat().st_size == 64
 
@@ -158,6 +158,17 @@ def test_a_layer_cannot_reach_outside(tmp_path: Path, path: tuple[Any, ...], val
     target[path[-1]] = value
     change(tmp_path / KEY, layers=layers)
     with pytest.raises(ArtifactError, match="manifest"):
+        read_manifest(tmp_path / KEY)
+
+
+def test_an_output_that_no_layer_writes_is_refused(tmp_path: Path) -> None:
+    """It would show a client what lay in that memory before."""
+    write(tmp_path / KEY)
+    layers = json.loads((tmp_path / KEY / "manifest.json").read_text())["layers"]
+    for layer in layers:
+        layer["arguments"] = [item for item in layer["arguments"] if item["space"] != Space.OUTPUT]
+    change(tmp_path / KEY, layers=layers)
+    with pytest.raises(ArtifactError, match="no layer writes output 'y'"):
         read_manifest(tmp_path / KEY)
 
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from benchmarks.conformance import runner as conformance_runner
 from benchmarks.conformance.cases import Case, cases_of, same
 from benchmarks.conformance.docs import operators, short_reason
 from benchmarks.conformance.runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
+from gangway.artifact.format import MANIFEST_FILE
+from gangway.artifact.json_codec import encode
 from gangway.executor.launch import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
@@ -53,6 +56,31 @@ def test_a_sample_is_compiled_and_right(cases: dict[str, Case], tmp_path: Path) 
         outcomes = {name: runner.run(cases[name]) for name in SAMPLE}
     assert {name: outcome.error for name, outcome in outcomes.items() if not outcome.passed} == {}
     assert {name: outcome.how for name, outcome in outcomes.items() if outcome.how not in SAMPLE[name]} == {}
+
+
+def test_answers_do_not_show_what_lay_in_memory(cases: dict[str, Case], tmp_path: Path) -> None:
+    with CaseRunner(tmp_path, available_cores()[0], poisons=True) as runner:
+        outcomes = {name: runner.run(cases[name]) for name in SAMPLE}
+    assert {name: outcome.error for name, outcome in outcomes.items() if not outcome.passed} == {}
+
+
+def test_an_answer_that_nobody_wrote_is_noticed(
+    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an artifact that claims twice as many numbers as its kernel writes."""
+    whole = conformance_runner.compile_model
+
+    def doubled(*arguments: Any) -> Any:
+        compiled = whole(*arguments)
+        (output,) = compiled.manifest.outputs
+        longer = replace(output, shape=(2 * output.shape[0], *output.shape[1:]), row_bytes=2 * output.row_bytes)
+        manifest = replace(compiled.manifest, outputs=(longer,))
+        (compiled.folder / MANIFEST_FILE).write_bytes(encode(manifest))
+        return replace(compiled, manifest=manifest)
+
+    monkeypatch.setattr(conformance_runner, "compile_model", doubled)
+    with CaseRunner(tmp_path, available_cores()[0], poisons=True) as runner:
+        assert "what lay in memory before" in runner.run(cases["test_relu"]).error
 
 
 def test_a_crash_is_the_failure_of_one_test(cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node
+from gangway.compiler.frontend.shapes.rules import same_pads, windows_along
 from gangway.compiler.frontend.simplify import affine_factors
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, After, Before, ReduceSpec, Reduction
 from gangway.compiler.kernels.specs import (
@@ -320,25 +321,23 @@ def _pads(node: Node, size: Pair, kernel: Pair, stride: Pair, dilation: Pair) ->
         return top, left, bottom, right
     if mode == "VALID":
         return 0, 0, 0, 0
-    total = [
-        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-        for n, k, s, d in zip(size, kernel, stride, dilation, strict=True)
-    ]
-    small, large = [n // 2 for n in total], [n - n // 2 for n in total]
-    first, last = (small, large) if mode == "SAME_UPPER" else (large, small)
-    return first[0], first[1], last[0], last[1]
+    steps = dilation if node.operator == "Conv" else (1, 1)  # onnxruntime leaves out those of pooling
+    (top, bottom), (left, right) = (
+        same_pads(n, (k - 1) * d + 1, s, mode == "SAME_LOWER")
+        for n, k, s, d in zip(size, kernel, stride, steps, strict=True)
+    )
+    if node.operator == "Conv":
+        return max(top, 0), max(left, 0), max(bottom, 0), max(right, 0)
+    return top, left, bottom, right
 
 
 def _ceil_pads(size: Pair, kernel: Pair, stride: Pair, pads: Pads, dilation: Pair) -> Pads:
-    """Return pads with which rounding down gives ceil_mode's output; no window begins in the padding at the end."""
+    """Return pads with which rounding down gives ceil_mode's output."""
     ends = list(pads[2:])
     for axis in range(2):
         reach = (kernel[axis] - 1) * dilation[axis] + 1
-        span = size[axis] + pads[axis] + ends[axis] - reach
-        steps = -(-span // stride[axis])
-        if steps * stride[axis] >= size[axis] + pads[axis]:
-            steps -= 1
-        ends[axis] += max(steps * stride[axis] - span, 0)
+        count = windows_along(size[axis], reach, stride[axis], (pads[axis], ends[axis]), ceil_mode=True)
+        ends[axis] += max((count - 1) * stride[axis] + reach - size[axis] - pads[axis] - ends[axis], 0)
     return pads[0], pads[1], ends[0], ends[1]
 
 

@@ -12,6 +12,7 @@ from typing import Literal, cast
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
+from gangway.compiler.frontend.shapes.rules import slice_range
 from gangway.compiler.kernels.plain_specs import (
     GatherPlacesSpec,
     GatherSpec,
@@ -77,7 +78,7 @@ def slice_(program: Program, node: Node) -> None:
     axes = list(range(len(starts))) if axes is None else axes
     for number, axis in enumerate(axes):
         step = steps[number] if steps else 1
-        indices[axis] = _taken(shape[axis], starts[number], ends[number], step)
+        indices[axis] = np.array(slice_range(shape[axis], starts[number], ends[number], step), np.int64)
     add_remap(program, node, node.inputs[0], indices)
 
 
@@ -88,14 +89,6 @@ def _numbers(program: Program, node: Node, index: int, attribute: str) -> list[i
         return [int(number) for number in given.reshape(-1)]
     value = node.attributes.get(attribute)
     return None if value is None else [int(number) for number in value]
-
-
-def _taken(length: int, start: int, end: int, step: int) -> Array:
-    """The indices of a slice; what lies outside is cut off."""
-    start, end = (number + length if number < 0 else number for number in (start, end))
-    if step > 0:
-        return np.arange(min(max(start, 0), length), min(max(end, 0), length), step)
-    return np.arange(min(max(start, -1), length - 1), min(max(end, -1), length - 1), step)
 
 
 @lowers("Pad")

@@ -11,7 +11,7 @@ from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.frontend.shape_inference import state_shapes
+from gangway.compiler.frontend.shapes.stated import state_shapes
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.relax import lower_by_relax
 
@@ -54,6 +54,46 @@ def test_what_relax_imports_wrongly_is_refused() -> None:
 def test_what_relax_cannot_is_told(operator: str, inputs: dict[str, TensorType], output: TensorType, word: str) -> None:
     graph = one_node(operator, inputs, output)
     with pytest.raises(UnsupportedModelError, match=word):
+        lower_by_relax(Program(graph), graph.nodes[0])
+
+
+KINDS = ["float32", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+EXPRESSIONS: list[tuple[str, dict[str, tuple[tuple[int, ...], str]], tuple[int, ...], dict[str, Any]]] = [
+    *(("Resize", {"x": ((1, 2, 5, 4), ""), "roi": ((8,), "float32"), "scales": ((4,), "float32")}, (1, 2, 9, 6),
+       {"mode": mode, "coordinate_transformation_mode": b"tf_crop_and_resize", "extrapolation_value": 1.0})
+      for mode in (b"nearest", b"linear", b"cubic")),
+    *((f"Reduce{name}", {"x": ((4, 4), ""), "axes": ((1,), "int64")}, (4,), {"keepdims": 0})
+      for name in ("Sum", "Mean", "Max", "Min")),
+    ("Range", {"start": ((), ""), "limit": ((), ""), "delta": ((), "")}, (7,), {}),
+    ("Slice", {"x": ((6, 5), ""), "starts": ((1,), "int64"), "ends": ((1,), "int64")}, (3, 5), {}),
+    ("Trilu", {"x": ((4, 4), ""), "k": ((), "int64")}, (4, 4), {}),
+    ("Shrink", {"x": ((5, 3), "")}, (5, 3), {}),
+    ("CumSum", {"x": ((5, 3), ""), "axis": ((), "int64")}, (5, 3), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", ["", "int8", "float32"])
+@pytest.mark.parametrize("dtype", KINDS)
+def test_no_function_writes_wider_numbers_than_its_tensor_has(dtype: str, declared: str) -> None:
+    """Whatever type a tensor is said to have: layers are those of that type, or there are none."""
+    for operator, inputs, shape, attributes in EXPRESSIONS:
+        kinds = {name: TensorType(lengths, kind or dtype) for name, (lengths, kind) in inputs.items()}
+        graph = one_node(operator, kinds, TensorType(shape, declared or dtype), **attributes)
+        program = Program(graph)
+        try:
+            lower_by_relax(program, graph.nodes[0])
+        except UnsupportedModelError:
+            assert not program.layers
+            continue
+        assert declared in ("", dtype)
+
+
+@pytest.mark.parametrize("mode", [b"linear", b"cubic"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+def test_a_resize_of_integers_has_no_expression(dtype: str, mode: bytes) -> None:
+    kinds = {"x": TensorType((1, 1, 4, 4), dtype), "": TensorType((0,), "float32"), "s": TensorType((4,), "float32")}
+    graph = one_node("Resize", kinds, TensorType((1, 1, 7, 7), dtype), mode=mode)
+    with pytest.raises(UnsupportedModelError, match="a function has"):
         lower_by_relax(Program(graph), graph.nodes[0])
 
 

@@ -1,10 +1,13 @@
 """Resize in every mode, blocked between convolutions and plain, against onnxruntime."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.helpers.targets import ENDS
 
@@ -72,6 +75,37 @@ def test_smoothed(check: Any, network: Any) -> None:
     ]
     scales = {"s": np.array([1, 1, 0.4, 0.3], np.float32)}
     check(network(nodes, {"x": ["N", 3, 41, 37]}, {"linear": None, "cubic": None}, scales, opset=19))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32"])
+@pytest.mark.parametrize("coordinates", [*COORDINATES, "tf_crop_and_resize"])
+def test_of_every_type(dtype: str, coordinates: str, compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+    """Behind a convolution, so that kernels compute the rest. onnxruntime has no cubic one of integers."""
+    modes = ["nearest", "linear", *(["cubic"] if dtype == "float32" else [])]
+    nodes = [
+        node("Resize", ["x", "r", "s"], [mode], mode=mode, coordinate_transformation_mode=coordinates) for mode in modes
+    ]
+    nodes += [node("Conv", ["z", "w"], ["c"])]
+    limits = (-4, 5) if dtype == "float32" else (max(np.iinfo(dtype).min, -1000), min(np.iinfo(dtype).max, 1000))
+    feeds = {"x": np.random.default_rng(1).integers(*limits, (1, 2, 6, 7)).astype(dtype), "z": weights(1, 3, 8, 8)}
+    constants = {"r": np.array([0, 0, 0.1, -0.2, 1, 1, 0.9, 1.1], np.float32), "w": weights(4, 3, 3, 3)}
+    constants["s"] = np.array([1, 1, 1.7, 0.6], np.float32)
+    kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in feeds.items()}
+    graph = helper.make_graph(
+        nodes,
+        "types",
+        [helper.make_tensor_value_info(name, kinds[name], value.shape) for name, value in feeds.items()],
+        [helper.make_empty_tensor_value_info(name) for name in (*modes, "c")],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    compiled = compile_file(path)
+    assert not compiled.manifest.fallback_reason
+    answers = load_artifact(compiled.folder)(feeds)
+    for name, expected in zip((*modes, "c"), onnxruntime.InferenceSession(path).run(None, feeds), strict=True):
+        assert answers[name].dtype == expected.dtype
+        np.testing.assert_allclose(answers[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(("operator", "opset"), [("Upsample", 9), ("Resize", 10)])
