@@ -43,6 +43,14 @@ def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float |
     return min(quotas, default=None)
 
 
+def cpu_flags(proc: Path = PROC) -> frozenset[str]:
+    """Return what the processor can do, as /proc/cpuinfo spells it; nothing where that names no flags."""
+    for line in (proc / "cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
 def idle_seconds(cores: Sequence[int], proc: Path = PROC) -> tuple[float, ...] | None:
     """Return for how long each core has had nothing to do since the system began; None where /proc/stat lacks one.
 

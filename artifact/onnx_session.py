@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import onnxruntime
 
 from gangway.artifact.extras import missing_packages
 from gangway.artifact.format import LEAST_MAPPED_BYTES
+from gangway.artifact.host_limits import cpu_flags
 
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
+_VNNI = ("avx512_vnni", "avx_vnni")
 _PROVIDERS = ["CPUExecutionProvider"]
 EXTENSION_DOMAINS = ("ai.onnx.contrib", "com.microsoft.extensions")  # of the operators of onnxruntime-extensions
 _LONGEST, _LONGEST_REASON = 4000, 500  # characters of an exception, and of what is told of it
@@ -41,6 +44,7 @@ def open_session(
     save: Path | None = None,
     layouts: bool = True,
     beside: Path | None = None,
+    exact: bool | None = None,
 ) -> Any:
     """Return an InferenceSession that computes in the calling thread and `threads - 1` of its own, which never spin
     between runs; `model`: a file, or what one holds.
@@ -50,6 +54,7 @@ def open_session(
     `save`: where the optimised model is written, and its large weights beside it, as they are and as kernels read them.
     Every session that opens that file maps them: one copy in the machine. `layouts`: optimised, too, by layouts that
     only machines with registers of the same width read. `beside`: the folder of weights that `model` has in files.
+    `exact`: products of uint8 and constant int8 do not saturate on any machine; None: not on this one.
     A model with operators of onnxruntime-extensions gets them from that package.
 
     Raises what onnxruntime raises; ModuleNotFoundError if that package is missing.
@@ -63,6 +68,8 @@ def open_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     elif not layouts:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    if products_saturate() if exact is None else exact:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     if beside is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(beside))
     if save is not None:
@@ -78,6 +85,17 @@ def open_session(
             raise
     options.register_custom_ops_library(_extensions_library())
     return onnxruntime.InferenceSession(model, options, providers=_PROVIDERS)
+
+
+@cache
+def products_saturate() -> bool:
+    """Whether onnxruntime's fastest products of uint8 and int8 are wrong on this processor.
+
+    Without VNNI it adds two of them in 16 bits, which hold no more than 32767. Told to be exact, it makes the weights
+    uint8, which takes more time.
+    """
+    flags = cpu_flags()
+    return bool(flags) and flags.isdisjoint(_VNNI)
 
 
 def _extensions_library() -> str:

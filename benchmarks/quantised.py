@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from benchmarks import processor_time
+from benchmarks.lib.exact_integers import exact_session
 from benchmarks.lib.gang_runner import GangRunner
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
@@ -132,9 +132,7 @@ def _processor_ms(run: Callable[[], object]) -> float:
 
 
 def _exact(path: Path, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options)
+    session = exact_session(path)
     names = [output.name for output in session.get_outputs()]
     return {name: np.asarray(answer) for name, answer in zip(names, session.run(names, dict(inputs)), strict=True)}
 

@@ -53,6 +53,7 @@ MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
 LEAST_SAVED_BYTES = 1 << 20  # a smaller model costs little, however many sessions it has
 SAVING_FACTOR = 4  # times its size is the memory that onnxruntime takes to save a model, at most
 WIDE_REGISTERS = "avx512f"  # the feature by which onnxruntime chooses layouts
+VNNI = "avx512_vnni"  # the extension with which products of 8-bit numbers are exact as they are
 _TYPES = {  # others: capitals
     "float": "FP32",
     "double": "FP64",
@@ -161,7 +162,8 @@ def _save_optimised(
     their inputs.
 
     Convolutions have layouts for the widest registers of the machine. Machines that execute code for AVX-512 agree on
-    them, others may not: for these the layouts are left to each session.
+    them, others may not: for these the layouts are left to each session. With layouts nothing is optimised later, so
+    products are exact on all machines of the target.
     """
     size_bytes = sum(path.stat().st_size for path in writer.model_path.parent.rglob("*"))
     if size_bytes < LEAST_SAVED_BYTES or FreeMemory().measure() < SAVING_FACTOR * size_bytes:
@@ -170,7 +172,8 @@ def _save_optimised(
     path = writer.room_for_saved(OPTIMISED_ONNX_FILE if layouts else ONNX_FILE)
     is_alike, session_bytes = False, 0
     with suppress(Exception):  # onnxruntime's own exceptions have no common base
-        open_session(writer.model_path, save=path, layouts=layouts)
+        exact = VNNI not in target.extensions if layouts else None
+        open_session(writer.model_path, save=path, layouts=layouts, exact=exact)
         before_bytes = anonymous_bytes()
         session = open_session(path, optimise=not layouts)
         session_bytes = anonymous_bytes() - before_bytes

@@ -68,7 +68,7 @@ def compile_model(
     target = for_file(path, target, choice.precision)
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
     if optional or whole or uncompiled:
-        target, choice = for_precision(target, "fp32"), _Choice()
+        target, choice = for_file(path, target, "fp32"), _Choice()
     key = _key(path, target, mark or dimensions, cache, choice)
     if with_batch and not cache.folder(key).exists():
         require_compiler()

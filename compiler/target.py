@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Precision, TargetSpec
+from gangway.artifact.host_limits import cpu_flags
 from gangway.compiler.frontend.onnx_file import split
 from gangway.compiler.tiles import tiles_work
 
@@ -47,7 +48,7 @@ _BY_PRECISION: Final[Mapping[Precision, tuple[str, ...]]] = {
 
 
 _OF_INTEGERS: Final = ("amx_int8", "amx_tile", "avx512_vnni", "avx512vbmi")
-_QUANTISES: Final = (b"QuantizeLinear", b"DynamicQuantize", b"MatMulInteger")  # parts of operators' names
+_QUANTISES: Final = (b"QuantizeLinear", b"DynamicQuantize", b"MatMulInteger", b"QLinear")  # parts of operators' names
 
 
 class UnsupportedTargetError(ValueError):
@@ -55,10 +56,9 @@ class UnsupportedTargetError(ValueError):
 
 
 def machine_features() -> frozenset[str]:
-    """The host's CPU flags, spelled as /proc/cpuinfo spells them."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
+    """Return the host's CPU flags. Raises UnsupportedTargetError where there are none."""
+    if flags := cpu_flags():
+        return flags
     raise UnsupportedTargetError("/proc/cpuinfo names no CPU flags: this is not an x86-64 Linux")
 
 

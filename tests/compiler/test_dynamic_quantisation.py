@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from benchmarks.lib.exact_integers import exact_session
 from gangway.artifact.format import Engine
 from gangway.compiler.pipeline import Compiled
 from gangway.compiler.place.int8 import NO_INTEGERS
@@ -98,9 +98,7 @@ def quantised(name: str, kind: QuantType, folder: Path, per_channel: bool = Fals
 
 def reference(path: Path, x: Array) -> Array:
     """What the file says."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (answer,) = onnxruntime.InferenceSession(str(path), options).run(None, {"x": x})
+    answer: Array = exact_session(path).run(None, {"x": x})[0]
     return answer
 
 
