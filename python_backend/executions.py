@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
-from gangway.python_backend.tensors import array_of, content_of
+from gangway.python_backend.tensors import array_of, content_of, size_of
 from gangway.python_backend.triton_python_backend_utils import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
@@ -19,6 +19,14 @@ from gangway.python_backend.triton_python_backend_utils import (
     TritonError,
     TritonModelException,
 )
+
+MAX_TEXT_BYTES = 1 << 20  # of a response's parameters
+MAX_ERROR_CHARACTERS = 1000
+TOO_LARGE = "RESOURCE_EXHAUSTED"  # gRPC's code: Triton has none for it
+
+
+class TooLargeError(TritonModelException):
+    """A response, or a request to another model, has more bytes than can be sent."""
 
 
 class Encoded(NamedTuple):
@@ -40,6 +48,7 @@ class OutputCheck:
     def __init__(self, config: Mapping[str, Any]) -> None:
         batch = [-1] if config.get("max_batch_size", 0) > 0 else []
         self._expected: dict[str, tuple[str, list[int]]] = {}
+        self.model_name = str(config.get("name", ""))
         for output in config["output"]:
             dims = output["reshape"]["shape"] if output.get("reshape") else output["dims"]
             datatype = output["data_type"].replace("TYPE_STRING", "TYPE_BYTES").replace("TYPE_", "")
@@ -75,14 +84,20 @@ class OutputCheck:
         return found
 
 
-def encode_tensors(tensors: Sequence[Tensor]) -> tuple[list[Described], list[Buffer]]:
-    """Return descriptions and contents of tensors."""
+def encode_tensors(tensors: Sequence[Tensor], most_bytes: int, what: str) -> tuple[list[Described], list[Buffer]]:
+    """Return descriptions and contents of tensors. Raises TooLargeError, before anything is copied.
+
+    `what`: the message's subject, if their contents have more than `most_bytes`.
+    """
     described: list[Described] = []
-    contents = []
-    for tensor in tensors:
-        datatype, array = tensor.stored
+    contents: list[Buffer] = []
+    stored = [(tensor.name(), *tensor.stored) for tensor in tensors]
+    size_bytes = sum(size_of(array, most_bytes) for _, _, array in stored)
+    if size_bytes > most_bytes:
+        raise TooLargeError(f"{what} has {size_bytes} bytes, {most_bytes} are possible")
+    for name, datatype, array in stored:
         contents.append(content_of(array))
-        described.append((tensor.name(), datatype, list(array.shape), len(contents[-1])))
+        described.append((name, datatype, list(array.shape), len(contents[-1])))
     return described, contents
 
 
@@ -96,7 +111,9 @@ def decode_tensors(described: Sequence[Described], payload: memoryview, aligned:
     ]
 
 
-def encode_response(response: InferenceResponse | None, wanted: Sequence[str], check: OutputCheck) -> Encoded:
+def encode_response(
+    response: InferenceResponse | None, wanted: Sequence[str], check: OutputCheck, most_bytes: int
+) -> Encoded:
     """Return a response to a request that wants these outputs. Raises TritonModelException. None: an empty one."""
     if response is None:
         return Encoded({}, [])
@@ -106,19 +123,23 @@ def encode_response(response: InferenceResponse | None, wanted: Sequence[str], c
     if error is not None:
         return encode_error(error)
     outputs = check.checked(response.output_tensors())
-    described, contents = encode_tensors([tensor for tensor in outputs if tensor.name() in wanted])
+    what, parameters = f"the answer of model '{check.model_name}'", response.parameters()
+    described, contents = encode_tensors([each for each in outputs if each.name() in wanted], most_bytes, what)
+    if len(parameters) > MAX_TEXT_BYTES:
+        raise TooLargeError(f"{what} has parameters of {len(parameters)} bytes, {MAX_TEXT_BYTES} are possible")
     header: dict[str, Any] = {"outputs": described}
-    if response.parameters() != "{}":
-        header["parameters"] = json.loads(response.parameters())
+    if parameters != "{}":
+        header["parameters"] = json.loads(parameters)
     return Encoded(header, contents)
 
 
 def encode_error(error: Exception, where: str = "") -> Encoded:
     """Return the response that says what an exception says."""
     if isinstance(error, TritonError):
-        return Encoded({"error": (ERROR_CODES[error.code()], error.message())}, [])
+        return Encoded({"error": (ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS])}, [])
     text = str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
-    return Encoded({"error": ("INTERNAL", f"{where}{text}")}, [])
+    code = TOO_LARGE if isinstance(error, TooLargeError) else "INTERNAL"
+    return Encoded({"error": (code, f"{where}{text}"[:MAX_ERROR_CHARACTERS])}, [])
 
 
 def decode_response(header: Mapping[str, Any], payload: memoryview) -> InferenceResponse:
@@ -139,6 +160,7 @@ class Responder:
     def __init__(self, about: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool) -> None:
         self.wanted: list[str] = about["wanted"]
         self.room_bytes: int = about["room_bytes"]
+        self.most_bytes: int = about["most_bytes"]
         self._request: InferenceRequest | None = InferenceRequest(
             about.get("id", ""),
             about.get("correlation_id", 0),
@@ -164,12 +186,17 @@ class Responder:
         return request
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response. Raises TritonModelException, and nothing is sent."""
+        """Send a response. Raises TritonModelException, and nothing is sent; one that is too large ends the request."""
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"flags are {flags}, expected 0 or TRITONSERVER_RESPONSE_COMPLETE_FINAL")
         if response is None and not (flags and self._is_stream):
             raise TritonModelException("a response is None: that only ends a request of a decoupled model")
-        self._put(encode_response(response, self.wanted, self._check), bool(flags) or not self._is_stream)
+        try:
+            encoded = encode_response(response, self.wanted, self._check, self.most_bytes)
+        except TooLargeError as error:
+            self.fail(encode_error(error))
+            raise
+        self._put(encoded, bool(flags) or not self._is_stream)
 
     def fail(self, error: Encoded) -> None:
         """End the request by an error, unless it has ended."""

@@ -501,7 +501,11 @@ class Host:
         execution = _execution.get() or self._latest()
         if execution is None:
             raise pb_utils.TritonModelException("a request to another model needs a request in progress")
-        described, contents = encode_tensors(request.inputs())
+        described, contents = encode_tensors(
+            request.inputs(),
+            execution.responders[0].most_bytes,
+            f"the request to model '{request.model_name()}'",
+        )
         header = {
             "infer": next(self._numbers),
             "model": request.model_name(),

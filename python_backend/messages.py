@@ -1,8 +1,9 @@
 """Messages between an instance of a Python model and its callers: workers and front ends, over a Unix stream socket.
 
 A message is 16 bytes (sizes of header and payload, little endian), a header in JSON, and a payload: the contents of
-tensors, one after the other. A descriptor may come along with it. Tensors that a worker sends or gets lie in shared
-memory instead, each at a multiple of 64 bytes, in the order of the header.
+tensors, one after the other. A payload that is too large is refused by its size, before it arrives. A descriptor may
+come along with a message. Tensors that a worker sends or gets lie in shared memory instead, each at a multiple of 64
+bytes, in the order of the header.
 
 | sender | header | meaning |
 |---|---|---|
@@ -18,7 +19,7 @@ memory instead, each at a multiple of 64 bytes, in the order of the header.
 | instance | a response, `final` | one response to the front end's request |
 
 A request has `inputs`, a response `outputs`: lists of (name, datatype, shape, bytes of contents). A response may have
-`error`: (code, message), where codes are Triton's.
+`error`: (code, message), where codes are Triton's, or RESOURCE_EXHAUSTED where the answer would be too large.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ Buffer = Union[bytes, bytearray, memoryview]  # noqa: UP007 - Python 3.9
 Described = tuple[str, str, Sequence[int], int]  # of a tensor: name, datatype, shape, bytes of its contents
 
 
+class PayloadTooLargeError(ValueError):
+    """A message whose payload is not read: it has `size_bytes`."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"a payload of {size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
 class Message(NamedTuple):
     """One message. `descriptor`: -1 if none came along."""
 
@@ -61,10 +70,14 @@ class Message(NamedTuple):
 
 
 class Connection:
-    """One end of a socket. Any thread may send; one calls `receive`, or any number `receive_now`."""
+    """One end of a socket. Any thread may send; one calls `receive`, or any number `receive_now`.
 
-    def __init__(self, connected: socket.socket) -> None:
+    `most_bytes`: of a payload that it receives.
+    """
+
+    def __init__(self, connected: socket.socket, most_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self._socket = connected
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._receiving = threading.Lock()
 
@@ -110,8 +123,10 @@ class Connection:
 
     def _rest(self, prefix: bytes, descriptor: int) -> Message:
         header_bytes, payload_bytes = PREFIX.unpack(prefix)
-        if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        if header_bytes > MAX_HEADER_BYTES:
             raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
+        if payload_bytes > self._most_bytes:
+            raise PayloadTooLargeError(payload_bytes)
         header = json.loads(bytes(self._read(header_bytes)))
         if not isinstance(header, dict):
             raise ValueError("a message whose header is no object")

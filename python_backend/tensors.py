@@ -67,6 +67,21 @@ def array_of(datatype: str, shape: Sequence[int], content: memoryview) -> Any:
     return np.frombuffer(content, np.uint16 if datatype == BF16 else DATATYPES[datatype][1]).reshape(shape).copy()
 
 
+def size_of(array: Any, enough_bytes: int) -> int:
+    """Return how many bytes the contents of an array have. Strings are counted until there are enough.
+
+    Texts count a byte a character: their contents may have more.
+    """
+    if array.dtype.kind not in "OSU":
+        return int(array.nbytes)
+    size_bytes = 0
+    for element in array.flat:
+        size_bytes += _LENGTH.size + (len(element) if isinstance(element, (bytes, str)) else len(str(element)))
+        if size_bytes > enough_bytes:
+            break
+    return size_bytes
+
+
 def content_of(array: Any) -> Any:
     """Return the contents of an array, without a copy where that is possible."""
     if array.dtype.kind in "OSU":

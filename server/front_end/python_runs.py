@@ -19,10 +19,11 @@ import grpc
 
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.python_backend.messages import Connection, Message, is_same_user
+from gangway.python_backend.messages import Connection, Message, PayloadTooLargeError, is_same_user
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, InnerCall, InnerStream, RequestClock, failure, no_room
 from gangway.server.models.settings import Terms
+from gangway.server.requests.codecs import MAX_ANSWER_BYTES
 from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
 
@@ -69,7 +70,7 @@ class LeftRun:
             self._socket = socket.socket(socket.AF_UNIX)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
-        self._connection = Connection(self._socket)
+        self._connection = Connection(self._socket, MAX_ANSWER_BYTES)
         try:
             self._socket.settimeout(CONNECT_TIMEOUT_S)
             self._socket.connect(left.address)
@@ -127,6 +128,8 @@ class LeftRun:
             return self._connection.receive()
         except TimeoutError:
             raise failure(self._codec.model.name, self._clock.status_at_end, 0) from None
+        except PayloadTooLargeError as error:
+            raise self._codec.too_large(error.size_bytes) from error
         except (EOFError, OSError, ValueError) as error:
             raise self._error or self._lost() from error
 

@@ -12,6 +12,7 @@ import grpc
 from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.messages import ERROR_CODES
 from gangway.server.errors import RequestError
 from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequencePosition
@@ -45,8 +46,9 @@ STATUS: Final[Mapping[str, grpc.StatusCode]] = {
     "UNSUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
     "ALREADY_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
     "CANCELLED": grpc.StatusCode.CANCELLED,
+    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,  # an answer that is too large: no code of Triton's
 }
-CODES: Final[Mapping[grpc.StatusCode, str]] = {code: name for name, code in STATUS.items()}
+CODES: Final[Mapping[grpc.StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
 MAX_TEMPLATES: Final = 64
 ANY_INSTANCE: Final = -1
 _NOTHING: Final = ((), 0)
@@ -97,7 +99,8 @@ class PythonCodec:
 
     @property
     def _request(self) -> Mapping[str, Any]:
-        return {**self.about, "wanted": [tensor.name for tensor in self.outputs]}
+        wanted = [tensor.name for tensor in self.outputs]
+        return {**self.about, "wanted": wanted, "most_bytes": MAX_ANSWER_BYTES}
 
     @cached_property
     def _without_id(self) -> bytes:
@@ -193,10 +196,7 @@ class PythonCodec:
         """
         total_bytes = sum(len(content) for _, content in outputs.values())
         if total_bytes > MAX_ANSWER_BYTES:
-            message = (
-                f"the answer of model '{self.model.name}' has {total_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
-            )
-            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            raise self.too_large(total_bytes)
         answered, tensors = [], [memoryview(b"")] * len(self.model.outputs)
         for tensor in self.outputs:
             if tensor.name not in outputs:
@@ -215,6 +215,11 @@ class PythonCodec:
                 set_parameter(more.parameters[key], value)
             response += more.SerializeToString()
         return response
+
+    def too_large(self, size_bytes: int) -> RequestError:
+        """Return the error of an answer that cannot be sent."""
+        message = f"the answer of model '{self.model.name}' has {size_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
+        return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
     def _template(self, answered: Sequence[Answered]) -> ResponseTemplate:
         key = tuple((tensor.index, shape, size_bytes) for tensor, shape, size_bytes, _ in answered)

@@ -72,7 +72,12 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def run(worker: Instance, core: int) -> dict[str, Any]:
     """Have it execute a request on a core; return the outcome."""
     x = np.arange(SIZE, dtype=np.float32)
-    about = {"inputs": [("x", "FP32", [SIZE], x.nbytes)], "wanted": ["y"], "room_bytes": 2 * x.nbytes}
+    about = {
+        "inputs": [("x", "FP32", [SIZE], x.nbytes)],
+        "wanted": ["y"],
+        "room_bytes": 2 * x.nbytes,
+        "most_bytes": 1 << 20,
+    }
     (outcome,) = worker.ask({"run": [about], "core": core}, [memoryview(x).cast("B")], TIMEOUT_S)["done"]
     if "outputs" in outcome:
         assert np.array_equal(np.frombuffer(worker.memory[: x.nbytes], np.float32), x)

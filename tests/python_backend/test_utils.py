@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
         {"name": "s", "data_type": "TYPE_STRING", "dims": [6], "reshape": {"shape": [2, 3]}},
     ],
 }
-ABOUT: dict[str, Any] = {"wanted": ["y"], "room_bytes": 1 << 20}
+ABOUT: dict[str, Any] = {"wanted": ["y"], "room_bytes": 1 << 20, "most_bytes": 1 << 20}
 
 
 @pytest.mark.parametrize("name", DATATYPES)
@@ -29,7 +29,7 @@ def test_tensors_survive_the_way(name: str, shape: tuple[int, ...]) -> None:
     _, dtype = DATATYPES[name]
     array: Any = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     array = array.astype(str).astype(object) if name == "BYTES" else array.astype(dtype)
-    described, contents = encode_tensors([pb_utils.Tensor("t", array), pb_utils.Tensor("u", array)])
+    described, contents = encode_tensors([pb_utils.Tensor("t", array), pb_utils.Tensor("u", array)], 1 << 20, "it")
     for tensor in decode_tensors(described, memoryview(b"".join(map(bytes, contents))), aligned=False):
         got = tensor.as_numpy()
         assert got.shape == shape
