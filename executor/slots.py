@@ -34,12 +34,12 @@ NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits 
 
 _ASKED, _ASKED_AT = SLOT.reading(
     "model_id", "rows", "priority", "arrival_ns", "deadline_ns",
-    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "compound", "rejects_late", "max_queue",
-    "by_bell",
+    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "compound", "queue_end_ns", "rejects_late",
+    "max_queue", "delays", "by_bell",
 )  # fmt: skip
 _TERMS, _TERMS_AT = SLOT.reading(
     "cancel", "attempts", "model_id", "rows", "priority", "arrival_ns", "deadline_ns", "limit_ns", "join_key",
-    "compound", "rejects_late", "max_queue",
+    "compound", "queue_end_ns", "rejects_late", "max_queue", "delays",
 )  # fmt: skip
 _OUTCOME, _OUTCOME_AT = SLOT.reading(
     "attempts", "ranks", "arrival_ns", "compute_start_ns", "compute_end_ns",
@@ -113,6 +113,7 @@ class SlotRequest(NamedTuple):
     with the same key may be executed together, and none with NEVER_JOINED in it. `compound`: the compound task that it
     is a member of (`compound_number`); it is decided about, whatever else could begin without a decision. `places_at`:
     where in the io segment offsets are written that the slot has no room for (`places_bytes`), a multiple of 8 bytes.
+    `queue_end_ns`: if it has not been started by then it is refused (LATE), or, if it `delays`, goes behind others.
     """
 
     model_id: int
@@ -130,6 +131,8 @@ class SlotRequest(NamedTuple):
     join_key: int = 0
     compound: int = 0
     places_at: int = 0
+    queue_end_ns: int = 0
+    delays: bool = False
 
 
 class SlotTerms(NamedTuple):
@@ -145,6 +148,8 @@ class SlotTerms(NamedTuple):
     max_queue: int
     join_key: int = 0
     compound: int = 0
+    queue_end_ns: int = 0
+    delays: bool = False
     cancelled: bool = False  # no client waits for the answer
     attempts: int = 0  # how often it has been started
 
@@ -286,7 +291,7 @@ class SlotTable:
         """Read the request's fields; INLINE_PLACES offsets each, unused ones are anything."""
         base = slot * SLOT_BYTES
         model_id, rows, priority, arrival_ns, deadline_ns, *rest = _ASKED.unpack_from(self._view, base + _ASKED_AT)
-        *frames, limit_ns, join_key, compound, late, max_queue, by_bell = rest
+        *frames, limit_ns, join_key, compound, queue_end_ns, late, max_queue, delays, by_bell = rest
         return SlotRequest(
             model_id,
             rows,
@@ -302,15 +307,17 @@ class SlotTable:
             by_bell != 0,
             join_key,
             compound,
+            queue_end_ns=queue_end_ns,
+            delays=delays != 0,
         )
 
     def terms(self, slot: int) -> SlotTerms:
         """Read what scheduling needs of the request's fields."""
-        cancelled, attempts, *what, join_key, compound, rejects_late, max_queue = _TERMS.unpack_from(
-            self._view, slot * SLOT_BYTES + _TERMS_AT
+        cancelled, attempts, *what, join_key, compound, queue_end_ns, rejects_late, max_queue, delays = (
+            _TERMS.unpack_from(self._view, slot * SLOT_BYTES + _TERMS_AT)
         )
         model_id, rows, priority, arrival_ns, deadline_ns, limit_ns = what
-        policy = (rejects_late != 0, max_queue, join_key, compound)
+        policy = (rejects_late != 0, max_queue, join_key, compound, queue_end_ns, delays != 0)
         return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, *policy, cancelled != 0, attempts)
 
     def see(self, slot: int, generation: int) -> bool:

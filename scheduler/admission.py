@@ -3,17 +3,22 @@
 | rule | who is refused | when |
 |---|---|---|
 | full queue | the newcomer | as many requests of its model and class wait as its queue policy allows |
+| queue's end | a request that has not begun | it has waited as long as its queue policy allows |
 | certainly late | a request that `rejects_late` | now > its deadline - the least time that its rest takes |
 | crowded | certainly late ones, then best effort | waiting requests take more than 7/8 of a front end's slots |
 | late backlog | late ones, and best effort beside them | more late work waits than the machine does in two seconds |
 
 Of late ones the oldest go first, of best effort the newest, so that the old ones are answered; lower classes go before
-higher ones. No request that has begun is refused, but by the second rule. Times are microseconds.
+higher ones. No request that has begun is refused, but by the third rule. Times are microseconds.
+
+The least time is an estimate. Where it is all that speaks against requests, and none of the model has run for a while,
+one of them is served all the same: runs correct the estimate.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.gangs import GangTable
@@ -25,6 +30,8 @@ from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.units import Piece, Unit
 from gangway.scheduler.waiting import WaitingGroup
+
+PROBE_US: Final = 5e6  # an estimate that refuses is trusted for so long without a run
 
 
 def certain_from_us(query: Query, model: ModelProfile, core_count: int, layer: int | None = None) -> float | None:
@@ -139,11 +146,13 @@ class Admission:
         self._workers = workers
         self._models = models
         self._config = config
+        self._trusted_us: dict[int, float] = {}  # by model: since when its estimate refuses, or when it was probed
 
     @property
     def next_us(self) -> float | None:
-        """When `refuse_late` has something to do, at the earliest."""
-        return self._requests.late.next_us
+        """When `refuse_late` or `end_waiting` has something to do, at the earliest."""
+        moments = (self._requests.late.next_us, self._requests.queue_ends.next_us)
+        return min((at_us for at_us in moments if at_us is not None), default=None)
 
     def arrived(self, request: Request) -> None:
         """A request has just been queued: refuse it if its queue was full, or others if slots run out."""
@@ -183,6 +192,17 @@ class Admission:
             if at_us is not None:
                 self._requests.late.set(request.query.query_id, at_us)
 
+    def end_waiting(self, now_us: float) -> None:
+        """Refuse what has waited in the queue for as long as its policy allows, or let it wait behind others."""
+        for number in self._requests.queue_ends.due(now_us):
+            request = self._requests.get(number)
+            if request is None or request.dropped or request.running:
+                continue
+            if request.delays:
+                self._requests.delay(request, now_us)
+            else:
+                self._drop(request, SlotStatus.LATE)
+
     def refuse_late(self, now_us: float) -> None:
         """Refuse what is certain to be late by now, waiting or running; look again later at what has got further."""
         for number in self._requests.late.due(now_us):
@@ -191,9 +211,21 @@ class Admission:
                 continue
             at_us = self._certain_from_us(request)
             if at_us is not None and now_us > at_us:
-                self._drop(request, SlotStatus.LATE)
+                if not self._is_probe(request, now_us):
+                    self._drop(request, SlotStatus.LATE)
             elif at_us is not None:
                 self._requests.late.set(number, at_us)
+
+    def _is_probe(self, request: Request, now_us: float) -> bool:
+        """Whether to serve a request that only an estimate says is late."""
+        deadline_us, model_id = request.query.deadline_us, request.query.model_id
+        if request.running or deadline_us is None or now_us > deadline_us:
+            return False
+        since_us = max(self._trusted_us.setdefault(model_id, now_us), self._models.ran_us(model_id))
+        if now_us - since_us < PROBE_US:
+            return False
+        self._trusted_us[model_id] = now_us
+        return True
 
     def _certain_from_us(self, request: Request) -> float | None:
         """Return from when on one of its pieces is certain to be late; None without a deadline."""
@@ -215,4 +247,5 @@ class Admission:
         layer = gang.shared.position()[1] if gang is not None and gang.outstanding else None
         at_us = certain_from_us(query, profile, self._workers.in_service, layer)
         assert at_us is not None
-        return at_us
+        share = self._models.least_share(unit.query.model_id, self._workers.in_service)
+        return request.deadline_us - share * (request.deadline_us - at_us)

@@ -169,7 +169,7 @@ class Execution:
         self._accounts.completed_without_gang(spec.name, spec.layers, start.versions)
         profile = self._models.profiles.get(spec.model_id)
         self.times.completed_without_gang(profile, start, completed.joined_ns, completed.end_ns)
-        self._models.ran(spec.model_id, (completed.end_ns - completed.joined_ns) / 1e3)
+        self._models.ran(spec.model_id, (completed.end_ns - completed.joined_ns) / 1e3, completed.end_ns / 1e3)
         self._policy.finished(query, completed.end_ns / 1e3)
 
     # -- ends
@@ -245,7 +245,7 @@ class Execution:
         else:
             self._leave(unit, requests)
             if kind == PhaseKind.END and not unit.query.next_layer:
-                self._models.ran(unit.query.model_id, (turned_ns - gang.joined_ns) / 1e3)
+                self._models.ran(unit.query.model_id, (turned_ns - gang.joined_ns) / 1e3, turned_ns / 1e3)
             if kind == PhaseKind.END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
 

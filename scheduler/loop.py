@@ -201,6 +201,7 @@ class LiveScheduler:
         now_us = _now_us()
         self.requests.expire(now_us, self._execution.drop)
         self._admission.refuse_late(now_us)
+        self._admission.end_waiting(now_us)
         self._dispatcher.dispatch(now_us)
         if now_us >= self._housekeeping_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
             self._keep_house(now_us)

@@ -1,6 +1,7 @@
 """The models that the scheduler knows, from LoadModel to ModelUnloaded, and their profiles."""
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,6 +184,7 @@ class ModelTable:
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
         self._misjudged: Counter[int] = Counter()  # runs in succession
+        self._runs: dict[int, tuple[float, float]] = {}  # by model: when the last run ended, and the shortest time
         self._in_bf16 = {} if in_bf16 is None else in_bf16
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
@@ -263,8 +265,9 @@ class ModelTable:
             bf16_id=self._in_bf16.get(model_id, -1),
         )
 
-    def ran(self, model_id: int, run_us: float) -> None:
-        """Note how long a request took from its first layer to its last."""
+    def ran(self, model_id: int, run_us: float, ended_us: float = 0.0) -> None:
+        """Note how long a request took from its first layer to its last, and when that ended."""
+        self._runs[model_id] = ended_us, min(run_us, self._runs.get(model_id, (0.0, math.inf))[1])
         known = self._profiles.get(model_id)
         if known is None or not is_misjudged(known, run_us):
             self._misjudged.pop(model_id, None)
@@ -276,6 +279,16 @@ class ModelTable:
             if seen.max_ranks != known.max_ranks:  # there is another core
                 self.changes += 1
                 self._profiles[model_id] = seen
+
+    def ran_us(self, model_id: int) -> float:
+        """Return when a request to a model has run, the last time; 0: none has."""
+        return self._runs.get(model_id, (0.0,))[0]
+
+    def least_share(self, model_id: int, cores: int) -> float:
+        """Return the share of the least time of one row on so many cores that a request has needed, 1 at most."""
+        profile, (_, least_us) = self._profiles.get(model_id), self._runs.get(model_id, (0.0, math.inf))
+        expected_us = profile.fastest_us(0, cores) if profile is not None else 0.0
+        return min(1.0, least_us / expected_us) if expected_us else 1.0
 
     def restrict(self, model: Model, alone: bool) -> None:
         """Let only one query of a model be under way at a time, or as many as its limits allow."""
@@ -294,6 +307,7 @@ class ModelTable:
         self._review()
         self._profiles.pop(model.spec.model_id, None)
         self._misjudged.pop(model.spec.model_id, None)
+        self._runs.pop(model.spec.model_id, None)
 
     def remove(self, model: Model) -> None:
         """Forget it."""

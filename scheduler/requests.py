@@ -27,7 +27,8 @@ class Request:
     `units`: those of it that have not ended. `piece_count`: of how many pieces it consists. `running`: its slot is
     RUNNING, else SUBMITTED. `dropped`: it is to end with `drop_status`; what has not begun of it is gone, what has
     begun ends with its unit. After `expires_us` nobody waits for the answer. It is refused if `max_queue` others like
-    it wait (0: any number may). `crashes`: workers that ended by what they computed of it, or of a batch with it.
+    it wait (0: any number may). If it has not begun by `queue_end_us` it is refused, or goes behind others (`delays`).
+    `crashes`: workers that ended by what they computed of it, or of a batch with it.
     `asked_id`: the model that its client asked for; its query's may be the same in bf16.
     """
 
@@ -38,6 +39,8 @@ class Request:
     generation: int
     expires_us: float | None = None
     max_queue: int = 0
+    queue_end_us: float | None = None
+    delays: bool = False
     units: list[Unit] = field(default_factory=list)
     piece_count: int = 1
     running: bool = False
@@ -64,6 +67,7 @@ class RequestTable:
         self._in_bf16 = in_bf16
         self.waiting = UnitQueue()
         self.late = Timers()  # when to look whether a request has become certain to be late
+        self.queue_ends = Timers()  # when a request has waited long enough to begin
         self._expiries = Timers()  # when nobody waits for an answer any more
         self._by_slot: dict[tuple[int, int, int], Request] = {}
         self._by_number: dict[int, Request] = {}
@@ -110,8 +114,12 @@ class RequestTable:
             fp32_id=-1 if in_bf16 is None else terms.model_id,
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
-        request = Request(query, terms.model_id, front_end, slot, generation, expires_us, terms.max_queue)
+        queue_end_us = terms.queue_end_ns / 1e3 if terms.queue_end_ns and not terms.attempts else None
+        queue = (terms.max_queue, queue_end_us, terms.delays)
+        request = Request(query, terms.model_id, front_end, slot, generation, expires_us, *queue)
         self._enter(request)
+        if queue_end_us is not None:
+            self.queue_ends.set(request.number, queue_end_us)
         self._queue_whole(request)
         self._queued.add(request)
         self._watch_expiry(request)
@@ -350,6 +358,13 @@ class RequestTable:
         request.units = [unit]
         self.waiting.add(unit)
 
+    def delay(self, request: Request, now_us: float) -> None:
+        """Let a request that has not begun go behind those that are in time: it counts as late from now on."""
+        request.query = replace(request.query, deadline_us=now_us)
+        for unit in request.units:
+            if unit in self.waiting and not unit.query.formed:
+                self.waiting.update(unit, replace(unit.query, deadline_us=now_us))
+
     def _queue_piece(self, request: Request, piece: Piece, unit: Unit) -> None:
         """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""
         if request.piece_count == 1:
@@ -393,6 +408,7 @@ class RequestTable:
             if batch is not None and batch.leader_id is None:
                 batch.leader_id = request.number
             request.running = True
+            self.queue_ends.discard(request.number)
             self._queued.remove(request)
         return running
 
@@ -415,6 +431,7 @@ class RequestTable:
         del self._by_number[number]
         self._expiries.discard(number)
         self.late.discard(number)
+        self.queue_ends.discard(number)
         if not request.running:
             self._queued.remove(request)
 

@@ -149,6 +149,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, limit_ns, )                                                                                               \
     FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \
     FIELD(uint64_t, compound, ) /* of the compound task that it is a member of; 0: of none */                                 \
+    FIELD(uint64_t, queue_end_ns, ) /* it waits no longer to be started; 0: as long as it takes */                            \
     FIELD(_Atomic uint32_t, blocks, ) /* this and `versions`: what the scheduler began, then what leases did beyond that */   \
     FIELD(uint32_t, conflicts, )                                                                                              \
     FIELD(uint32_t, preemptions, )                                                                                            \
@@ -156,6 +157,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint32_t, bf16, )             /* 1: it is computed in bf16, and the model is there in fp32, too */                  \
     FIELD(uint32_t, rejects_late, )                                                                                           \
     FIELD(uint32_t, max_queue, )                                                                                              \
+    FIELD(uint32_t, delays, ) /* then it goes behind others; else it is refused */                                            \
     FIELD(_Atomic uint32_t, by_bell, ) /* the answer rings the table's bell; no thread waits for it alone */                  \
     FIELD(_Atomic uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
     FIELD(uint32_t, batch_rows, )      /* of the batch that it was executed in */                                             \

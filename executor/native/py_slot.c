@@ -68,12 +68,12 @@ static bool read_places(const Py_buffer *buffer, PyObject *places, _Atomic uint6
 /* What a front end asks for: the fields of Python's SlotRequest, in its order. Nothing is known of an answer. */
 static bool fill(const Py_buffer *buffer, struct slot *slot, PyObject *request) {
     unsigned int model_id, rows, max_queue;
-    int priority, rejects_late, by_bell;
-    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key, compound, list_at;
+    int priority, rejects_late, by_bell, delays;
+    unsigned long long arrival_ns, deadline_ns, input_bytes, output_bytes, limit_ns, join_key, compound, list_at, queue_end_ns;
     PyObject *inputs, *outputs;
-    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpKKK", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+    if (!PyArg_ParseTuple(request, "IIO!O!iKK(KK)KpIpKKKKp", &model_id, &rows, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                           &priority, &arrival_ns, &deadline_ns, &input_bytes, &output_bytes, &limit_ns, &rejects_late, &max_queue,
-                          &by_bell, &join_key, &compound, &list_at)) {
+                          &by_bell, &join_key, &compound, &list_at, &queue_end_ns, &delays)) {
         return false;
     }
     if (!read_places(buffer, inputs, slot->input_offset, &list_at)) return false;
@@ -86,6 +86,7 @@ static bool fill(const Py_buffer *buffer, struct slot *slot, PyObject *request) 
     slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
     slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
     slot->join_key = join_key, slot->compound = compound, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
+    slot->queue_end_ns = queue_end_ns, slot->delays = (uint32_t)delays;
     atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
     return true;
 }

@@ -367,9 +367,10 @@ class StepRun(ModelRun):
         clock: RequestClock,
         begin_ns: int,
         watch: ShapeWatch,
+        timeout_us: int,
     ) -> None:
-        max_queue = step.model.policies.terms(0, 0, None).max_queue  # that is for its own queue policy to say
-        super().__init__(step.model, codec.shapes, max_queue, clock, begin_ns, watch)
+        queue = step.model.policies.terms(timeout_us, 0, None)  # that is for its own queue policy to say
+        super().__init__(step.model, codec.shapes, queue, clock, begin_ns, watch)
         self.index = index
         self.step = step
         self.codec = codec
@@ -448,7 +449,7 @@ class EnsembleRun:
         with self._lock:
             left, self._running = self._running, []
         for running in left:
-            running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.max_queue), had_target=False)
+            running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue), had_target=False)
             self._close(running.prepared)
         self._tensors.clear()
 
@@ -491,7 +492,7 @@ class EnsembleRun:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
-        return StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch)
+        return StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch, self._terms.timeout_us)
 
     def _submit(self, running: StepRun, compound: int = 0, last: bool = True) -> None:
         """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""

@@ -15,6 +15,7 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, invalid
 from gangway.server.messages import FirstAnswer, ShapeWanted
 from gangway.server.models.served import ServedModel
+from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.admission import OVERLOADED
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
@@ -223,7 +224,7 @@ class ModelRun:
 
     Instants are CLOCK_MONOTONIC in nanoseconds, 0 until they are known. `begin_ns`: the request has come, or the last
     input of a step is there. `submitted_ns`: the scheduler has it. `finished_ns`: the front end knows that it is
-    computed. `end_ns`: the answer is made, or the next steps can begin. `max_queue`: of its queue policy.
+    computed. `end_ns`: the answer is made, or the next steps can begin. `queue`: what its model's queue policy says.
     """
 
     submitted_ns = finished_ns = end_ns = 0
@@ -231,11 +232,11 @@ class ModelRun:
     is_whole = True  # the outcome is that of all that was computed
 
     def __init__(
-        self, model: ServedModel, shapes: Shapes, max_queue: int, clock: RequestClock, begin_ns: int, watch: ShapeWatch
+        self, model: ServedModel, shapes: Shapes, queue: Terms, clock: RequestClock, begin_ns: int, watch: ShapeWatch
     ) -> None:
         self.model = model
         self.shapes = shapes
-        self.max_queue = max_queue
+        self.queue = queue
         self.clock = clock
         self.begin_ns = begin_ns
         self.watch = watch
@@ -251,7 +252,7 @@ class ModelRun:
         last: bool = True,
     ) -> None:
         """Hand it to the scheduler. Raises RequestError (UNAVAILABLE)."""
-        clock = self.clock
+        clock, queue = self.clock, self.queue
         self.submitted_ns = time.monotonic_ns()
         try:
             submission.submit(
@@ -260,10 +261,12 @@ class ModelRun:
                 clock.arrival_ns,
                 clock.limit_ns,
                 rejects_late,
-                self.max_queue,
+                queue.max_queue,
                 by_bell,
                 compound=compound,
                 last=last,
+                queue_end_ns=self.submitted_ns + queue.queue_us * 1000 if queue.queue_us else 0,
+                delays=queue.delays,
             )
         except PoolExhaustedError as error:
             raise no_room(error) from error
@@ -275,11 +278,11 @@ class ModelRun:
             _log.warning(
                 "%s: onnxruntime could not execute a request: %s", self.model.name, outcome.reason, extra=OFTEN
             )
-        return failure(self.model.name, status, self.max_queue, outcome.reason)
+        return failure(self.model.name, status, self.queue.max_queue, outcome.reason)
 
     def expired(self) -> RequestError:
         """Return the error for a run that has not ended by `clock.end_ns`."""
-        return failure(self.model.name, self.clock.status_at_end, self.max_queue)
+        return failure(self.model.name, self.clock.status_at_end, self.queue.max_queue)
 
     def succeeded(self, outcome: SlotOutcome) -> None:
         """Count a run that has ended well, at `end_ns`."""

@@ -136,7 +136,7 @@ class ClientRequest(ModelRun):
         self.inner = call.call if isinstance(call, InnerStream) else call if isinstance(call, InnerCall) else None
         if self.inner is not None and self.inner.clock.deadline_ns:
             clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
-        super().__init__(plan.model, plan.shapes, plan.terms.max_queue, clock, arrival_ns, resources.watch)
+        super().__init__(plan.model, plan.shapes, plan.terms, clock, arrival_ns, resources.watch)
         self._resources = resources
         self.plan = plan
         self.request_id = self.response_id = request_id

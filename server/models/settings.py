@@ -305,24 +305,28 @@ LATE_ACTIONS = {"serve": False, "reject": True}
 USUAL_LEVEL = 2  # of models that declare no levels: 1 goes before it, 3 and more go after it
 MAX_CLASS = 2**31 - 1  # as a slot can hold
 MAX_QUEUE = 2**32 - 1
+MAX_QUEUE_US = 600 * 10**6  # no request waits longer for anything
 
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """What becomes of a model's requests, or of those of one priority level. Times are microseconds, 0 is none."""
+    """What becomes of a model's requests, or of those of one priority level. Times are microseconds, 0 is none.
+
+    `timeout_us`: a request waits no longer in the queue. `allows_timeout`: its own `timeout` may be less than that.
+    `rejects_late`: it is refused then, and once it is certain to miss its deadline; else it is served later.
+    """
 
     timeout_us: int = 0
-    allows_timeout: bool = True  # a request's own `timeout` counts
+    allows_timeout: bool = False
     rejects_late: bool = False
     max_queue: int = 0  # requests that may wait; 0: any number
 
     @classmethod
     def of(cls, config: ModelQueuePolicy) -> "QueuePolicy":
         """Return a policy that is written in a configuration: REJECT is what Triton means by an empty one."""
-        timeout_us = config.default_timeout_microseconds
         return cls(
-            timeout_us=timeout_us,
-            allows_timeout=config.allow_timeout_override or not timeout_us,  # there may be nothing to override
+            timeout_us=config.default_timeout_microseconds,
+            allows_timeout=config.allow_timeout_override,
             rejects_late=config.timeout_action == ModelQueuePolicy.REJECT,
             max_queue=config.max_queue_size,
         )
@@ -330,13 +334,24 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class Terms:
-    """How one request is treated. `target_us`: from arrival to answer, 0: none. `by_client`: the client has set it."""
+    """How one request is treated. `target_us`: from arrival to answer, 0: none. `by_client`: the client has set it.
+
+    `queue_us`: from the hand-over to the start of its computation, at most; 0: as long as it takes. `timeout_us`: the
+    request's own `timeout`, whatever that means to its model.
+    """
 
     target_us: float
     priority: int  # class, across all models: lower ones go first, 0 is normal
     rejects_late: bool
     max_queue: int
     by_client: bool = False
+    queue_us: int = 0
+    timeout_us: int = field(default=0, compare=False)
+
+    @property
+    def delays(self) -> bool:
+        """Whether a request that has waited for so long goes behind others; else it is refused."""
+        return not self.rejects_late
 
 
 @dataclass(frozen=True)
@@ -368,18 +383,22 @@ class QueuePolicies:
     def terms(self, timeout_us: int, level: int, qos_us: float | None) -> Terms:
         """Return what holds for a request with these parameters (0: not given) to a model with this target.
 
-        Levels below the lowest one count as that.
+        Levels below the lowest one count as that. A request's timeout is one of the queue where the policy has such or
+        lets requests set them; else it is a deadline.
         """
         level = min(level or self.default_level, self.levels or MAX_CLASS)
         policy = self.by_level.get(level, self.default)
-        stated_us = min((limit for limit in (qos_us or 0, policy.timeout_us) if limit), default=0)
-        by_client = policy.allows_timeout and timeout_us > 0 and (not stated_us or timeout_us < stated_us)
+        queues = policy.timeout_us > 0 or policy.allows_timeout
+        limits_us = (policy.timeout_us, timeout_us if policy.allows_timeout else 0)
+        by_client = not queues and timeout_us > 0 and (not qos_us or timeout_us < qos_us)
         return Terms(
-            target_us=timeout_us if by_client else stated_us,
+            target_us=timeout_us if by_client else qos_us or 0,
             priority=level - self.default_level,
             rejects_late=policy.rejects_late,
             max_queue=policy.max_queue,
             by_client=by_client,
+            queue_us=min((limit for limit in limits_us if 0 < limit < MAX_QUEUE_US), default=0),
+            timeout_us=timeout_us,
         )
 
 

@@ -434,6 +434,8 @@ class Submission:
         alone: bool = False,
         compound: int = 0,
         last: bool = True,
+        queue_end_ns: int = 0,
+        delays: bool = False,
     ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
@@ -462,10 +464,12 @@ class Submission:
                 NEVER_JOINED if alone or compound else self.layout.join_key,
                 compound,
                 block + placement.places_at,
+                queue_end_ns,
+                delays,
             ),
         )
         self._generation = slots.submit(self._slot)
-        can_wait = priority >= 0 and not (deadline_ns or max_queue)
+        can_wait = priority >= 0 and not (deadline_ns or max_queue or queue_end_ns)
         if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait, last):
             slots.finish(self._slot, self._generation, SlotStatus.UNAVAILABLE)
             raise PoolExhaustedError("the scheduler's queue is full")

@@ -113,6 +113,65 @@ def test_a_late_query_that_was_stopped_is_refused_while_it_waits(scripted):
     assert scripted.script.seen[-1].free_leases == scripted.script.seen[0].free_leases
 
 
+def test_what_has_waited_too_long_is_refused(scripted):
+    """Only waiting counts: what has begun in time may take as long as it takes."""
+    scripted.script.answer = run_one
+    begun = scripted.request(task_us=3000, queue_end_ns=in_ms(100))
+    scripted.await_running(begun)
+    begin_ns = time.monotonic_ns()
+    refused = scripted.request(queue_end_ns=in_ms(30))
+    patient = scripted.request(queue_end_ns=in_ms(60_000))
+    assert scripted.outcome(refused).status is SlotStatus.LATE
+    assert time.monotonic_ns() - begin_ns >= 30e6
+    assert not executed(refused)
+    assert [scripted.outcome(request).status for request in (begun, patient)] == [SlotStatus.OK] * 2
+
+
+def test_what_was_stopped_does_not_wait_in_the_queue(scripted):
+    scripted.script.answer = run_one
+    begun = scripted.request(task_us=1500, queue_end_ns=in_ms(150))
+    scripted.await_running(begun)
+    query_id = scripted.script.seen[-1].waiting[0].query_id
+    scripted.script.answer = lambda snapshot: [Stop(query_id)] if snapshot.running else []
+    scripted.ask()
+    scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
+    other = scripted.request(queue_end_ns=in_ms(200))
+    assert scripted.outcome(other).status is SlotStatus.LATE, "whose time was up later"
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert scripted.outcome(begun).status is SlotStatus.OK
+
+
+def test_what_has_waited_too_long_may_go_behind_others(scripted):
+    delayed = scripted.request(queue_end_ns=in_ms(20), delays=True)
+
+    def is_late(snapshot):
+        return any(query.deadline_us and query.deadline_us <= snapshot.now_us for query in snapshot.waiting)
+
+    scripted.until(lambda: scripted.ask() or any(map(is_late, list(scripted.script.seen))))
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert scripted.outcome(delayed).status is SlotStatus.OK
+
+
+def test_an_estimate_does_not_refuse_for_ever(scripted):
+    """One request is served although the estimate says that it is late; its run shows the estimate to be wrong."""
+    scripted.tell(SetProfile(7, isolated_us=1e6))
+
+    def ask():
+        with scripted.request(deadline_ns=in_ms(500), rejects_late=True) as request:
+            return scripted.outcome(request).status
+
+    assert ask() is SlotStatus.LATE, "nobody runs it, whatever is known"
+    scripted.script.answer = run_all
+    begin_s = time.monotonic()
+    while (status := ask()) is SlotStatus.LATE:
+        assert time.monotonic() < begin_s + 30
+    assert status is SlotStatus.OK
+    assert time.monotonic() > begin_s + 1, "it was trusted for a while"
+    assert [ask() for _ in range(20)] == [SlotStatus.OK] * 20
+
+
 def test_a_policy_may_refuse_only_what_rejects_late(scripted):
     scripted.script.answer = lambda snapshot: [Reject(query.query_id) for query in snapshot.waiting]
     patient = scripted.request()
@@ -129,8 +188,9 @@ def test_a_successor_refuses_what_its_predecessor_would_have(server):
     server.await_running(running)
     refused = server.request(deadline_ns=in_ms(300), rejects_late=True)
     patient = server.request(deadline_ns=in_ms(300))
+    impatient = server.request(queue_end_ns=in_ms(300))
     server.kill_scheduler()
-    assert server.outcome(refused).status is SlotStatus.LATE
+    assert [server.outcome(request).status for request in (refused, impatient)] == [SlotStatus.LATE] * 2
     assert [server.outcome(request).status for request in (running, patient)] == [SlotStatus.OK] * 2
 
 

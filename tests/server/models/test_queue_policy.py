@@ -33,13 +33,26 @@ def test_a_written_policy_refuses_as_triton_s_default_is() -> None:
     assert delaying.terms(9, 0, None) == Terms(9, 0, False, 4, by_client=True)
 
 
-@pytest.mark.parametrize(("allowed", "target_us"), [("true", 300), ("false", 500)])
-def test_a_default_timeout_may_be_shortened_if_that_is_allowed(allowed: str, target_us: int) -> None:
+@pytest.mark.parametrize(("allowed", "queue_us"), [("true", 300), ("false", 500)])
+def test_a_default_timeout_may_be_shortened_if_that_is_allowed(allowed: str, queue_us: int) -> None:
+    """It is one of the queue, and makes no deadline."""
     written = f"default_timeout_microseconds: 500 allow_timeout_override: {allowed}"
     some = policies(f"dynamic_batching {{ default_queue_policy {{ {written} }} }}")
-    assert some.terms(0, 0, None).target_us == 500
-    assert some.terms(300, 0, None).target_us == target_us
-    assert some.terms(800, 0, None).target_us == 500
+    assert [some.terms(timeout_us, 0, None).queue_us for timeout_us in (0, 300, 800)] == [500, queue_us, 500]
+    assert [some.terms(timeout_us, 0, 900.5).target_us for timeout_us in (0, 300, 800)] == [900.5] * 3
+    assert not some.terms(300, 0, None).by_client
+
+
+def test_requests_may_set_a_timeout_of_the_queue_where_there_is_none() -> None:
+    some = policies("dynamic_batching { default_queue_policy { allow_timeout_override: true timeout_action: DELAY } }")
+    terms = some.terms(700, 0, None)
+    assert (terms.target_us, terms.queue_us, terms.delays) == (0, 700, True)
+    assert some.terms(0, 0, None) == Terms(0, 0, False, 0)
+
+
+def test_a_timeout_that_no_request_can_reach_is_none() -> None:
+    written = f"default_timeout_microseconds: {2**64 - 1}"
+    assert policies(f"dynamic_batching {{ default_queue_policy {{ {written} }} }}").terms(0, 0, None).queue_us == 0
 
 
 def test_parameters_go_before_the_policy() -> None:

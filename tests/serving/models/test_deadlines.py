@@ -30,7 +30,7 @@ HIGH, LOW = 1, 3
 SHORT_US, LONG_US = 100, 5000  # of a task of `heavy`: 48 ms and 2.4 s of computing, a layer a fortieth of it
 QOS = 'parameters { key: "qos_ms" value { string_value: "3x" } }'
 HEAVY = """max_batch_size: 8 dynamic_batching { priority_levels: 3 default_priority_level: 2
-    priority_queue_policy { key: 3 value { timeout_action: REJECT allow_timeout_override: true } } }"""  # level 3
+    priority_queue_policy { key: 3 value { timeout_action: REJECT } } }"""  # of level 3
 MODELS = {
     "plain": ("mobilenetv2", "dynamic_batching { default_queue_policy { timeout_action: DELAY max_queue_size: 4 } }"),
     "strict": ("mobilenetv2", 'parameters { key: "late" value { string_value: "reject" } }' + QOS),

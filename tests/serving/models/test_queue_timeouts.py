@@ -1,0 +1,223 @@
+"""Queue policies with timeouts, as Triton has them: they bound the time in the queue, never that of computing.
+
+How long a request computes stands in it. Each model has one instance, so that a second request waits.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from tests.conftest import CompiledZoo
+from tests.helpers import ensemble_configs, python_models
+from tests.helpers.python_models import inputs_of
+from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
+
+TIMEOUT_S = 60
+QUEUE_S, COMPUTE_S = 0.3, 1.2  # the longest wait; what a request takes that keeps others waiting
+REJECTED = "Request timeout expired for model '{}'"
+ONE = "instance_group { count: 1 kind: KIND_CPU }"
+SLEEPS = """
+    def execute(self, requests):
+        import time
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            time.sleep(float(x.ravel()[0]))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return responses
+"""
+
+
+def policy(action: str = "REJECT", timeout_us: int = int(QUEUE_S * 1e6), more: str = "") -> str:
+    return f"timeout_action: {action} default_timeout_microseconds: {timeout_us} {more}"
+
+
+def batching(default: str, more: str = "") -> str:
+    return f"dynamic_batching {{ default_queue_policy {{ {default} }} {more} }} {ONE}"
+
+
+OVERRIDE = "allow_timeout_override: true"
+LEVELS = (
+    f"priority_levels: 2 default_priority_level: 1 priority_queue_policy {{ key: 2 value {{ {policy('REJECT')} }} }}"
+)
+CONFIGS = {
+    "rejects": batching(policy()),
+    "delays": batching(policy("DELAY")),
+    "overrides": batching(policy(timeout_us=int(TIMEOUT_S * 1e6), more=OVERRIDE)),
+    "asks": batching(policy(timeout_us=0, more=OVERRIDE)),
+    "levels": batching(policy(timeout_us=0), LEVELS),
+}
+ALONE = batching(policy())  # of a model without max_batch_size
+KINDS = ("heavy", "python")
+
+
+@dataclass(frozen=True)
+class Served:
+    server: LiveServer
+    client: triton.InferenceServerClient
+
+    def infer(self, name: str, seconds: float, **more: Any) -> Any:
+        return self.client.infer(name, inputs(name, seconds), client_timeout=TIMEOUT_S, **more)
+
+    def send(self, name: str, seconds: float, **more: Any) -> "Future[Any]":
+        """Send a request; the future is that of its answer."""
+        answer: Future[Any] = Future()
+
+        def done(result: Any, error: InferenceServerException | None) -> None:
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        self.client.async_infer(name, inputs(name, seconds), callback=done, **more)
+        return answer
+
+    def occupy(self, name: str) -> "Future[Any]":
+        """Send a request that computes for longer than others may wait, and return when it does."""
+        assert not self.server.busy_slots()
+        answer = self.send(name, COMPUTE_S)
+        end = time.monotonic() + TIMEOUT_S
+        while not self.server.busy_slots(running=True):
+            assert time.monotonic() < end
+        return answer
+
+    def failures(self, name: str, reason: str) -> float:
+        return Scraped(self.server).scrape()("nv_inference_request_failure", model=name, reason=reason)
+
+
+def inputs(name: str, seconds: float) -> list[triton.InferInput]:
+    if name.startswith("heavy"):
+        tensor = triton.InferInput("orders", [1, 16], "INT32")
+        tensor.set_data_from_numpy(orders_of(1, seconds * 2e6 / (SERVED_LAYERS * TASKS)))
+        return [tensor]
+    batched = name.startswith("python") and name != "python_alone"
+    return inputs_of({"x": np.full((1, 1) if batched else (1,), seconds, np.float32)})
+
+
+@pytest.fixture(scope="module")
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("queues")
+    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
+    for name, config in CONFIGS.items():
+        save_served(repository, f"heavy_{name}", cache_dir, f"max_batch_size: 8 {config}")
+        written = python_models.config_of("x:FP32:1", "y:FP32:1", 4, config)
+        python_models.write(repository, f"python_{name}", SLEEPS, written)
+    python_models.write(repository, "python_alone", SLEEPS, python_models.config_of("x:FP32:1", "y:FP32:1", 0, ALONE))
+    steps = [("python_alone", "x=x", "y=y")]
+    ensemble_configs.write(repository, "ensemble", ensemble_configs.config_of("x:FP32:1", "y:FP32:1", steps, batch=0))
+    with (
+        live_server(repository, [f"--cache-dir={cache_dir}"]) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        yield Served(server, client)
+
+
+@pytest.mark.parametrize("name", ["heavy_rejects", "python_rejects", "python_alone"])
+def test_waiting_is_bounded_and_computing_is_not(served: Served, name: str) -> None:
+    """A first request computes four times as long as a second one may wait. Afterwards nothing is refused."""
+    for _ in range(2):
+        before = served.failures(name, "REJECTED")
+        first = served.occupy(name)
+        begin_s = time.monotonic()
+        with pytest.raises(InferenceServerException, match=REJECTED.format(name)) as caught:
+            served.infer(name, 0)
+        waited_s = time.monotonic() - begin_s
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        assert waited_s >= QUEUE_S
+        assert not first.done(), "it was refused while it waited"
+        first.result(TIMEOUT_S)
+        served.infer(name, 0)
+        served.infer(name, COMPUTE_S)
+        assert served.failures(name, "REJECTED") == before + 1
+    (model,) = served.client.get_inference_statistics(name).model_stats
+    assert model.inference_stats.fail.count == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_queue_is_shed(served: Served, kind: str) -> None:
+    """Requests that come at once: those whose turn comes in time are answered, and the server goes on."""
+    name = f"{kind}_rejects"
+    with ThreadPoolExecutor(24) as pool:
+        gate = threading.Barrier(24)
+
+        def ask(_: int) -> bool:
+            gate.wait()
+            try:
+                served.infer(name, QUEUE_S / 3)
+            except InferenceServerException as error:
+                assert REJECTED.format(name) in str(error)
+                return False
+            return True
+
+        answered = list(pool.map(ask, range(24)))
+    assert 0 < sum(answered) < 24
+    served.infer(name, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_may_wait_behind_others_instead(served: Served, kind: str) -> None:
+    name = f"{kind}_delays"
+    first = served.occupy(name)
+    others = [served.send(name, 0) for _ in range(3)]
+    for answer in (first, *others):
+        answer.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["overrides", "asks"])
+def test_a_request_s_own_timeout(served: Served, kind: str, name: str) -> None:
+    """It may be shorter than the policy's, or be the only one; it bounds the time in the queue, too."""
+    name = f"{kind}_{name}"
+    served.infer(name, COMPUTE_S, timeout=int(QUEUE_S * 1e6))
+    first = served.occupy(name)
+    patient, long = served.send(name, 0), served.send(name, 0, timeout=int(4 * TIMEOUT_S * 1e6))
+    with pytest.raises(InferenceServerException, match=REJECTED.format(name)):
+        served.infer(name, 0, timeout=int(QUEUE_S * 1e6))
+    assert not first.done()
+    for answer in (first, patient, long):
+        answer.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_timeout_that_may_not_be_overridden(served: Served, kind: str) -> None:
+    served.infer(f"{kind}_rejects", COMPUTE_S, timeout=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_level_has_its_own(served: Served, kind: str) -> None:
+    name = f"{kind}_levels"
+    first = served.occupy(name)
+    urgent = served.send(name, 0, priority=1)
+    with pytest.raises(InferenceServerException, match=REJECTED.format(name)):
+        served.infer(name, 0, priority=2)
+    assert not first.done()
+    first.result(TIMEOUT_S)
+    urgent.result(TIMEOUT_S)
+
+
+def test_steps_of_ensembles_and_http(served: Served) -> None:
+    """A step waits for its model as others do."""
+    first = served.occupy("ensemble")
+    with pytest.raises(InferenceServerException, match=REJECTED.format("python_alone")) as caught:
+        served.infer("ensemble", 0)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    tensor = triton_http.InferInput("x", [1], "FP32")
+    tensor.set_data_from_numpy(np.zeros(1, np.float32))
+    with (
+        triton_http.InferenceServerClient(served.server.http_url, network_timeout=TIMEOUT_S) as client,
+        pytest.raises(InferenceServerException, match=REJECTED.format("python_alone")),
+    ):
+        client.infer("python_alone", [tensor])
+    assert not first.done()
+    first.result(TIMEOUT_S)
