@@ -120,7 +120,9 @@ class Dispatcher:
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
         waiting = self._requests.queries
-        running = execution.gangs.running(now_us)
+        running: Sequence[RunningBlock] = execution.gangs.running(now_us)
+        if self._models.any_unloading:  # no policy knows these models; what runs of them keeps its cores to its end
+            running = [block for block in running if block.query.model_id in self._models.profiles]
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
             self._space_decisions(now_us, time.monotonic_ns() / 1e3)

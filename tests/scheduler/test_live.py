@@ -191,6 +191,20 @@ def test_unloading_gives_memory_back(server):
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
+@pytest.mark.parametrize("server", ["gangway"], indirect=True)
+def test_others_wait_for_the_cores_of_a_model_that_is_unloaded(server):
+    server.tell(replace(server.specs[0], model_id=8, max_ranks=1))
+    assert server.expect(slow.ModelLoaded).model_id == 8
+    running = server.request(hang=1, model_id=8)
+    server.await_gang(1)
+    server.tell(slow.UnloadModel(8))
+    others = [server.request() for _ in range(8)]
+    assert {server.outcome(other).status for other in others} == {SlotStatus.OK}
+    server.hurry(running)
+    assert server.outcome(running).status is SlotStatus.OK
+    assert server.expect(slow.ModelUnloaded).model_id == 8
+
+
 def test_a_model_that_cannot_be_loaded(server):
     server.tell(slow.LoadModel(8, "absent", "00" * 32, 1, 1, 64, 1))
     failed = server.expect(slow.ModelFailed)
