@@ -1,7 +1,7 @@
-"""Write the tables of the reference that the code knows: commands, flags, fields, metrics, routes.
+"""Write the tables that the code knows: commands, flags, fields, metrics, routes, the life of a model.
 
 `python -m docs.generate` (part of `make docs`) writes them between the marks `<!-- generated: NAME -->` and
-`<!-- end -->` of docs/reference/*.md. `tests/docs/test_reference.py` fails while a page is out of date.
+`<!-- end -->` of `pages()`. `tests/docs/test_reference.py` fails while a page is out of date.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from gangway.server.options.command_line import (
     make_parser,
 )
 from gangway.server.options.endpoints import MetricsOptions
+from gangway.server.supervisor.model_life import TRANSITIONS
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -217,6 +218,15 @@ def routes() -> Iterator[str]:
         raise ValueError(f"no path for {missing}")
 
 
+def transitions() -> Iterator[str]:
+    """Yield what may become of a model's version."""
+    yield "| from | to | when |"
+    yield "|---|---|---|"
+    for before, all_after in TRANSITIONS.items():
+        for after, why in all_after.items():
+            yield f"| {before.name} | {after.name} | {why} |"
+
+
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
@@ -227,6 +237,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "Triton's metrics": lambda: metrics(_of_triton),
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
+    "transitions": transitions,
 }
 
 
@@ -242,7 +253,7 @@ def _table(name: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return sorted(REFERENCE.glob("*.md"))
+    return [*sorted(REFERENCE.glob("*.md")), DOCS / "explanation" / "model-life.md"]
 
 
 def main() -> int:

@@ -117,6 +117,12 @@ class ModelRemoved:
     version: int
 
 
+def is_of_use(message: ModelReady | ModelUnavailable | ModelRemoved) -> bool:
+    """Whether news are of a version that is served, or should be: they end what was said about the model as a whole."""
+    is_wanted = isinstance(message, ModelReady) or (isinstance(message, ModelUnavailable) and message.is_missed)
+    return is_wanted and message.version != WHOLE_MODEL
+
+
 @dataclass(frozen=True)
 class ModelPresence:
     """Whether anybody can answer for a Python model with this number. `reason`: why not; empty: somebody can.

@@ -24,6 +24,7 @@ from gangway.server.messages import (
     ModelUnavailable,
     VariantGone,
     VariantReady,
+    is_of_use,
 )
 from gangway.server.models.config import is_batching_off, is_ensemble
 from gangway.server.models.sequences import SequenceTensors
@@ -248,8 +249,9 @@ class Models:
     def updated(
         self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
     ) -> "Models":
-        """Return the set after one more message. News of a version ends what was said about the model as a whole."""
-        entries = {key: entry for key, entry in self.entries.items() if key != (message.name, WHOLE_MODEL)}
+        """Return the set after one more message. A version of use ends what was said about the model as a whole."""
+        ended = (message.name, WHOLE_MODEL) if is_of_use(message) else None
+        entries = {key: entry for key, entry in self.entries.items() if key != ended}
         key = (message.name, message.version)
         if isinstance(message, ModelReady):
             entries[key] = ServedModel.of(message, make_statistics)
@@ -338,7 +340,7 @@ class Models:
             if not usable and all(_is_unloaded(entry) for entry in known.values()):
                 message = f"Request for unknown model: '{name}' has no available versions"
                 raise RequestError(grpc.StatusCode.NOT_FOUND, message)
-            entry = usable[-1] if usable else known[max(known)]
+            entry = usable[-1] if usable else known.get(WHOLE_MODEL, known[max(known)])
         elif number in known:
             entry = known[number]
         else:

@@ -35,6 +35,7 @@ from gangway.server.repository.repository import (
     read_only_one,
 )
 from gangway.server.supervisor.announcements import Announcements
+from gangway.server.supervisor.model_life import State, state_of
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +102,6 @@ class ModelControl:
             for entry in entries:
                 if isinstance(entry, ModelVersion):
                     self._models.announce_loading(entry)
-                else:
-                    self._models.refuse(entry)
         versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
         await self._loader.look_up(versions)
         for name, entries in found.items():
@@ -170,7 +169,7 @@ class ModelControl:
         """Unload a model that no repository has any more, and forget it."""
         async with self._locks.hold(name):
             self._ensembles.unloaded(name)
-            self._models.withdraw(name)
+            self._models.withdraw(name, reason="")
             self._models.forget(name)
 
     def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
@@ -232,7 +231,7 @@ class ModelControl:
         If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
         """
         models = self._models
-        before = models.of(name)
+        before, broken_before = models.of(name), models.broken_of(name)
         wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
         failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
         self._ensembles.want(name, wanted)
@@ -246,26 +245,27 @@ class ModelControl:
                 failures.append(BrokenModel(name, entry.version, str(error)))
             except BaseException:
                 models.drop(loaded)
+                models.give_up(name)
                 raise
             if not before:
                 models.serve(loaded)
         if failures and before:
             models.drop(loaded)
-            models.keep(before, failures, wanted)
+            models.keep(name, before, failures)
             self._ensembles.want(name, [model.entry for model in before.values()])
             return failures
         models.serve(loaded)
         for version in before.keys() - {entry.version for entry in wanted}:
             models.withdraw(name, version)
+        models.repaired(broken_before, failures)
         models.note(failures)
-        models.repaired(name, failures)
         return failures
 
     async def _load(self, entry: ModelVersion) -> LoadedModel:
-        if entry.is_ensemble:
-            return self._ensembles.load(entry)
         if entry.version not in self._models.of(entry.name):
             self._models.announce_loading(entry)
+        if entry.is_ensemble:
+            return self._ensembles.load(entry)
         return await self._loader.load(entry)
 
     async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> bool:
@@ -391,6 +391,10 @@ class ServedModels:
         """Return what is served of one model, by version."""
         return dict(self._served.get(name, {}))
 
+    def broken_of(self, name: str) -> list[BrokenModel]:
+        """Return what cannot be served of one model."""
+        return [broken for (known, _), broken in self._broken.items() if known == name]
+
     # -- what is served
 
     def serve(self, loaded: list[LoadedModel]) -> None:
@@ -424,7 +428,10 @@ class ServedModels:
             changed += self.ensembles.measured(model.entry.name)
 
     def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
-        """Give one version of a model, or all, to no further request; `reason` is what clients are told afterwards."""
+        """Give one version of a model, or all, to no further request.
+
+        `reason`: what clients are told afterwards; empty: nothing, since no repository has it.
+        """
         versions = self._served.get(name, {})
         for number in [version] if version is not None else list(versions):
             model = versions.pop(number, None)
@@ -468,49 +475,56 @@ class ServedModels:
     # -- what is not
 
     def announce_loading(self, entry: ModelVersion) -> None:
-        """Say that a version is on its way."""
-        self._clients.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
+        """Say that a version is on its way, unless that is known."""
+        loading = ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING")
+        if self._clients.entries.get((entry.name, entry.version)) != loading:
+            self._clients.announce(loading)
+
+    def give_up(self, name: str) -> None:
+        """Say that what is on its way of a model is not loaded after all."""
+        for (known, version), entry in list(self._clients.entries.items()):
+            if known == name and state_of(entry) is State.LOADING:
+                self._clients.announce(ModelUnavailable(name, version, UNLOADED))
 
     def refuse(self, broken: BrokenModel) -> None:
         """Say of a version that cannot be served why."""
         which = "" if broken.is_whole else f", version {broken.version}"
         _log.error("model %s%s: not served: %s", broken.name, which, broken.reason)
         self._broken[broken.name, broken.version] = broken
-        reason = broken.reason[:MAX_REASON_CHARACTERS]
-        self._clients.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
+        self._clients.announce(_unavailable(broken))
 
     def note(self, failures: Iterable[BrokenModel]) -> None:
-        """Do the same for several, unless it has been said."""
+        """Do the same for several, unless clients know it: one that was on its way may fail as it has before."""
         for failure in failures:
-            if self._broken.get((failure.name, failure.version)) != failure:
+            if self._clients.entries.get((failure.name, failure.version)) != _unavailable(failure):
                 self.refuse(failure)
 
-    def keep(
-        self, before: Mapping[int, LoadedModel], failures: Sequence[BrokenModel], wanted: Sequence[ModelVersion]
-    ) -> None:
+    def keep(self, name: str, before: Mapping[int, LoadedModel], failures: Sequence[BrokenModel]) -> None:
         """A model has changed and cannot be loaded: what is served stays, and nothing else."""
-        for entry in wanted:
-            if entry.version not in before:
-                self._clients.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
         for failure in failures:
             _log.error(
                 "model %s: the new files cannot be loaded, so the loaded model stays: %s", failure.name, failure.reason
             )
             if not failure.is_whole and failure.version not in before:
                 self.refuse(failure)
+        self.give_up(name)
 
-    def repaired(self, name: str, failures: Sequence[BrokenModel]) -> None:
-        """Forget what was wrong with a model and, as `failures` say, is not any more."""
-        for key in [key for key, broken in self._broken.items() if key[0] == name and broken not in failures]:
-            del self._broken[key]
-            if key[1] not in self._served.get(name, {}):
-                self._clients.announce(ModelRemoved(*key))
+    def repaired(self, before: Sequence[BrokenModel], failures: Sequence[BrokenModel]) -> None:
+        """Forget what was wrong with a model `before` a load and, as `failures` say, is not any more.
+
+        What has failed meanwhile, in workers, stays known.
+        """
+        still = {failure.version for failure in failures}
+        for broken in before:
+            if self.is_refused(broken) and broken.version not in still:
+                del self._broken[broken.name, broken.version]
+                self._clients.announce(ModelRemoved(broken.name, broken.version))
 
     def forget_failures(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
         """Forget why a model failed that is not wanted any more. `ensembles`: its versions."""
         for entry in ensembles:
             known = self._clients.entries.get((name, entry.version))
-            if isinstance(known, ModelUnavailable) and known.state == "UNAVAILABLE":  # maybe for want of its models
+            if state_of(known) is State.UNLOADED:  # maybe for want of its models
                 self._clients.announce(ModelUnavailable(name, entry.version, UNLOADED))
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
@@ -521,8 +535,13 @@ class ServedModels:
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
         for (known, version), entry in list(self._clients.entries.items()):
-            if known == name and isinstance(entry, ModelUnavailable) and entry.state != "UNLOADING":
+            if known == name and state_of(entry) in (State.UNKNOWN, State.UNLOADED, State.FAILED):
                 self._clients.announce(ModelRemoved(name, version))
+
+
+def _unavailable(broken: BrokenModel) -> ModelUnavailable:
+    reason = broken.reason[:MAX_REASON_CHARACTERS]
+    return ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault)
 
 
 class FailedModels:
@@ -596,7 +615,8 @@ class ModelReleases:
     def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
         """Unload a model, which no further request gets, as soon as no request uses it.
 
-        `leaving`: what clients are told of it until then; afterwards it is `reason`. None: another one has its place.
+        `leaving`: what clients are told of it until then; afterwards it is `reason`, or that there is no such model.
+        None: another one has its place.
         """
         self._loader.withdrawn(model)
         task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
@@ -628,7 +648,7 @@ class ModelReleases:
         self.remove_unused(model.entry.override)
         _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
         if leaving is not None and self._clients.entries.get((name, version)) is leaving:
-            self._clients.announce(ModelUnavailable(name, version, reason))
+            self._clients.announce(ModelUnavailable(name, version, reason) if reason else ModelRemoved(name, version))
 
 
 class NameLocks:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from gangway.executor.logs import ALWAYS
 from gangway.server.messages import (
     WHOLE_MODEL,
     FrontEndMessage,
@@ -18,8 +19,10 @@ from gangway.server.messages import (
     ModelUnavailable,
     VariantGone,
     VariantReady,
+    is_of_use,
 )
 from gangway.server.statistics import MODELS, StatisticsTable
+from gangway.server.supervisor.model_life import TRANSITIONS, State, state_of
 
 ANY_VERSION = -1
 NO_ROW = -1  # front ends count in memory of their own
@@ -75,8 +78,11 @@ class Announcements:
     def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
         """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
         key = (message.name, message.version)
-        if message.version != WHOLE_MODEL:  # an entry without version stands only until there is a real one
-            self._models.pop((message.name, WHOLE_MODEL), None)
+        whole = self._models.get((message.name, WHOLE_MODEL))
+        if whole is not None and is_of_use(message):
+            self._note(ModelRemoved(message.name, WHOLE_MODEL))
+            del self._models[message.name, WHOLE_MODEL]
+        self._note(message)
         self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
         if isinstance(message, ModelReady):
             message = replace(message, statistics_row=self._rows.take(message.model_id))
@@ -94,6 +100,19 @@ class Announcements:
         else:
             self._absent.pop(model_id, None)
         self._send(message)
+
+    def _note(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+        """Log what becomes of a version. What the table does not know is a fault of the server, told and not hidden."""
+        before, after = state_of(self._models.get((message.name, message.version))), state_of(message)
+        which = "" if message.version == WHOLE_MODEL else f", version {message.version}"
+        reason = TRANSITIONS[before].get(after)
+        if reason is not None:
+            line = "model %s%s: %s -> %s: %s"
+            _log.debug(line, message.name, which, before.value, after.value, reason, extra=ALWAYS)
+        elif (before, after) != (State.ABSENT, State.ABSENT):
+            _log.error(
+                "model %s%s: %s after %s is a fault of the server", message.name, which, after.value, before.value
+            )
 
     def announce_target(self, ready: ModelReady) -> None:
         """Tell clients the latency target of a model that has been announced, and what follows from it."""

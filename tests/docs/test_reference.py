@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import chart, generate
+from docs import chart, generate, life_drawing
 from tests.test_rooms import ARROWS
 
 
@@ -22,6 +22,10 @@ def test_every_table_has_its_place() -> None:
 
 def test_the_chart_is_drawn_of_its_numbers() -> None:
     assert chart.PICTURE.read_text() == chart.svg(), "run python -m docs.chart"
+
+
+def test_the_life_of_a_model_is_drawn_of_its_table() -> None:
+    assert life_drawing.PICTURE.read_text() == life_drawing.svg(), "run python -m docs.life_drawing"
 
 
 def test_the_chart_has_the_numbers_of_the_measurements() -> None:
