@@ -417,8 +417,10 @@ class RepositoryMethods:
 def _check(repository: str, name: str) -> None:
     if repository:
         unsupported("'repository_name' specification is not supported")
-    if not name or len(name.encode()) > MAX_NAME_BYTES or "/" in name or not name.isprintable():
+    if not name.strip() or len(name.encode()) > MAX_NAME_BYTES or "/" in name or not name.isprintable():
         invalid(f"invalid model name '{name[:80]}': expected 1 to {MAX_NAME_BYTES} printable bytes without '/'")
+    if name.strip().startswith("."):
+        invalid(f"invalid model name '{name[:80]}': a name begins with no dot, as folders that are no models do")
 
 
 @contextlib.contextmanager

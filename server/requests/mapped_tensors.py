@@ -198,6 +198,8 @@ class MappedTensors(ExternalTensors):
         region = part.region
         if (region.registration.offset + part.offset) % alignment:
             return 0
+        if any(region.holes(part.offset, part.size_bytes)):
+            return 0
         mapped = self._held.get(region) or self._hold(region)
         return place_in_region(mapped.number, part.offset) if mapped else 0
 

@@ -1,11 +1,15 @@
 """Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
 
+Memory of a segment belongs to whoever touches it first. What a client has not touched (a hole) would become memory of
+the server. So holes are only filled as far as the memory budget allows, and no worker touches them.
+
 A client may shrink its segment at any time. Touching a mapping behind the end of a file is a SIGBUS, which kills a
 process that is not prepared for it. So regions are never mapped here. The kernel copies from and to their descriptors,
 and a segment that is too small is an error of that request. Workers are prepared, and may use large tensors in place
 (`mapped_tensors.py`).
 """
 
+import errno
 import os
 import stat
 import threading
@@ -17,6 +21,7 @@ from typing import Final, Protocol, TypeAlias
 
 import grpc
 
+from gangway.executor.memory_budget import memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.descriptors import max_regions
 from gangway.server.errors import RequestError, internal, invalid
@@ -39,6 +44,7 @@ FOLDER: Final = Path("/dev/shm")
 MAX_NAME_BYTES = 1024
 RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # reserved for servers; POSIX semaphores: no tensors
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
+_BLOCK_BYTES: Final = 512  # of stat
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,16 @@ class Region:
         end = self.registration.offset + self.registration.size_bytes
         return os.fstat(self.descriptor).st_size >= end
 
+    def holes(self, offset: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield where a range has no memory: begin and end in the file. One look at the file if it has no holes."""
+        status, begin = os.fstat(self.descriptor), self.registration.offset + offset
+        if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+            return
+        end = min(begin + size_bytes, status.st_size)
+        while begin < end and (hole := os.lseek(self.descriptor, begin, os.SEEK_HOLE)) < end:
+            begin = min(end, _next_data(self.descriptor, hole, end))
+            yield hole, begin
+
     def check(self, offset: int, size_bytes: int) -> None:
         """Raise RequestError (INVALID_ARGUMENT) unless the range lies within what was registered."""
         name = self.registration.name
@@ -101,12 +117,15 @@ class Region:
     def write(self, offset: int, content: memoryview) -> None:
         """Write `content` from `offset` on. Raises RequestError if the segment has become too small: it never grows.
 
-        Unless it is shrunk between the look at its size and the writing: then it gets its old size again.
+        Unless it is shrunk between the look at its size and the writing: then it gets its old size again. Raises
+        RequestError, too, if there is no memory for holes.
         """
         begin, done = self.registration.offset + offset, 0
         if os.fstat(self.descriptor).st_size < begin + len(content):
             self._refuse_shrunk(begin + len(content))
         try:
+            for hole, end in self.holes(offset, len(content)):
+                memory_budget().take(end - hole)
             while done < len(content):
                 done += os.pwrite(self.descriptor, content[done:], begin + done)
         except OSError as error:  # a sparse segment, and no memory left
@@ -119,6 +138,16 @@ class Region:
             f"shared memory region '{self.registration.name}' has shrunk since it was registered:"
             f" '{self.registration.key}' has {size_bytes} bytes, {needed_bytes} are needed"
         )
+
+
+def _next_data(descriptor: int, begin: int, end: int) -> int:
+    """Return where memory begins, from `begin` on; `end` if there is none."""
+    try:
+        return os.lseek(descriptor, begin, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return end
 
 
 NO_REGIONS: Final[Mapping[str, Region]] = {}

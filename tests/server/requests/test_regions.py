@@ -11,7 +11,11 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from gangway.artifact.host_limits import MemoryLimit
+from gangway.executor.memory_budget import MemoryBudget
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError
+from gangway.server.requests.regions import Regions, Registration
 from tests.helpers.client_segments import TENSOR_BYTES, A, B, Segments, inputs_in, outputs_in, values_in
 
 
@@ -122,6 +126,40 @@ def test_a_segment_that_has_shrunk(server: Any, segments: Segments) -> None:
     assert segments.path("out").stat().st_size == 0  # the server makes it no larger
     os.truncate(segments.path("out"), 4096)
     server.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
+
+
+def test_holes_count_when_answers_fill_them(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is written only holes are taken from the budget, which may have no room for them."""
+    page, taken = 4096, list[int]()
+    segments.create("sparse", 64 * page, register=False)
+    registry = Regions()
+    registry.register(Registration("sparse", segments.key("sparse"), page, 63 * page))
+    with registry.held(["sparse"]) as held:
+        region = held["sparse"]
+        assert list(region.holes(0, 3 * page)) == [(page, 4 * page)]
+        region.write(page, memoryview(b"x" * page))
+        assert list(region.holes(0, 3 * page)) == [(page, 2 * page), (3 * page, 4 * page)]
+        assert not list(region.holes(page, page))
+
+        class Counted(MemoryBudget):
+            def take(self, size_bytes: int) -> None:
+                taken.append(size_bytes)
+                super().take(size_bytes)
+
+        small = Counted(MemoryLimit(64 << 20, "a test"), lambda: 0)
+        monkeypatch.setattr("gangway.server.requests.regions.memory_budget", lambda: small)
+        region.write(page, memoryview(b"y" * page))
+        assert not taken
+        blocks = segments.path("sparse").stat().st_blocks
+        with pytest.raises(RequestError, match="cannot be written: the server's memory is full") as caught:
+            region.write(0, memoryview(bytes(63 * page)))
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert taken == [page]
+        assert segments.path("sparse").stat().st_blocks == blocks
+        view = memoryview(bytearray(2 * page))
+        region.read_into(0, view)
+        assert bytes(view) == bytes(page) + b"y" * page
+    registry.unregister("")
 
 
 def test_a_region_is_unregistered_while_a_request_uses_it(server: Any, segments: Segments) -> None:

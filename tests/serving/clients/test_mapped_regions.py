@@ -168,6 +168,24 @@ def test_where_tensors_may_begin(
     np.testing.assert_array_equal(answer.values, expected[ROWS])
 
 
+def test_nobody_touches_what_the_client_has_not(
+    client: triton.InferenceServerClient, make_segment: Any, images: Any, expected: Any
+) -> None:
+    """Holes are read as zeros, and stay holes: what the server touches would be its memory. Answers fill theirs."""
+    segment = make_segment(images)
+    segment.ask_in_place(2)
+    os.truncate(segment.path, 0)
+    os.truncate(segment.path, segment.size_bytes)
+    zeros = _by_message(client, np.zeros_like(images))
+    for in_place in (0, 1):  # of the output, which is written to memory from the second time on
+        answer = segment.ask()
+        assert answer.in_place == in_place
+        np.testing.assert_array_equal(answer.values, zeros)
+        assert segment.path.stat().st_blocks * 512 < OUTPUT_BYTES + 2 * 4096
+    shm.set_shared_memory_region(segment.handle, [images])
+    np.testing.assert_array_equal(segment.ask_in_place(2).values, expected[ROWS])
+
+
 def test_an_output_over_the_input(make_segment: Any, images: Any, expected: Any) -> None:
     segment = make_segment(images)
     segment.ask_in_place(2)

@@ -247,9 +247,13 @@ def test_parameters_of_the_wrong_type(served: Controlled) -> None:
     unload = pb.RepositoryModelUnloadRequest(model_name="first")
     unload.parameters["unload_dependents"].string_param = "yes"
     assert status_of(served.server, "RepositoryModelUnload", unload) is grpc.StatusCode.INVALID_ARGUMENT
-    for name in ("", "a/b", "x" * 2000):
+    for name in ("", " ", "a/b", "..", ".", ".hidden", " ..", "../a", "a\0b", "x" * 2000):
         load = pb.RepositoryModelLoadRequest(model_name=name)
         assert status_of(served.server, "RepositoryModelLoad", load) is grpc.StatusCode.INVALID_ARGUMENT
+        load.parameters["config"].string_param = "{}"
+        load.parameters["file:1/model.onnx"].bytes_param = adder(1)
+        assert status_of(served.server, "RepositoryModelLoad", load) is grpc.StatusCode.INVALID_ARGUMENT
+    assert served.uploads() == []
     elsewhere = pb.RepositoryModelLoadRequest(repository_name="r", model_name="first")
     assert status_of(served.server, "RepositoryModelLoad", elsewhere) is grpc.StatusCode.UNIMPLEMENTED
     assert served.added("first") == 1
