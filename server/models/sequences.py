@@ -263,7 +263,7 @@ class StateTensor:
 class SequenceTensors:
     """What of a model with sequences no client sees: inputs for controls and states, and what states begin with.
 
-    `controls` are in the order of the settings', `control_shape` is their shape.
+    `controls` are in the order of the settings', `control_shape` is their shape, but of scalars.
     """
 
     settings: SequenceSettings
@@ -286,15 +286,18 @@ class SequenceTensors:
         batch = config.max_batch_size > 0
         places = {spec.name: index for index, spec in enumerate(inputs)}
         results = {spec.name: index for index, spec in enumerate(outputs)}
-        controls = tuple(
-            Tensor(control.name, control.datatype, _shape(batch, (1,)), places[control.name])
-            for control in settings.controls
-        )
+        scalars = {spec.name for spec in inputs if not spec.shape}
+
+        def tensor_of(name: str, datatype: str, dims: tuple[int, ...]) -> Tensor:
+            shape = () if name in scalars else _shape(batch, dims)
+            return Tensor(name, datatype, shape, places[name], own_shape=None if shape else ())
+
+        controls = tuple(tensor_of(control.name, control.datatype, (1,)) for control in settings.controls)
         states = tuple(
             StateTensor(
-                Tensor(state.input_name, state.datatype, _shape(batch, state.initial_dims), places[state.input_name]),
+                tensor_of(state.input_name, state.datatype, state.initial_dims),
                 results[state.output_name],
-                (1, *state.initial_dims) if batch else state.initial_dims,
+                () if state.input_name in scalars else (1,) * batch + state.initial_dims,
                 _contents(state, files.get(state.input_name)),
             )
             for state in settings.states
@@ -321,7 +324,7 @@ def check_hidden(config: ModelConfig, inputs: Sequence[TensorSpec], outputs: Seq
     for control in settings.controls:
         where = f"sequence_batching: control input '{shortened(control.name)}'"
         spec = _find(known, control.name, control.datatype, where)
-        if (dims := spec.shape[batch:]) not in ((1,), (ANY,)):
+        if spec.shape and (dims := spec.shape[batch:]) not in ((1,), (ANY,)):
             raise ConfigError(f"{where} has dims {list(dims)} in the ONNX model, expected [1]")
     for state in settings.states:
         where = f"sequence_batching: state '{shortened(state.input_name)}'"
@@ -388,7 +391,7 @@ def _find(specs: Mapping[str, TensorSpec], name: str, datatype: str, where: str)
 
 def _check_dims(state: State, spec: TensorSpec, batch: bool, where: str) -> None:
     shape = spec.shape[batch:]
-    if not fits(state.dims, shape):
+    if not (fits(state.dims, shape) or (not spec.shape and set(state.dims) == {1})):
         raise ConfigError(
             f"{where}: dims are {list(state.dims)}, but the ONNX model has {list(shape)}"
             " (with max_batch_size > 0 the batch dimension is left out of both)"

@@ -308,7 +308,8 @@ def control_inputs(tensors: SequenceTensors, step: SequencePosition) -> list[Hid
     """Return the control inputs of a request."""
     contents = control_contents(tensors.settings, step)
     return [
-        (tensor, tensors.control_shape, content) for tensor, content in zip(tensors.controls, contents, strict=True)
+        (tensor, tensors.control_shape if tensor.shape else (), content)
+        for tensor, content in zip(tensors.controls, contents, strict=True)
     ]
 
 

@@ -95,6 +95,32 @@ def save_choice(repository: Path) -> None:
     )
 
 
+def save_counter(repository: Path) -> None:
+    """A scalar state that counts, from the start of a sequence on, which a scalar control tells."""
+    info, node = helper.make_tensor_value_info, helper.make_node
+    nodes = [
+        node("Constant", [], ["one"], value=helper.make_tensor("v", FLOAT, [], [1.0])),
+        node("Sub", ["one", "START"], ["goes_on"]),
+        node("Mul", ["n", "goes_on"], ["before"]),
+        node("Add", ["before", "one"], ["n_out"]),
+        node("Mul", ["x", "n_out"], ["y"]),
+    ]
+    given = [info("x", FLOAT, [4]), info("n", FLOAT, []), info("START", FLOAT, [])]
+    graph = helper.make_graph(nodes, "g", given, [info("y", FLOAT, [4]), info("n_out", FLOAT, [])])
+    folder = repository / "counter" / "1"
+    folder.mkdir(parents=True)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx"
+    )
+    (repository / "counter" / "config.pbtxt").write_text(
+        """input {name: "x" data_type: TYPE_FP32 dims: [4]} output {name: "y" data_type: TYPE_FP32 dims: [4]}
+        sequence_batching {
+            control_input {name: "START" control {kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1]}}
+            state {input_name: "n" output_name: "n_out" data_type: TYPE_FP32 dims: [1]}
+        }"""
+    )
+
+
 @dataclass(frozen=True)
 class Served:
     server: LiveServer
@@ -116,6 +142,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = word.format(group="input", name="word") + word.format(group="output", name="same")
     save(repository, "text_ones", FORMS["ones"] + words, foreign=True)
     save_choice(repository)
+    save_counter(repository)
     python_models.write(repository, "asks", ASKS)
     steps = [("ones", "x=x k=k", "y=z total=t"), ("none", "x=z k=t", "y=y total=total")]
     ensemble = ensemble_configs.config_of("x:FP32:4 k:FP32:1", "y:FP32:4 total:FP32:1", steps, batch=0)
@@ -168,6 +195,14 @@ def test_a_value_that_decides(served: Served) -> None:
             np.testing.assert_array_equal(answer["y"], X + more)
 
 
+def test_a_state_and_a_control(served: Served) -> None:
+    for sequence in (1, 2):
+        for step in (1, 2, 3):
+            flags = {"sequence_id": sequence, "sequence_start": step == 1, "sequence_end": step == 3}
+            result = served.client.infer("counter", inputs_of({"x": X}), client_timeout=60, **flags)
+            np.testing.assert_array_equal(result.as_numpy("y"), X * step)
+
+
 def test_steps_of_an_ensemble(served: Served) -> None:
     answer = served.infer("ensemble", {"x": X, "k": np.array([2], np.float32)})
     np.testing.assert_array_equal(answer["y"], X * 2 * 20)
@@ -201,7 +236,7 @@ def test_check_finds_nothing_to_mend(served: Served, capsys: pytest.CaptureFixtu
 
 def test_other_dims_of_a_scalar_are_refused(tmp_path: Path) -> None:
     save(tmp_path, "wrong", FORMS["ones"].replace('"k" data_type: TYPE_FP32 dims: [1]', '"k" dims: [2]'))
-    flags = ["--strict-readiness=false", f"--cache-dir={tmp_path / 'cache'}"]
+    flags = [f"--cache-dir={tmp_path / 'cache'}"]
     reason = r"input 'k': dims are \[2\], but the ONNX model has \[\]"
     with pytest.raises(RuntimeError, match=reason), live_server(tmp_path, flags):
         pass
