@@ -1,4 +1,4 @@
-"""What files hold, and which of them a model may name.
+"""What files hold, which of them a model may name, and how they grow.
 
 Digests of large files are computed by all cores this process may use: models have gigabytes, a start has seconds. A
 file is cut into pieces of PIECE_BYTES, the last of which may be shorter. Its *digest*, which tells a model from any
@@ -122,3 +122,26 @@ def _crc32(parts: Iterator[memoryview]) -> bytes:
     for part in parts:
         value = zlib.crc32(part, value)
     return value.to_bytes(4, "little")
+
+
+def append_whole(descriptor: int, content: bytes, tail: bytes = b"") -> None:
+    """Write `content` at the end of a file, over its last bytes, which are `tail`: whole, or not at all.
+
+    If it does not fit (no space, a limit of the file's size), the file is as it was. What is no file of a disk, such as
+    a pipe, gets the content alone. Raises OSError.
+    """
+    status = os.fstat(descriptor)
+    left = memoryview(content)
+    if not stat.S_ISREG(status.st_mode):
+        while left:
+            left = left[os.write(descriptor, left) :]
+        return
+    place = begin = status.st_size - len(tail)
+    try:
+        while left:
+            written = os.pwrite(descriptor, left, place)
+            place, left = place + written, left[written:]
+    except OSError:
+        os.ftruncate(descriptor, status.st_size)
+        os.pwrite(descriptor, tail, begin)  # over what is there, which takes no space
+        raise

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.artifact.files import append_whole
 from gangway.artifact.format import MANIFEST_FILE
 from gangway.artifact.weights import WEIGHTS_FOLDER
 
@@ -33,18 +34,17 @@ class UsedKeys:
     def __init__(self, root: Path) -> None:
         folder = root / USES_FOLDER
         folder.mkdir(mode=0o755, exist_ok=True)
-        self._file = (folder / f"{os.getpid()}-{time.time_ns()}").open("w")
+        self._file = (folder / f"{os.getpid()}-{time.time_ns()}").open("wb", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._keys: set[str] = set()
+        self._told = b""
 
     def tell(self, keys: Collection[str]) -> None:
-        """Replace what is told."""
+        """Replace what is told. Raises OSError, and what has been told before stays."""
         if self._keys != set(keys):
-            self._keys = set(keys)
-            self._file.seek(0)
-            self._file.write(json.dumps(sorted(keys)))
-            self._file.truncate()
-            self._file.flush()
+            told = json.dumps(sorted(keys)).encode().ljust(len(self._told))  # JSON may end with blanks
+            append_whole(self._file.fileno(), told, self._told)
+            self._keys, self._told = set(keys), told
 
     def close(self) -> None:
         """Use nothing any more."""

@@ -1,6 +1,5 @@
 """What is written down: counts of what scheduling did, why each decision was made, and which core did what."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from gangway.artifact.files import append_whole
 from gangway.artifact.precision import FP32
 from gangway.executor.control import TOLD_S, DecisionBlock
 from gangway.executor.messages import Left
@@ -136,13 +136,15 @@ def describe(
 class TraceWriter:
     """Writes a line per decision; a context manager. Lines reach the file when 64 KiB are full, or by `tick`.
 
-    A file that has reached its limit, or cannot be written any more, is left as it is: `dropped` counts. Raises OSError
-    when the file cannot be opened.
+    A file that has reached its limit is left as it is; lines that find no space on the disk are not written: `dropped`
+    counts. Raises OSError when the file cannot be opened.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.path = path
-        self._file = path.open("a", encoding="utf-8", buffering=BUFFER_BYTES)
+        self._file = path.open("ab", buffering=0)
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._left_bytes = limit_bytes - self._file.tell()
         self._flushed_us = 0.0
         self.dropped = 0
@@ -155,22 +157,27 @@ class TraceWriter:
     ) -> None:
         """Write what was decided on one snapshot, before it is carried out."""
         for decision in decisions:
-            line = json.dumps(describe(decision, snapshot, part_of), separators=(",", ":")) + "\n"
-            self._left_bytes -= len(line)
-            if self._left_bytes < 0 or not self._write(line):
+            line = (json.dumps(describe(decision, snapshot, part_of), separators=(",", ":")) + "\n").encode()
+            if len(line) > self._left_bytes:
                 self._left_bytes = 0
                 self.dropped += 1
+                continue
+            self._left_bytes -= len(line)
+            self._held.append(line)
+            self._held_bytes += len(line)
+        if self._held_bytes > BUFFER_BYTES:
+            self._flush()
 
     def tick(self, now_us: float) -> None:
         """Let everything be in the file, but not more often than once a second. To be called now and then."""
         if now_us - self._flushed_us > FLUSH_US:
             self._flushed_us = now_us
-            with contextlib.suppress(OSError):
-                self._file.flush()
+            self._flush()
 
     def close(self) -> None:
-        """Write the rest, if it can be written."""
-        with contextlib.suppress(OSError):
+        """Write the rest, if it can be written. Calling it again does nothing."""
+        if not self._file.closed:
+            self._flush()
             self._file.close()
 
     def __enter__(self) -> "TraceWriter":
@@ -181,12 +188,12 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _write(self, line: str) -> bool:
+    def _flush(self) -> None:
+        lines, self._held, self._held_bytes = self._held, [], 0
         try:
-            self._file.write(line)
+            append_whole(self._file.fileno(), b"".join(lines))
         except OSError:
-            return False
-        return True
+            self.dropped += len(lines)
 
 
 def _find(query_id: int | None, snapshot: Snapshot) -> Query | None:

@@ -6,10 +6,14 @@ work, coloured by model. Written as it comes, so that nothing grows.
 
 import json
 import logging
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+
+from gangway.artifact.files import append_whole
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +29,7 @@ COLOURS = (
     "cq_build_failed",
     "startup",
 )
+WRITE_CHARACTERS = 1 << 16
 _HEAD = '{"displayTimeUnit":"ms","traceEvents":[\n'
 
 
@@ -71,23 +76,24 @@ class Slice(NamedTuple):
 class TimelineWriter:
     """Writes slices to a file; a context manager. Memory does not grow with their number.
 
-    The file is valid JSON only when it has been closed. `limit`: later slices are counted, not written, as are all
-    when the disk is full. Raises OSError when the file cannot be made.
+    The file is valid JSON after each write, of 64 KiB, and when it has been closed. `limit`: later slices are counted,
+    not written, as are all when the disk is full. Raises OSError when the file cannot be made.
     """
 
     def __init__(self, path: Path, cores: int, limit: int = 1_000_000, title: str = "gangway") -> None:
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("wb", buffering=0)
         self._limit = limit
         self._colours: dict[str, str] = {}
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        self._held: list[str] = []
+        self._held_characters = self._held_slices = 0
+        self._tail = b""
         self.written = 0
         self.dropped = 0
-        self._file.write(_HEAD)
-        self._file.write(_event({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": title}}))
+        self._hold(_HEAD + _event({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": title}}))
         for core in range(cores):
-            self._file.write(",\n")
-            self._file.write(_event({**_row(core), "name": "thread_name", "args": {"name": f"core {core}"}}))
-            self._file.write(",\n")
-            self._file.write(_event({**_row(core), "name": "thread_sort_index", "args": {"sort_index": core}}))
+            self._hold(",\n" + _event({**_row(core), "name": "thread_name", "args": {"name": f"core {core}"}}))
+            self._hold(",\n" + _event({**_row(core), "name": "thread_sort_index", "args": {"sort_index": core}}))
 
     def add(self, core_slice: Slice) -> None:
         """Write one slice. A negative duration (clocks of two processes) counts as none."""
@@ -95,10 +101,8 @@ class TimelineWriter:
             self.dropped += 1
             return
         self.written += 1
-        try:
-            self._file.write(",\n" + _event(self._complete_event(core_slice)))
-        except OSError as error:
-            self._end(error)
+        self._held_slices += 1
+        self._hold(",\n" + _event(self._complete_event(core_slice)))
 
     def add_block(self, core_slice: Slice, cores: Sequence[int]) -> None:
         """Write the same slice for every core of a gang, by rank; the slice's own core, rank and ranks are void."""
@@ -106,18 +110,31 @@ class TimelineWriter:
             self.add(core_slice._replace(core=core, rank=rank, ranks=len(cores)))
 
     def close(self) -> None:
-        """Complete the file."""
+        """Complete the file. Calling it again does nothing."""
         if not self._file.closed:
-            try:
-                self._file.write(f'\n],"otherData":{{"written":{self.written},"dropped":{self.dropped}}}}}\n')
-                self._file.close()
-            except OSError as error:
-                self._end(error)
+            self._flush(ends=True)
+            self._file.close()
 
-    def _end(self, error: OSError) -> None:
-        """Write no more: whoever is watched goes on."""
-        self._limit = 0
-        _log.error("the timeline %s ends here, because it cannot be written: %s", self._file.name, error)
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._held_characters += len(text)
+        if self._held_characters >= WRITE_CHARACTERS:
+            self._flush()
+
+    def _flush(self, ends: bool = False) -> None:
+        """Write what is held, and the end of the list, which the next write replaces: in a pipe only the last one."""
+        tail = f'\n],"otherData":{{"written":{self.written},"dropped":{self.dropped}}}}}\n'.encode()
+        tail = tail if ends or self._is_regular else b""
+        try:
+            append_whole(self._file.fileno(), "".join(self._held).encode() + tail, self._tail)
+            self._tail = tail
+        except OSError as error:  # whoever is watched goes on
+            self.written -= self._held_slices
+            self.dropped += self._held_slices
+            if self._limit:
+                _log.error("the timeline %s ends here, because it cannot be written: %s", self._file.name, error)
+            self._limit = 0
+        self._held, self._held_characters, self._held_slices = [], 0, 0
 
     def __enter__(self) -> "TimelineWriter":
         return self

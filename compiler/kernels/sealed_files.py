@@ -67,5 +67,8 @@ def keep(path: Path, kept: Path) -> None:
             pass  # another process has compiled the same
         except OSError:
             unfinished = kept.with_name(f".{kept.name}.{os.getpid()}")
-            shutil.copyfile(path, unfinished)
-            unfinished.rename(kept)
+            try:
+                shutil.copyfile(path, unfinished)
+                unfinished.rename(kept)
+            except OSError:
+                unfinished.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """The log of the whole server: the supervisor writes it, for itself and for every process that it has started."""
 
 import asyncio
+import io
 import json
 import logging
 import logging.handlers
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from gangway.artifact.files import append_whole
 from gangway.artifact.precision import BF16
 from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
 from gangway.server.messages import LogSettings, ModelReady
@@ -183,15 +185,28 @@ class ChildOutput:
             self._on_end(self)
 
 
+class _WholeLines(io.TextIOWrapper):
+    """A text file that has a line whole, or not at all."""
+
+    def write(self, line: str, /) -> int:
+        """Write a line at once. Raises OSError."""
+        append_whole(self.fileno(), line.encode(errors="backslashreplace"))
+        return len(line)
+
+
 class LogFile(logging.handlers.WatchedFileHandler):
     """Appends to a file, opened again when it has been moved away or removed. Raises OSError if it cannot be opened.
 
     While it cannot be written (no space, no folder) lines go to standard error, and every minute one that says why.
+    A line is in the file whole or not at all.
     """
 
     def __init__(self, path: str) -> None:
         self._complained = -COMPLAINT_SECONDS
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
+    def _open(self) -> io.TextIOWrapper:
+        return _WholeLines(open(self.baseFilename, "ab"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record, somewhere."""

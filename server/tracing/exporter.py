@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
+from gangway.artifact.files import append_whole
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.process import die_with_parent
 from gangway.server.process_options import from_stdin
@@ -90,7 +91,6 @@ def _values_of(tensor: TensorRecord) -> str:
 WRITE_SECONDS: Final = 0.5  # between two writes, at least
 MAX_HELD: Final = 1000  # traces of one file
 MAX_FILE_BYTES: Final = 1 << 30
-REPORT_SECONDS: Final = 60.0
 
 
 class GrowingFile:
@@ -108,17 +108,24 @@ class GrowingFile:
         self.taken += 1
 
     def write(self) -> None:
-        """Put what is held before the last bracket. A file that has been taken away is begun again. Raises OSError."""
+        """Put what is held before the last bracket. A file that has been taken away is begun again.
+
+        Raises OSError; then the file is as it was, and what was held is lost.
+        """
         traces, self.held = self.held, []
         if not traces:
             return
         size = self._path.stat().st_size if self._begun and self._path.exists() else 0
         if size > MAX_FILE_BYTES:
             raise OSError(f"{self._path} has reached {MAX_FILE_BYTES >> 20} MiB")
-        with self._path.open("r+b" if size else "wb") as file:
-            if size:
-                file.seek(size - 1)
-            file.write(f"{',' if size else '['}{','.join(traces)}]".encode())
+        text = f"{',' if size else '['}{','.join(traces)}]".encode()
+        try:
+            with self._path.open("r+b" if size else "wb", buffering=0) as file:
+                append_whole(file.fileno(), text, b"]" if size else b"")
+        except OSError:
+            if not size and self._path.is_file():
+                self._path.unlink()  # an empty file is no list
+            raise
         self._begun = True
 
 
@@ -137,7 +144,7 @@ class TraceFile:
         while continues and self._indexed().exists():
             self._index += 1
         self._written_seconds = time.monotonic()
-        self._reported_seconds = -REPORT_SECONDS
+        self._lost = 0  # traces, since it was said that the file cannot be written
 
     def take(self, record: TraceRecord) -> None:
         """Accept a trace."""
@@ -172,9 +179,13 @@ class TraceFile:
         try:
             file.write()
         except OSError as error:
-            if time.monotonic() - self._reported_seconds >= REPORT_SECONDS:
-                self._reported_seconds = time.monotonic()
-                _log.error("%d traces are lost, because the trace file cannot be written: %s", traces, error)
+            if not self._lost:
+                _log.error("traces are lost from now on, because the trace file cannot be written: %s", error)
+            self._lost += traces
+            return
+        if traces and self._lost:
+            _log.warning("the trace file is written again; %d traces were lost", self._lost)
+            self._lost = 0
 
 
 MAX_PACKET_BYTES = 1 << 20

@@ -7,6 +7,7 @@ import pytest
 
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.timeline import Slice, TimelineWriter
+from tests.helpers.full_disk import files_of_at_most
 
 
 def test_a_trace_is_valid_and_complete(tmp_path):
@@ -48,3 +49,17 @@ def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptur
     assert "the timeline /dev/full ends here, because it cannot be written: [Errno 28]" in caplog.text
     with TraceWriter(Path("/dev/full")) as trace:
         trace.close()
+
+
+def test_a_disk_that_is_full_in_the_middle_leaves_a_valid_timeline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "timeline.json"
+    with files_of_at_most(200_000), TimelineWriter(path, cores=1) as writer:
+        for number in range(3000):
+            writer.add(Slice(0, number, number + 0.5, 7, "m", 0, 1, 0, 1))
+    timeline = json.loads(path.read_text())
+    slices = sum(event["ph"] == "X" for event in timeline["traceEvents"])
+    assert slices == timeline["otherData"]["written"] == writer.written > 100
+    assert slices + timeline["otherData"]["dropped"] == 3000
+    assert caplog.text.count("ends here") == 1

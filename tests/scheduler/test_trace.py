@@ -7,6 +7,7 @@ from pathlib import Path
 from gangway.scheduler.observability import TraceWriter, describe
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.profiles import ModelProfile
+from tests.helpers.full_disk import files_of_at_most
 
 MODEL = ModelProfile(4, "resnet50", layers=9, max_ranks=2, latency_us=(((10.0, 6.0),),) * 9)
 WAITING = Query(12, 4, 1, arrival_us=1000.0, deadline_us=5000.0, next_layer=3, started=True)
@@ -65,3 +66,19 @@ def test_the_file_has_a_line_per_decision_and_an_end(tmp_path: Path) -> None:
     with TraceWriter(path) as trace:  # of a scheduler that takes the place of a dead one
         trace.add([Stop(11)], SNAPSHOT)
     assert len(path.read_text().splitlines()) == len(lines) + 1
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    with TraceWriter(path) as trace:
+        trace.add([Stop(11)], SNAPSHOT)
+        trace.tick(2e6)
+        before = path.read_text()
+        with files_of_at_most(len(before) + 20):
+            trace.add([Wake(2000.0)] * 3, SNAPSHOT)
+            trace.tick(4e6)
+            assert path.read_text() == before
+        assert trace.dropped == 3
+        trace.add([Wake(2000.0)], SNAPSHOT)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["decision"] for line in lines] == ["Stop", "Wake"]

@@ -16,6 +16,7 @@ from gangway.executor.logs import ALWAYS, MAX_KINDS, MAX_LINE_BYTES, OFTEN, LogL
 from gangway.server.messages import LogSettings
 from gangway.server.options.command_line import parse_options
 from gangway.server.supervisor.log import LogFile, ServerLog, StandardError, formatter_of
+from tests.helpers.full_disk import files_of_at_most
 from tests.server.conftest import no_more_threads
 
 
@@ -210,6 +211,19 @@ def test_without_a_file_lines_go_to_standard_error(tmp_path: Path, capsys: pytes
     file.emit(record_of("back"))
     file.close()
     assert (folder / "log").read_text() == "back\n"
+
+
+def test_a_line_is_in_the_file_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log"
+    file = LogFile(str(path))
+    file.emit(record_of("one"))
+    with files_of_at_most(10):
+        file.emit(record_of("longer than what fits"))
+        assert path.read_text() == "one\n"
+    file.emit(record_of("two"))
+    file.close()
+    assert path.read_text() == "one\ntwo\n"
+    assert "longer than what fits\n" in capsys.readouterr().err
 
 
 def test_a_standard_error_that_nobody_reads_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

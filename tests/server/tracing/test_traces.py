@@ -28,6 +28,7 @@ from gangway.server.options.command_line import parse_options
 from gangway.server.tracing.exporter import TraceFile
 from gangway.server.tracing.record import TraceRecord
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
+from tests.helpers.full_disk import files_of_at_most
 
 TIMEOUT_S = 30
 INSTANTS = [
@@ -310,18 +311,41 @@ def test_opentelemetry_without_its_packages_is_a_clear_error(tmp_path: Path) -> 
     assert "pip install 'gangway-serve[otel]'" in ended.stderr
 
 
+RECORD = TraceRecord(*("m", 1, "", "GRPC", "", "", 1, 2, 3, 4, 5, "OK", "", 1, 0, 0.0, 1, 1, 1, 0, 0, 1, 0, True, []))
+
+
 def test_a_trace_file_without_space_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    record = TraceRecord(
-        *("m", 1, "", "GRPC", "", "", 1, 2, 3, 4, 5, "OK", "", 1, 0, 0.0, 1, 1, 1, 0, 0, 1, 0, True, [])
-    )
     path = tmp_path / "folder" / "trace"
     file = TraceFile(path)
     for _ in range(3):
-        file.take(record)
+        file.take(RECORD)
         file.close()
     assert len(caplog.records) == 1
-    assert "1 traces are lost, because" in caplog.text
+    assert "traces are lost from now on, because" in caplog.text
     path.parent.mkdir()
-    file.take(record)
+    file.take(RECORD)
     file.close()
     assert len(traces_in(path)) == 1
+    assert "written again; 3 traces were lost" in caplog.text
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_disk_that_is_full_in_the_middle_of_a_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: int
+) -> None:
+    path = tmp_path / "trace"
+    file = TraceFile(path)
+    for _ in range(before):
+        file.take(RECORD)
+    file.close()
+    size = path.stat().st_size if before else 0
+    for more in (1, 20, 100):  # bytes that fit
+        with files_of_at_most(size + more):
+            file.take(RECORD)
+            file.close()
+        assert path.exists() == bool(before)
+        assert not before or len(traces_in(path)) == before
+    assert len(caplog.records) == 1
+    file.take(RECORD)
+    file.close()
+    assert len(traces_in(path)) == before + 1
