@@ -195,11 +195,12 @@ def _lower_priority() -> None:
     """Use one core, at the lowest priority: a compilation must not slow down a server's workers."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[variable] = "1"  # read when numpy and TVM are imported, which is later
-    os.nice(19)
     with suppress(OSError):  # if memory runs out, the kernel kills this process, not a server
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(OSError):  # some containers forbid it
+    try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # some containers forbid it
+        os.nice(19)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -173,9 +172,10 @@ def main() -> int:
     die_with_parent()
     if os.getppid() != options.parent:  # it died before the line above
         return 1
-    os.nice(19)
-    with suppress(OSError):  # some containers forbid it
+    try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # some containers forbid it
+        os.nice(19)
     manifest = read_manifest(options.cache_dir / options.key)
     keep_better(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
     return 0

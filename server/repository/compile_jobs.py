@@ -1,4 +1,5 @@
-"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority.
+"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own that gives way to requests
+(`supervisor/job_share.py`).
 
 Jobs for sizes of symbolic dimensions follow each other in one process, which keeps TVM and the model in memory, and
 ends after a pause.
@@ -29,11 +30,12 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, trim
-from gangway.executor.process import leave_idle_priority, use_idle_priority
+from gangway.executor.process import use_idle_priority
 from gangway.executor.python_process import start_of
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
 from gangway.server.repository.repository import Stamp
+from gangway.server.supervisor.job_share import keep_share
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
@@ -88,8 +90,6 @@ class ProgressDisplay:
 
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
-BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
-LOOKUP_SECONDS = 5.0  # for the cache: a job that takes longer gets some time beside requests
 LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
@@ -326,7 +326,12 @@ class Compiler:
     ) -> str:
         """Take the reports of a job until they end; return why it was killed, if it was. Its warnings are logged."""
         self._job = job = process.child
-        give_way_timer = self._give_way(job.pid)
+        is_looking_up = True  # in the cache, which takes little
+        if self._gives_way:
+            use_idle_priority(job.pid)
+        cores = len(os.sched_getaffinity(0))
+        keep = keep_share(f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up)
+        share = asyncio.get_running_loop().create_task(keep)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
             async for report in process.reports():
@@ -336,26 +341,16 @@ class Compiler:
                 if "info" in report:
                     _log.info("%s", report["info"])
                     continue
-                if report.get("phase", "key") != "key":
-                    give_way_timer.cancel()  # the cache does not have it: compiling has time
-                    use_idle_priority(job.pid)
+                is_looking_up = is_looking_up and report.get("phase", "key") == "key"
                 take(report)
                 if until_last and "phase" not in report:
                     break
         finally:
-            give_way_timer.cancel()
+            share.cancel()
             end.cancel()
             self._job = None if until_last else job
         is_overdue = end.done() and not end.cancelled()
         return f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else ""
-
-    def _give_way(self, pid: int) -> asyncio.TimerHandle:
-        """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""
-        loop = asyncio.get_running_loop()
-        if not self._gives_way:
-            return loop.call_later(0, lambda: None)
-        use_idle_priority(pid)
-        return loop.call_later(LOOKUP_SECONDS, leave_idle_priority, pid, BESIDE_REQUESTS_NICE)
 
 
 async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:

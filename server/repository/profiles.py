@@ -30,6 +30,7 @@ from gangway.artifact.profile import (
 from gangway.executor.control import ControlSegment
 from gangway.executor.python_process import start_of
 from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.supervisor.job_share import keep_share
 from gangway.server.supervisor.jobs import Jobs
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
@@ -158,9 +159,12 @@ class BackgroundProfiler:
         except OSError as error:
             return str(error)
         job = self._jobs.begin("profile", manifest.model_name)
+        title = f"measuring {manifest.model_name}"
+        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self._cores)))
         try:
             disturbed = await self._watch(child)
         finally:
+            share.cancel()
             self._jobs.end(job)
             if child.returncode is None:
                 child.kill()

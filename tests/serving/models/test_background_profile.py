@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         deadline = time.monotonic() + TIMEOUT_S
         while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
             assert time.monotonic() < deadline, "a request ends the measurement"
-        let_the_job_run(server.process.pid)
         text = await_log(server.log, "mlp: its layers have been measured")
     assert "its profile cannot be used, so its layers are measured again" in text
     assert list(path.parent.iterdir()) == [path]
@@ -68,7 +66,6 @@ def test_a_profile_in_doubt_is_used_and_made_again(compiled_zoo, tmp_path: Path)
     in_doubt = replace(measured, cores_whole=0.01)
     path = write_profile(cache_dir, in_doubt)
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", *FLAGS]) as server:
-        let_the_job_run(server.process.pid)
         await_log(server.log, "mlp: its layers have been measured")
         assert "mlp: cores slowed each other down while it was measured (1 % of" in server.log.read_text()
     assert read_profile(path).seconds != in_doubt.seconds, "it is another measurement"
@@ -87,22 +84,6 @@ def await_log(log: Path, words: str) -> str:
         assert time.monotonic() < deadline, text
         time.sleep(0.05)
     return text
-
-
-def let_the_job_run(pid: int) -> None:
-    """Give the measurement under a server ordinary priority, once it has put itself into the class of idle processes.
-
-    There it would wait for as long as anything else on the machine wants the cores.
-    """
-    (job,) = await_jobs(pid, 1)
-    deadline = time.monotonic() + TIMEOUT_S
-    while os.sched_getscheduler(job) != os.SCHED_IDLE:
-        assert time.monotonic() < deadline, "the measurement has the class of idle processes"
-        time.sleep(0.01)
-    for process in (job, *descendants_of(job)):
-        with suppress(ProcessLookupError):
-            os.sched_setscheduler(process, os.SCHED_OTHER, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, process, 0)
 
 
 def await_jobs(pid: int, count: int) -> list[int]:
