@@ -1,6 +1,18 @@
-"""The commands of `gangway`: the module of each, and its line in the help. Nothing is imported to know them."""
+"""The commands of `gangway`: the module of each, its line in the help, and the signals that end what runs for ever.
 
+None of the modules is imported to know them.
+"""
+
+import signal
 from typing import Final, NamedTuple
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return those that end this process: not SIGHUP where it is ignored from the beginning, as by `nohup`."""
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in ENDING if not (is_kept and number is signal.SIGHUP))
 
 
 class Command(NamedTuple):

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.command_line import CommandParser
+from gangway.artifact.commands import ending_signals
 from gangway.artifact.console import Console, Table
 from gangway.artifact.profile import ProfileError
 from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
@@ -130,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(placer: Placer, mover: Mover, options: argparse.Namespace) -> int:
     console = Console()
     ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, lambda *_: ending.set())
     window_s = options.every or options.window
     before, before_s, is_first = placer.read(), time.monotonic(), True

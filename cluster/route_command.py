@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.command_line import CommandParser
+from gangway.artifact.commands import ending_signals
 from gangway.artifact.writer import write_whole
 from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(router: Router, found: Repositories, refresh_s: float) -> int:
     """Run HAProxy until a signal comes or it ends, and follow the servers' repositories."""
     ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, lambda *_: ending.set())
     haproxy = Haproxy(router.options.config)
     options = router.options

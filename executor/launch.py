@@ -94,8 +94,8 @@ def start_worker(
     """Start `python -m gangway.executor.worker`; its first message is Ready.
 
     It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process.
-    The worker ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL. `stderr`: a descriptor for its
-    log lines, None for the standard error of this process.
+    The worker ignores the signals that end a server: it ends by an Exit message or by SIGKILL. `stderr`: a descriptor
+    for its log lines, None for the standard error of this process.
     """
     arguments = {
         "rank": plan.rank,

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gangway.artifact.commands import ENDING
+
 _PR_SET_PDEATHSIG: Final = 1
 _M_ARENA_MAX: Final = -8
 
@@ -158,13 +160,13 @@ def restored_priority() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, and ignore SIGINT and SIGTERM.
+    """Have the kernel kill this process when the thread that started it ends, and ignore the signals that end a server.
 
-    The supervisor ends its children itself: a Ctrl-C in the terminal, or a service manager that signals every process,
-    must not take them away while requests run.
+    The supervisor ends its children itself: a Ctrl-C in the terminal, its end, or a service manager that signals every
+    process, must not take them away while requests run.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         error = ctypes.get_errno()

@@ -28,6 +28,7 @@ from typing import Any
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 64 << 20  # of memory that a model has let go of; a single array above a half goes back to the system
 _BACKLOG = 128
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the supervisor ends instances itself
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -43,7 +44,7 @@ def _make_importable() -> None:
 def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
     control_fd, listener_fd, values_fd, parent = map(int, sys.argv[1:5])
-    for number in (signal.SIGINT, signal.SIGTERM):  # not SIG_IGN, which programs that the model starts would have, too
+    for number in _ENDING:  # not SIG_IGN, which programs that the model starts would have, too
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
     _make_importable()
@@ -77,8 +78,8 @@ def _leave_to_parent(control: socket.socket, listener: socket.socket, values_fd:
     def forget() -> None:
         control.close()
         listener.close()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _ENDING:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)
 

@@ -61,9 +61,17 @@ def check_files(files: TlsFiles) -> None:
             raise TlsError(files.root, f"holds no certificates: {_reason(error)}") from None
 
 
-def stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
-    """Return a value that changes when a file is written or replaced. Raises OSError if one is missing."""
-    return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in map(os.stat, files.all))
+def stamp(files: TlsFiles) -> tuple[tuple[int, ...], ...]:
+    """Return a value that changes when a file is written, replaced, removed, or may be read by others than before."""
+    return tuple(map(_stamp, files.all))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def _bytes_of(path: Path) -> bytes:

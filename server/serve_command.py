@@ -8,7 +8,7 @@ _log = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status."""
+    """Serve until a signal comes; return the exit status."""
     options = parse_options(argv)
     from gangway.server.supervisor.log import ServerLog  # noqa: PLC0415 - so that --help and mistakes answer at once
     from gangway.server.supervisor.supervisor import serve  # noqa: PLC0415

@@ -2,7 +2,7 @@
 
     python gangway_on_ray.py /models --replicas 2 --cores 8
 
-It prints the servers as flags of `gangway route` and `gangway place`, and goes on until SIGINT or SIGTERM. Ray starts a
+It prints the servers as flags of `gangway route` and `gangway place`, and goes on until a signal ends it. Ray starts a
 server again that ends. It needs `ray[serve]`; no call goes through Ray.
 """
 
@@ -116,7 +116,8 @@ def main() -> None:
     ended = threading.Event()
     try:
         print(*start(options.repository, options.replicas, options.cores, options.command), flush=True)
-        for number in (signal.SIGINT, signal.SIGTERM):  # handled, not blocked: what Ray starts would inherit that
+        # Handled, not blocked: what Ray starts would inherit that.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda *_: ended.set())
         ended.wait()
     finally:

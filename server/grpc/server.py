@@ -101,9 +101,11 @@ class Certificates:
         with self._lock:
             try:
                 now = stamp(self._files)
-                if now in (self._stamp, self._tried):
+                if now == self._tried:
                     return None
                 self._tried = now
+                if now == self._stamp:
+                    return None
                 check_files(self._files)
                 configuration = self._read()
                 if stamp(self._files) != now:

@@ -227,7 +227,8 @@ The latency target of a model stands in its config.pbtxt:
 Every flag is also a variable (GANGWAY_HTTP_PORT=9000), and a key of a file:
 a flag counts more than a variable, and a variable more than --config FILE.
 
-SIGTERM and SIGINT refuse new requests, finish the running ones and exit with 0.
+SIGTERM, SIGINT, SIGQUIT and SIGHUP (unless ignored, as by nohup) refuse new
+requests, finish the running ones and exit with 0.
 """
 
 USAGE = "gangway serve MODELS... [OPTIONS]"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gangway.artifact.commands import ending_signals
 from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine
 from gangway.executor.instance_addresses import InstanceAddresses
@@ -163,9 +164,9 @@ class Supervisor:
         self._statistics_log = StatisticsLog(self._announcements.counted, memory.statistics.figures)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises BindError, OSError."""
+        """Serve until a signal comes. Raises BindError, OSError."""
         self._loop.set_exception_handler(self._fail)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ending_signals():
             self._loop.add_signal_handler(number, self._stop, number)
         tasks = [self._loop.create_task(work) for work in (self._start(), self._look_after_processes())]
         for task in tasks:

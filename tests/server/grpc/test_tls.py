@@ -183,6 +183,41 @@ def test_changed_files_are_used_for_new_connections(plain_tls: Any, simple_input
         new.infer("simple", simple_inputs())
 
 
+def connections(certificates: Certificates) -> list[bool]:
+    """Whether each of three connections gets something new."""
+    return [certificates.changed() is not None for _ in range(3)]
+
+
+@pytest.mark.parametrize("lost", ["key", "certificate"])
+def test_a_missing_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: str) -> None:
+    """Not at each connection; a file that is back as it was is no news, and lost again it is said again."""
+    authority = Authority(tmp_path)
+    identity = authority.issue("server")
+    certificates = Certificates(TlsFiles(identity.certificate, identity.key))
+    path, kept = getattr(identity, lost), tmp_path / "kept"
+    for _ in range(2):
+        caplog.clear()
+        path.rename(kept)
+        assert connections(certificates) == [False] * 3
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert record.getMessage().endswith(f"{path} cannot be read: No such file or directory")
+        kept.rename(path)
+        connections(certificates)
+    authority.issue("server")
+    assert connections(certificates) == [True, False, False]
+
+
+def test_a_file_that_can_be_read_later_is_used_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = Authority(tmp_path)
+    identity = authority.issue("server")
+    certificates = Certificates(TlsFiles(identity.certificate, identity.key))
+    identity.key.write_text("half a k")
+    assert connections(certificates) == [False] * 3 and len(caplog.records) == 1
+    authority.issue("server")
+    assert connections(certificates) == [True, False, False]
+
+
 # --- files that are wrong
 
 

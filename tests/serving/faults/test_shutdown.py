@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import TOLERANCE, relative_error
 from benchmarks.lib.processes import descendants_of
 from benchmarks.lib.reference import example_of
+from benchmarks.lib.repository import GANGWAY
 from gangway.executor.launch import available_cores
 from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s
@@ -100,6 +102,45 @@ def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
     assert "Traceback" not in output
     until(lambda: not alive(pids))  # a job that is killed is not waited for
     assert not names_of(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_each_signal_that_ends_processes_ends_well(repository, compiled_zoo, number):
+    """Also where a terminal sends it to every process of the server."""
+    with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server:
+        pids = all_pids(server)
+        for pid in (*pids[1:], pids[0]):
+            os.kill(pid, number)
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
+        text = server.log.read_text()
+    assert f"{number.name}: the server stops" in text and "starting another" not in text
+    assert not alive(pids) and not names_of(pids)
+
+
+def test_the_end_of_a_terminal_ends_its_server(repository, compiled_zoo):
+    ours, theirs = os.openpty()
+    command = [*GANGWAY, "serve", repository, f"--cache-dir={compiled_zoo.cache_dir}", "--no-profile"]
+    command += [f"--{name}-{what}" for name in ("grpc", "http", "metrics") for what in ("address=127.0.0.1", "port=0")]
+    prefix = ["setsid", "--ctty"]  # a session of its own, which the terminal controls
+    with subprocess.Popen([*prefix, *command], stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        text = ""
+        while "ready: gRPC" not in text:
+            text += os.read(ours, 4096).decode()
+        pids = descendants_of(process.pid)
+        os.close(ours)
+        assert process.wait(TIMEOUT_SECONDS) == 0
+    until(lambda: not alive(pids))
+
+
+def test_nohup_keeps_a_server(repository, compiled_zoo):
+    with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"], prefix=["nohup"]) as server:
+        server.process.send_signal(signal.SIGHUP)
+        with triton.InferenceServerClient(server.url) as client:
+            assert (client.infer("simple", simple_inputs()).as_numpy("OUTPUT0") == 2).all()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
+        assert "SIGHUP" not in server.log.read_text()
 
 
 def test_workers_that_have_only_begun_hear_of_the_end(repository, compiled_zoo):
