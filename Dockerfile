@@ -34,6 +34,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old /usr/share/doc/* /usr/share/man/* /usr/share/locale/*
 RUN install --directory --owner=1000 --group=1000 /cache /models
 ENV PATH=/opt/gangway/bin:$PATH HOME=/cache PYTHONUNBUFFERED=1
+WORKDIR /models
 USER 1000:1000
 VOLUME ["/cache"]
 EXPOSE 8000 8001 8002

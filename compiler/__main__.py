@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
             return _look_up(options.path, cache, target, report)
         if options.serve:
             return _serve(cache, target, report)
-        (name, path) = find_models(options.path[0])[-1]
+        name, path = _entered(options.path[0])
         compiled = compile_in_precision(
             path,
             name,
@@ -96,6 +96,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _entered(model: Path) -> tuple[str, Path]:
+    """Return name and file of a model, in whose folder this process works from now on. Raises ModelError, OSError.
+
+    A name that the file gives, and that a library does not look for beside the file, means nothing else there.
+    """
+    name, path = find_models(model)[-1]
+    path = path.absolute()
+    os.chdir(path.parent)
+    return name, path
+
+
 def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Report) -> int:
     """Report what the cache has. What is wrong with a model is said by the job that is to compile it."""
     for path in paths:
@@ -111,7 +122,7 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
         job = json.loads(line)
         last: dict[str, Any]
         try:
-            (name, path) = find_models(Path(job["path"]))[-1]
+            name, path = _entered(Path(job["path"]))
             wanted = decode(WantedPrecision, json.dumps(job["precision"]), "precision")
             compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, job["dimensions"])
         except Exception as error:

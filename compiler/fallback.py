@@ -43,9 +43,8 @@ from gangway.compiler.frontend.importer import (
     read_graph,
 )
 from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
-from gangway.compiler.frontend.onnx_file import external_locations
 from gangway.compiler.frontend.simplify import simplify
-from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.key import compiler_version, external_files, model_key
 from gangway.compiler.model_file import make_readable, parse, with_weights
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
@@ -96,7 +95,7 @@ def leave_to_onnxruntime(
     reason = str(refusal)
     with OnnxArtifactWriter(folder) as writer:
         try:
-            writer.copy(path, sorted(external_locations(path)))
+            writer.copy(path, list(external_files(path)))
             if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
             _make_readable(writer)

@@ -20,7 +20,7 @@ from gangway.artifact.format import MANIFEST_FILE, Precision, TargetSpec
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerMissingError, ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.onnx_file import external_locations
+from gangway.compiler.frontend.onnx_file import DamagedError, Reference, references
 
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of a model that is to be compiled later
@@ -49,7 +49,7 @@ def model_key(
     except ValueError as error:
         raise UnreadableModelError(str(error)) from error
     refuse_too_large([path])
-    files = [path, *_external_files(path)]
+    files = [path, *sorted(set(external_files(path).values()))]
     refuse_too_large(files)
     marks = {} if precision == "fp32" else {f"precision {precision} ": 1, **{f"fp32 {name} ": 1 for name in keep_fp32}}
     return cache_key(files, compiler or compiler_version(), target, {**dimensions, **marks})
@@ -111,18 +111,38 @@ def _own_version() -> tuple[str, str]:
     return f"{version('gangway-serve')}+tvm", f"+{source.hexdigest()[:12]}"
 
 
-def _external_files(path: Path) -> list[Path]:
-    """Return the files that hold weights outside of the model file, each once, sorted."""
+def external_files(path: Path) -> Mapping[str, Path]:
+    """Return the files that hold weights outside of the model file, by the names that this gives them, sorted.
+
+    All who hand a model to onnx or onnxruntime call this before: what a file refers to is in the model's folder then.
+    Raises OSError, UnreadableModelError for what is no ONNX file, and ModelError for references to anything but
+    initializers in regular files of the folder. Links are followed: the folder's owner has placed them.
+    """
     return _external_files_of(path, file_stamp(path))
 
 
 @lru_cache(maxsize=256)
-def _external_files_of(path: Path, stamp: tuple[int, ...]) -> list[Path]:
+def _external_files_of(path: Path, stamp: tuple[int, ...]) -> Mapping[str, Path]:
     """The same of a file's content, for a process that compiles many sizes of a model."""
+    files: dict[str, Path] = {}
     try:
-        return sorted(file_beside(path.parent, location) for location in external_locations(path))
+        require_regular(path)
+        for reference in references(path):
+            files[reference.location] = beside = file_beside(path.parent, reference.location)
+            _require_inside(reference, beside.stat().st_size)
+    except DamagedError as error:
+        why = f"{path.name} is not an ONNX file, or it is truncated ({path.stat().st_size} bytes)"
+        raise UnreadableModelError(why) from error
     except ValueError as error:
         raise ModelError(f"external data: {error}") from error
+    return dict(sorted(files.items()))
+
+
+def _require_inside(reference: Reference, file_bytes: int) -> None:
+    size_bytes = file_bytes - reference.offset if reference.size_bytes is None else reference.size_bytes
+    if reference.offset < 0 or size_bytes < 0 or reference.offset + size_bytes > file_bytes:
+        where = f"{size_bytes} bytes at {reference.offset}"
+        raise ValueError(f"'{reference.location}' has {file_bytes} bytes, and the model wants {where}")
 
 
 def refuse_too_large(files: Iterable[Path]) -> None:

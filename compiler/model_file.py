@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from gangway.compiler.errors import UnreadableModelError
 from gangway.compiler.frontend.onnx_file import Stretch, fields, message, split
 from gangway.compiler.frontend.subgraphs import all_nodes, captured_tensors, graphs_of
+from gangway.compiler.key import external_files
 from gangway.compiler.opsets import domain_of, restamp
 
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
@@ -18,7 +19,11 @@ _MOST_NAMED = 4  # nodes of a circle
 
 
 def parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
-    """Return the model without its large weights, and where those are. Raises UnreadableModelError, OSError."""
+    """Return the model without its large weights, and where those are.
+
+    Raises UnreadableModelError; ModelError for what refers to other files than its own (`external_files`); OSError.
+    """
+    external_files(path)
     content, weights = split(path)
     size_bytes, model = path.stat().st_size, onnx.ModelProto()
     try:

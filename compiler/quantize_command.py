@@ -21,7 +21,7 @@ from gangway.compiler.agreement import cosine, top1
 from gangway.compiler.arguments import MODEL_FILE, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.model_file import make_readable, open_model
+from gangway.compiler.model_file import make_readable, open_model, parse
 
 Feeds = Mapping[str, Array]  # of one request, by input
 
@@ -93,8 +93,8 @@ def quantise(
     from onnxruntime import quantization as ort  # noqa: PLC0415
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
 
+    model, _ = parse(path)
     feeds = [_fitting(path, each) for each in examples]
-    model = onnx.load(path, load_external_data=False)
     nodes = model.graph.node
     if unknown := set(keep) - {node.op_type for node in nodes} - {node.name for node in nodes}:
         raise ModelError(f"--keep: the model has neither operators nor nodes called {', '.join(sorted(unknown))}")

@@ -13,13 +13,16 @@ from typing import BinaryIO
 LARGE_BYTES = 4096
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
 _KEY, _VALUE = 1, 2  # fields of StringStringEntryProto
-_LOCATION = b"\x0a\x08location"  # the key beside the name of a file, with its header
-_EXTERNAL = 1  # as the value of data_location
+_LOCATION = b"location"  # the key beside the name of a file
 _MOST_DEPTH = 100  # of messages in one another, as for protobuf's parser
-_MODEL, _TENSOR = "ModelProto", "TensorProto"
+_MOST_TAG = (1 << 32) - 1  # of what stands in front of a field
+_MODEL, _TENSOR, _INITIALIZERS = "ModelProto", "TensorProto", "TensorProto of a graph"
+_TENSORS = (_TENSOR, _INITIALIZERS)
+_BODIES = ("GraphProto", "FunctionProto")
 _PARTS: Mapping[str, Mapping[int, str]] = {  # fields that hold tensors or have them in them, and what they hold
-    _MODEL: {_GRAPH: "GraphProto", 25: "FunctionProto"},
-    "GraphProto": {1: "NodeProto", _INITIALIZER: _TENSOR, 15: "SparseTensorProto"},
+    _MODEL: {_GRAPH: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": dict.fromkeys((1, 2), "GraphProto"),
+    "GraphProto": {1: "NodeProto", _INITIALIZER: _INITIALIZERS, 15: "SparseTensorProto"},
     "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
     "NodeProto": {5: "AttributeProto"},
     "AttributeProto": {
@@ -45,6 +48,15 @@ class Stretch:
 
     begin: int
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Bytes of another file, which hold a tensor. `size_bytes`: None: all that follow."""
+
+    location: str
+    offset: int
+    size_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -99,49 +111,70 @@ def _tensor(file: BinaryIO, tensor: Field, weights: dict[str, Stretch]) -> bytes
     return b"".join(_read(file, part) for part in parts)
 
 
-def external_locations(path: Path) -> set[str]:
-    """Return the names of files that hold tensors, relative to the model's folder. Raises OSError.
+def references(path: Path) -> list[Reference]:
+    """Return the parts of other files that hold initializers, of the graph and of graphs inside nodes.
 
-    Every start must know, for the key of a model. What is damaged names none: the parser refuses it later.
+    Every start must know the files, for the key of a model. Raises DamagedError for what cannot be walked to its end,
+    ValueError for a reference that is not plain, or of another tensor than an initializer: a reader of the file might
+    look for that in any folder. Raises OSError.
     """
     with path.open("rb") as file:
-        try:
-            return {
-                location
-                for whole in fields(file, 0, path.stat().st_size)
-                if whole.number in _PARTS[_MODEL]
-                for field in fields(file, whole.content, whole.end)
-                if field.number == _INITIALIZER or _LOCATION in _read(file, field)
-                for location in _locations(file, field, _PARTS[_PARTS[_MODEL][whole.number]].get(field.number))
-            }
-        except DamagedError:
-            return set()
+        whole = Field(0, LENGTH_DELIMITED, 0, 0, path.stat().st_size)
+        return list(dict.fromkeys(_references(file, whole, _MODEL)))
 
 
-def _locations(file: BinaryIO, message: Field, kind: str | None, depth: int = 0) -> Iterator[str]:
-    """Yield the names of files that tensors of a message name, however deep; `kind`: of message, a key of _PARTS."""
-    if kind is None or message.wire_type != LENGTH_DELIMITED:
-        return
+def _references(
+    file: BinaryIO, message: Field, kind: str, depth: int = 0, is_searched: bool = False
+) -> Iterator[Reference]:
+    """Yield the references of a message, however deep they are; `kind`: of message, a key of _PARTS, or of tensor.
+
+    `is_searched`: the word of a reference stands in it. Nodes without that word are not walked: they have thousands of
+    fields.
+    """
     if depth > _MOST_DEPTH:
         raise DamagedError
-    wanted = (_EXTERNAL_DATA, _DATA_LOCATION) if kind == _TENSOR else _PARTS[kind]
-    parts = [part for part in fields(file, message.content, message.end) if part.number in wanted]
-    if kind != _TENSOR:
-        for part in parts:
-            yield from _locations(file, part, _PARTS[kind][part.number], depth + 1)
-    elif any(part.number == _DATA_LOCATION and part.value == _EXTERNAL for part in parts):
-        for part in parts:
-            if part.number == _EXTERNAL_DATA:
-                entry = {field.number: _content(file, field) for field in fields(file, part.content, part.end)}
-                if entry.get(_KEY) == b"location":
-                    yield entry.get(_VALUE, b"").decode(errors="replace")
+    if kind in _TENSORS:
+        yield from _references_of_tensor(file, message, kind)
+        return
+    for part in fields(file, message.content, message.end):
+        inner = _PARTS[kind].get(part.number)
+        if inner is None or part.wire_type != LENGTH_DELIMITED:
+            continue
+        searches = kind in _BODIES and inner not in _TENSORS and not is_searched
+        if not searches or _LOCATION in _read(file, part):
+            yield from _references(file, part, inner, depth + 1, is_searched or searches)
+
+
+def _references_of_tensor(file: BinaryIO, tensor: Field, kind: str) -> Iterator[Reference]:
+    parts = list(fields(file, tensor.content, tensor.end))
+    if not any(part.number == _DATA_LOCATION and part.value for part in parts):
+        return
+    if kind != _INITIALIZERS:
+        raise ValueError("a tensor that is no initializer of a graph is in another file")
+    entries: dict[bytes, bytes] = {}
+    for part in parts:
+        if part.number == _EXTERNAL_DATA and part.wire_type == LENGTH_DELIMITED:
+            strings = (each for each in fields(file, part.content, part.end) if each.wire_type == LENGTH_DELIMITED)
+            entry = {each.number: _content(file, each) for each in strings}
+            key = entry.get(_KEY, b"")
+            if key in entries:
+                raise ValueError(f"'{key.decode(errors='replace')}' of a tensor is given twice")
+            entries[key] = entry.get(_VALUE, b"")
+    try:
+        location, length = entries[b"location"].decode(), entries.get(b"length")
+        yield Reference(location, int(entries.get(b"offset", b"0")), None if length is None else int(length))
+    except (KeyError, ValueError):
+        raise ValueError("a tensor in another file has no location, or one that is no text and numbers") from None
 
 
 def fields(file: BinaryIO, begin: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message in bytes [begin, end). Raises DamagedError, OSError."""
     while begin < end:
         file.seek(begin)
-        number, wire_type = divmod(_varint(file), 8)
+        tag = _varint(file)
+        number, wire_type = divmod(tag, 8)
+        if not number or tag > _MOST_TAG:
+            raise DamagedError
         field = _field(file, number, wire_type, begin)
         if field.end > end:
             raise DamagedError

@@ -6,10 +6,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
+import onnx
 import pytest
 import tritonclient.grpc as triton
+from onnx import helper
+from onnx.external_data_helper import set_external_data
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import LiveServer, live_server
@@ -231,6 +235,26 @@ def test_files_that_cannot_be(served: Controlled, config: str | None, files: dic
     assert served.uploads() == []
     assert not [key for key in served.index() if key[0] == "hostile"]
     assert served.client.is_server_ready()
+
+
+@pytest.mark.parametrize("kind", ["initializer", "constant", "pipe", "cut off"])
+def test_models_that_name_other_files(served: Controlled, tmp_path: Path, kind: str) -> None:
+    """The file is one of this test, and stays closed."""
+    other = tmp_path / "other"
+    os.mkfifo(other) if kind == "pipe" else other.write_bytes(bytes(16))
+    model = onnx.ModelProto.FromString(adder(1))
+    (tensor,) = model.graph.initializer
+    set_external_data(tensor, str(other), 0, 16)
+    tensor.ClearField("raw_data")
+    if kind == "constant":
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["number"], value=tensor))
+        del model.graph.initializer[:]
+    content = model.SerializeToString()[: -1 if kind == "cut off" else None]
+    why = {"constant": "no initializer of a graph", "cut off": "it is truncated"}.get(kind, "leaves the model's folder")
+    for config in ("{}", '{"backend": "onnxruntime"}'):
+        with refused("INVALID_ARGUMENT", why):
+            served.client.load_model("hostile", config=config, files={"file:1/model.onnx": content})
+    assert served.uploads() == []
 
 
 def test_parameters_of_the_wrong_type(served: Controlled) -> None:
