@@ -36,9 +36,9 @@ from gangway.server.http.replies import BINARY, EVENTS, JSON, Reply
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor, item_bytes
 from gangway.server.requests.contents import MAX_ID_BYTES, Raws
+from gangway.server.requests.remembered import Remembered
 
-MAX_CACHED_REQUESTS: Final = 1024
-MAX_CACHED_TEXT_BYTES: Final = 4096
+MAX_CACHED_TEXT_BYTES: Final = 32 << 10  # a longer one most often has tensors in it; to look it up takes time
 MAX_INPUTS: Final = 1024  # more than any model has, so that messages name what is wrong
 
 ELEMENT_BYTES: Final = 64  # of JSON for one element, at most, with blanks around it
@@ -120,20 +120,18 @@ class JsonRequests:
     """Reads requests. Those of equal JSON (a client's differ only in their tensors) are understood once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, bytes], JsonRequest] = {}
+        self._requests: Remembered[tuple[str, str, bytes], JsonRequest] = Remembered()
 
     def read(self, model: str, version: str, text: memoryview) -> JsonRequest:
         """Return what the JSON says. Raises RequestError (INVALID_ARGUMENT)."""
         if len(text) > MAX_CACHED_TEXT_BYTES:
             return read_request(model, version, text)
         key = (model, version, bytes(text))
-        request = self._known.get(key)
+        request = self._requests.known.get(key)
         if request is None:
             request = read_request(model, version, text)
             if request.cachable:
-                if len(self._known) >= MAX_CACHED_REQUESTS:
-                    self._known.clear()
-                self._known[key] = request
+                self._requests.add(key, request, len(text))
         return request
 
 
@@ -245,7 +243,6 @@ def _flag(parameters: dict[str, Any], name: str, where: str) -> bool | None:
     return value
 
 
-MAX_CACHED_HEADS: Final = 1024
 _ID_TAG: Final = pb.ModelInferResponse.ID_FIELD_NUMBER << 3 | 2
 _RAW_TAG: Final = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2
 _SHARED_MEMORY: Final = "shared_memory_region"
@@ -310,13 +307,13 @@ class JsonResponses:
     """Writes responses. What is equal in them, all but ids and tensors, is written once."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[bytes, BinaryOutputs, tuple[int, ...]], bytes] = {}
+        self._heads: Remembered[tuple[bytes, BinaryOutputs, tuple[int, ...]], bytes] = Remembered()
 
     def reply(self, response: bytes, binary_outputs: BinaryOutputs) -> Reply:
         """Return the reply to a served request. Raises RequestError if an output cannot be sent as it is wanted."""
         header, request_id, raws = split_response(response)
         key = (header, binary_outputs, tuple(map(len, raws)))
-        head = self._heads.get(key)
+        head = self._heads.known.get(key)
         if head is not None:
             return _binary_reply(_with_id(head, request_id), raws)
         message = pb.ModelInferResponse.FromString(header)
@@ -328,9 +325,7 @@ class JsonResponses:
             all(raw is None or binary_outputs.wants_binary(tensor.name) for tensor, raw in outputs)
             and not message.parameters
         ):
-            if len(self._heads) >= MAX_CACHED_HEADS:
-                self._heads.clear()
-            self._heads[key] = head
+            self._heads.add(key, head, len(header) + len(head))
         binary = [raw for tensor, raw in outputs if raw is not None and binary_outputs.wants_binary(tensor.name)]
         return _binary_reply(_with_id(head, request_id), binary)
 

@@ -45,9 +45,8 @@ from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
 from gangway.server.requests.python_codec import PythonCodec, about_of, python_codec_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
+from gangway.server.requests.remembered import Remembered
 
-MAX_CACHED_PLANS = 1024
-MAX_CACHED_HEADER_BYTES = 4096
 MAX_CACHED_VALUES = 16
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
@@ -175,8 +174,8 @@ class RequestPlanner:
 
     def __init__(self, models: Models) -> None:
         self.models = models
-        self._plans: dict[tuple[bytes, bool], RequestPlan] = {}
-        self._forms: dict[tuple[int, bytes], tuple[Form, RequestPlan]] = {}
+        self._plans: Remembered[tuple[bytes, bool], RequestPlan] = Remembered()
+        self._forms: Remembered[tuple[int, bytes], tuple[Form, RequestPlan]] = Remembered()
         self._graphs = Graphs(models)
 
     def known(self, message: bytes) -> KnownRequest | None:
@@ -185,33 +184,29 @@ class RequestPlanner:
         The first field, which is the model's name, and the length find requests of the same form in one step.
         """
         key = len(message), message[: 2 + message[1]] if len(message) > 1 else b""
-        found = self._forms.get(key)
+        found = self._forms.known.get(key)
         try:
             if found is not None and (parts := found[0].split(message)) is not None:
                 return KnownRequest(found[1], *parts)
             header, request_id, raws = split_request(message)
-            plan = self._plans.get((header, bool(raws)))
+            plan = self._plans.known.get((header, bool(raws)))
             if plan is None or plan.plain_codec is None:
                 return None
             if not plan.regions and tuple(map(len, raws)) != plan.input_sizes:
                 return None
-            if len(self._forms) >= MAX_CACHED_PLANS:
-                self._forms.clear()
-            self._forms.setdefault(key, (Form.of(message), plan))
+            self._forms.add(key, (Form.of(message), plan), len(header))
         except MalformedRequestError:
             return None
         return KnownRequest(plan, request_id, raws)
 
     def plan(self, header: bytes, has_raws: bool) -> RequestPlan:
         """Return what the header asks for. Raises RequestError."""
-        plan = self._plans.get((header, has_raws))
+        plan = self._plans.known.get((header, has_raws))
         if plan is None:
             plan = make_plan(self.models, header, has_raws, self._graphs)
             is_unique = plan.sequence is not None and plan.sequence.is_unique
-            if not (plan.typed or is_unique) and len(header) <= MAX_CACHED_HEADER_BYTES:
-                if len(self._plans) >= MAX_CACHED_PLANS:
-                    self._plans.clear()
-                self._plans[header, has_raws] = plan
+            if not (plan.typed or is_unique):
+                self._plans.add((header, has_raws), plan, len(header))
         return plan
 
 
