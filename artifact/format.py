@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 Precision = Literal["fp32", "bf16"]
 ALIGNMENT_BYTES = 64
 
@@ -201,6 +201,7 @@ class Manifest:
     compiler_version: str = ""
     precision: Precision = "fp32"  # the lowest of products; activations are float32
     keep_fp32: tuple[str, ...] = ()  # names of layers that were to stay float32, sorted
+    difference: str = ""  # how answers differ from onnxruntime's, for people; empty if they agree or it is not known
     integers: str = ""  # what multiplies 8-bit numbers, for people; empty if the model has none
     precision_note: str = ""  # how answers agree with those in fp32, or why it is in fp32: of a job, not of the file
     format_version: int = FORMAT_VERSION

@@ -67,6 +67,12 @@ def _show(compiled: Compiled, seconds: float, console: Console) -> None:
     if manifest.integers:
         integers = f"8-bit numbers by {manifest.integers}"
         console.print(f"{manifest.model_name}: {integers}", highlight=False, soft_wrap=True)
+    if manifest.difference:
+        console.print(
+            f"{manifest.model_name}: answers otherwise than onnxruntime: {manifest.difference}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if manifest.precision_note:
         console.print(f"{manifest.model_name}: {manifest.precision_note}", highlight=False, soft_wrap=True)
     made = "left to onnxruntime" if manifest.fallback_reason else "compiled"

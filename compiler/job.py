@@ -29,6 +29,7 @@ from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.candidate import Candidate
+from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, read_graph
@@ -126,17 +127,21 @@ class Job:
                     _layer(step, plan, version, places, islands.get(step.spec, ""))
                     for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
                 )
-            # onnxruntime uses all that this machine has: a lesser target is not compared with it.
-            if is_doubtful(layers) and self._target.name == detect().name:
-                with self._phases.timed(COMPARISON_PHASE):
-                    weights_path = writer.flushed_weights()
-                    compiled = Candidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
+            difference = ""
+            with self._phases.timed(COMPARISON_PHASE):
+                weights_path = writer.flushed_weights()
+                compiled = Candidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
+                # onnxruntime uses all that this machine has: a lesser target is not compared with it.
+                if is_doubtful(layers) and self._target.name == detect().name:
                     require_speed(self._path, self._dimensions, compiled)
+                if self._precision == "fp32":
+                    is_tail = isinstance(steps[-1].spec, TailSpec)
+                    difference = difference_from_onnxruntime(self._path, self._dimensions, compiled, is_tail)
             with self._phases.timed("write"):
                 arrays = {id(array): array for step in steps for array in step.weights.values()}
                 parameters = sum(array.size for array in arrays.values())
                 manifest = self._manifest(graph, layers, choose_passes(steps), lowered, parameters)
-                return writer.commit(replace(manifest, session_bytes=session_bytes))
+                return writer.commit(replace(manifest, session_bytes=session_bytes, difference=difference))
 
     def _with_precision(self, lowered: Lowered) -> Lowered:
         steps = with_precision(lowered.steps, self._precision, self._target, self._keep_fp32)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 Progress = Callable[[str, int, int], None]
 """`progress(phase, done, total)`; those of PHASES in this order, or some of them and then FALLBACK_PHASE."""
 
-PHASES = ("key", "import", "read", "graph", "kernels", "weights", "write")
-COMPARISON_PHASE = "comparison"  # comes before "write" if the model is quantised
+COMPARISON_PHASE = "comparison"  # with onnxruntime
+PHASES = ("key", "import", "read", "graph", "kernels", "weights", COMPARISON_PHASE, "write")
 AGREEMENT_PHASE = "agreement"  # comes after all others of a model in bf16
 TUNED_PHASE = "versions"  # comes after all others if the model has been tuned
 FALLBACK_PHASE = "onnxruntime"  # comes after the phase in which it turns out that the model cannot be compiled

@@ -333,6 +333,7 @@ CHOSEN_PRECISION_PARAMETER = "gangway_precision"  # of products in kernels; set 
 BOTH_PRECISIONS = f"{FP32}, {BF16}"  # its value where the scheduler chooses for each request
 PRECISION_NOTE_PARAMETER = "gangway_precision_note"  # how well it agrees with fp32, or why it is not used; likewise
 INTEGERS_PARAMETER = "gangway_integers"  # what multiplies 8-bit numbers; set by the server
+DIFFERENCE_PARAMETER = "gangway_difference"  # of its answers from onnxruntime's; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
 NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
 MAX_SIZE = 2**31 - 1  # of a dimension

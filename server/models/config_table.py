@@ -252,6 +252,7 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),
     "gangway_precision_note": _honoured("set by the server: how answers in bf16 agree with those in fp32, or why not"),
     "gangway_integers": _honoured("set by the server: what multiplies a quantised model's numbers; see precision.md"),
+    "gangway_difference": _honoured("set by the server: how answers differ from onnxruntime's; see troubleshooting.md"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
     "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
     "gangway_target_since": _honoured("set by the server: when a target that is a multiple began to count"),

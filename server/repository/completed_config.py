@@ -17,6 +17,7 @@ from gangway.server.models.config import (
     BUCKETS_PARAMETER,
     CHOSEN_PRECISION_PARAMETER,
     DEFAULT_MODEL_FILENAME,
+    DIFFERENCE_PARAMETER,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
     FIRST_ANSWER,
@@ -111,6 +112,8 @@ def tell_engine(config: ModelConfig, manifest: Manifest, in_bf16: InBf16 = NOT_W
     if manifest.engine is Engine.NATIVE:
         chosen = BOTH_PRECISIONS if in_bf16.manifest is not None else manifest.precision
         config.parameters[CHOSEN_PRECISION_PARAMETER].string_value = chosen
+    if manifest.difference:
+        config.parameters[DIFFERENCE_PARAMETER].string_value = manifest.difference
     if manifest.integers:
         config.parameters[INTEGERS_PARAMETER].string_value = manifest.integers
     if note := manifest.precision_note or in_bf16.note:

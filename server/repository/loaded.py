@@ -14,7 +14,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.server.messages import ModelReady, VariantReady
-from gangway.server.models.config import Qos
+from gangway.server.models.config import DIFFERENCE_PARAMETER, Qos
 from gangway.server.models.settings import ModelBatching, QueuePolicies
 from gangway.server.repository.repository import ModelVersion
 
@@ -101,6 +101,7 @@ class ModelVariants:
     refused: set[Sizes] = field(default_factory=set)
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
+    difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
 
     @property
@@ -139,8 +140,11 @@ class ModelVariants:
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""
-        values = ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
-        return f"{self.ready.name}, version {self.ready.version}, {values}"
+        return f"{self.ready.name}, version {self.ready.version}, {self.sizes_text(sizes)}"
+
+    def sizes_text(self, sizes: Sizes) -> str:
+        """Return sizes and what they are called."""
+        return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +189,21 @@ def profile_message(
 def config_of(ready: ModelReady) -> ModelConfig:
     """Return a model's completed configuration."""
     return ModelConfig.FromString(base64.b64decode(ready.config))
+
+
+def with_difference(ready: ModelReady, difference: str) -> ModelReady:
+    """Return a model whose configuration says how its answers differ from onnxruntime's."""
+    config = config_of(ready)
+    config.parameters[DIFFERENCE_PARAMETER].string_value = difference
+    return replace(ready, config=base64.b64encode(config.SerializeToString()).decode())
+
+
+def warn_of_difference(title: str, manifest: Manifest) -> None:
+    """Say in the log if a compiled model answers otherwise than onnxruntime."""
+    if manifest.difference:
+        _log.warning(
+            "%s: compiled, it answers random numbers otherwise than onnxruntime: %s", title, manifest.difference
+        )
 
 
 def policies_of(ready: ModelReady) -> QueuePolicies:

@@ -62,7 +62,9 @@ from gangway.server.repository.loaded import (
     config_of,
     profile_message,
     resolve_qos_us,
+    warn_of_difference,
     warn_of_target,
+    with_difference,
 )
 from gangway.server.repository.precisions import NOT_WANTED, InBf16, PrecisionPairs
 from gangway.server.repository.profiles import BackgroundProfiler
@@ -266,6 +268,8 @@ class ModelLoader:
             isolated_us=isolated.compute_us,
         )
         if model.variants is not None:
+            if model.variants.difference:  # which was found after the model was loaded
+                ready = with_difference(ready, model.variants.difference)
             model.variants.ready = ready
         self._scheduler.set_profile(profile_message(ready.model_id, ready, isolated))
         self._pairs.set_target(ready)
@@ -428,7 +432,10 @@ class ModelLoader:
         )
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
+        warn_of_difference(f"{entry.name}, version {entry.version}", manifest)
         shaped = await self._variants.prepare(ready, entry.path, declared, spec, entry.qos, wanted)
+        if shaped is not None:
+            ready = shaped.ready  # it may say how declared sizes differ
         if shaped is None and bucket_sizes(config) and ready.symbols:
             why = "nothing is compiled with optional inputs or strings"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])

@@ -27,6 +27,8 @@ from gangway.server.repository.loaded import (
     Trials,
     profile_message,
     resolve_qos_us,
+    warn_of_difference,
+    with_difference,
 )
 from gangway.server.repository.precisions import PrecisionPairs
 from gangway.server.repository.profiles import BackgroundProfiler
@@ -234,7 +236,14 @@ class ShapeCache:
         self._profiles.add(spec.model_id, manifest)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
+        is_news = bool(manifest.difference) and not model.difference
+        if is_news:
+            warn_of_difference(title, manifest)
+            model.difference = f"with {model.sizes_text(sizes)}, {manifest.difference}"
+            model.ready = with_difference(model.ready, model.difference)
         if self._models.get(model.key) is model:
+            if is_news:
+                self._clients.announce_target(model.ready)
             self._clients.announce_variant(variant)
         in_precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
         _log.info("%s: ready, compiled for these sizes%s", title, in_precision)

@@ -98,7 +98,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 1}, "format version 1 instead of 10"),
+        ({"format_version": 1}, "format version 1 instead of 11"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes: expected `int`, got `str`"),
