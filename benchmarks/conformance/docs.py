@@ -31,6 +31,24 @@ range and a division of integers by zero are refused, as by onnxruntime
 These tests feed weights as inputs. With constant weights, as in trained models, Conv, ConvTranspose, LSTM, GRU, RNN,
 Gemm, Pad, Slice, and QuantizeLinear and DequantizeLinear of several scales are native, too.
 """
+_OTHER_ANSWERS = """## Numbers to which onnxruntime has other answers
+
+They depend on where the numbers stand, on shapes or on the processor, or to follow them would slow kernels down.
+
+| operator | numbers | kernels | onnxruntime 1.31.1 |
+|---|---|---|---|
+| ReduceMax, ReduceMin | NaN | NaN | by its place: NaN, the extreme of the others, or another number |
+| Hardmax | NaN | the largest of the others; none if NaN is the first number | by its place: also none, or another one |
+| MaxPool | a window of -inf | -inf | by its place and stride: -inf, or the lowest number |
+| DynamicQuantizeLinear | NaN | the scale is NaN | NaN does not count for the scale |
+| LayerNormalization | a square that overflows | NaN | 0 or NaN |
+| Attention | NaN in a mask, for a key that is_causal hides | hidden | NaN |
+| Clip before opset 11 | a lower limit above the upper one | the upper limit | refuses the file |
+| reductions of uint32, uint64 | any | computed | refuses the file |
+
+A task of Sin, Cos, Tan or Mod with fmod that meets an angle beyond 2^20, or a quotient beyond 2^26, is computed once
+more in a slower way, which is exact.
+"""
 
 
 def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int]) -> None:
@@ -42,6 +60,7 @@ def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int
         _total(scope),
         f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
         *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
+        _OTHER_ANSWERS,
         f"## Not in scope\n\n{_excluded(excluded)}",
         f"## Operators without a test in scope\n\n{_untested(results)}",
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
@@ -18,6 +18,7 @@ from gangway.compiler.kernels.specs import Array
 
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
+_SELECTS = 9  # the first operator set with Where
 _ONE_AXIS = 13  # before this operator set, an axis meant all from there on
 _MOST_SUMMED = 1 << 16  # of all sums together: tens of microseconds
 
@@ -134,6 +135,22 @@ def write_body(node: Node, graph: Graph) -> tuple[Node, ...]:
     return tuple(body.nodes)
 
 
+def hide_keys(node: Node, graph: Graph) -> tuple[Node, ...]:
+    """Return nodes that make an Attention's mask one in which -inf is in the place of the lowest number, if need be.
+
+    onnxruntime's answer is 0 where a mask leaves no key of a row, by the one or the other; ONNX knows only -inf.
+    """
+    body, name = Body(node, graph), node.inputs[3] if len(node.inputs) > 3 else ""
+    if not name or body.type_of(name).dtype not in FLOATS:
+        return ()
+    dtype = body.type_of(name).dtype
+    lowest = body.constant(np.finfo(dtype).min, dtype)
+    hidden = body.op("LessOrEqual", name, lowest, output=f"{node.outputs[0]}/hidden")
+    never = body.constant(-math.inf, dtype)
+    body.op("Where", hidden, never, name, output=f"{node.outputs[0]}/mask")
+    return tuple(body.nodes)
+
+
 @defines("Conv", "MaxPool", "AveragePool")
 def of_a_line(body: Body) -> None:
     """A line of pixels is an image of one row."""
@@ -163,6 +180,10 @@ def of_everything(body: Body) -> None:
     axes = list(range(2, len(body.type(0).shape)))
     operator = "ReduceMean" if body.node.operator == "GlobalAveragePool" else "ReduceMax"
     result = body.reduce(operator, body.node.inputs[0], axes)
+    if operator == "ReduceMax" and body.type(0).dtype in FLOATS:
+        lowest = body.constant(np.finfo(body.type(0).dtype).min, body.type(0).dtype)  # as of onnxruntime
+        body.op("Max", result, lowest, output=body.node.outputs[0])
+        return
     body.op("Identity", result, output=body.node.outputs[0])
 
 
@@ -277,6 +298,8 @@ def hardmax(body: Body) -> None:
     place = body.op("ArgMax", body.node.inputs[0], axis=axis, keepdims=1)
     positions = np.arange(kind.shape[axis]).reshape([-1] + [1] * (len(kind.shape) - axis - 1))
     here = body.op("Equal", place, body.constant(positions))
+    if kind.dtype in FLOATS:  # where NaN is the first number, there is no largest one
+        here = body.op("And", here, body.op("Not", body.op("IsNaN", body.node.inputs[0])))
     one, zero = (body.constant(np.full(1, value, kind.dtype)) for value in (1, 0))
     body.op("Where", here, one, zero, output=body.node.outputs[0])
 
@@ -360,6 +383,9 @@ def log_sum_exp(body: Body) -> None:
         return
     axes = axes or list(range(len(kind.shape)))
     most = body.reduce("ReduceMax", body.node.inputs[0], axes)
+    if body.graph.opset >= _SELECTS and kind.dtype in FLOATS:  # less an infinite maximum, all would be NaN
+        finite = body.op("Less", body.op("Abs", most), body.constant(math.inf, kind.dtype))
+        most = body.op("Where", finite, most, body.constant(0, kind.dtype))
     shifted = body.op("Exp", body.op("Sub", body.node.inputs[0], most))
     logarithm = body.op("Log", body.reduce("ReduceSum", shifted, axes))
     total = body.op("Add", logarithm, most)
@@ -368,6 +394,24 @@ def log_sum_exp(body: Body) -> None:
     else:
         summed = body.reduce("ReduceSum", total, axes, keepdims=0)
         body.op("Identity", summed, output=body.node.outputs[0])
+
+
+@defines("DynamicQuantizeLinear")
+def dynamic_quantisation(body: Body) -> None:
+    """By a range that has 0 in it; that of zeros alone has the scale 1."""
+    (x,), dtype = body.node.inputs, body.type(0).dtype
+    zero, steps = body.constant(0, dtype), body.constant(255, dtype)
+    axes = list(range(len(body.type(0).shape)))
+    least, largest = (
+        body.op(limit, body.reduce(f"Reduce{limit}", x, axes, keepdims=0), zero) for limit in ("Min", "Max")
+    )
+    width = body.op("Sub", largest, least)
+    width = body.op("Where", body.op("Equal", width, zero), steps, width)
+    y, scale, point = (*body.node.outputs, "", "")[:3]
+    scale = body.op("Div", width, steps, output=scale)
+    begin = body.op("Max", zero, body.op("Min", steps, body.op("Sub", zero, body.op("Div", least, scale))))
+    point = body.op("Cast", body.op("Round", begin), output=point, to=TensorProto.UINT8)
+    body.op("QuantizeLinear", x, scale, point, output=y)
 
 
 @defines("LRN")

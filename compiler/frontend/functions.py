@@ -13,7 +13,7 @@ import onnx
 from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.decompositions import decompose
+from gangway.compiler.frontend.decompositions import decompose, hide_keys
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, TensorType, apply_rule
 from gangway.compiler.frontend.shape_inference import (
     infer_shapes,
@@ -120,9 +120,12 @@ def _body(node: Node, graph: Graph) -> tuple[Node, ...]:
     function = _function(node, graph)
     if function is None or any(inner.op_type in _CONTROL_FLOW for inner in function.node):
         return ()
+    hidden = hide_keys(node, graph) if node.operator == "Attention" else None
+    node = replace(node, inputs=(*node.inputs[:3], hidden[-1].outputs[0], *node.inputs[4:])) if hidden else node
     names = _names(node, function)
     values = _attributes(node, graph.opset, function)
-    return tuple(_inner_node(inner, names, values, f"{node.name}/{index}") for index, inner in enumerate(function.node))
+    inner = (_inner_node(inner, names, values, f"{node.name}/{index}") for index, inner in enumerate(function.node))
+    return *(hidden or ()), *inner
 
 
 def _function(node: Node, graph: Graph) -> Any:

@@ -205,7 +205,7 @@ def _single_steps(editor: Editor, node: Node) -> Iterator[Node]:
     alpha, beta = (node.attributes.get(name, 1.0) for name in ("alpha", "beta"))
     if alpha != 1.0:
         steps.append(("Mul", (editor.constant(f"{output}:alpha", number(alpha)),)))
-    if len(node.inputs) > 2 and node.inputs[2]:
+    if len(node.inputs) > 2 and node.inputs[2] and beta:
         summand = node.inputs[2]
         if beta != 1.0:
             factor = editor.constant(f"{output}:beta", number(beta))

@@ -250,6 +250,14 @@ def vector_lanes(most: int, length: int) -> int:
     return most
 
 
+def lane_maximum(register: Register, lanes: int, dtype: str) -> Expr:
+    """The largest of a vector's numbers, none of which is NaN."""
+    while lanes > 1:
+        lanes //= 2
+        register = Register(lanes, tirx.Max(register.part(0, lanes), register.part(lanes, lanes)), dtype)
+    return register.value
+
+
 def lane_sum(register: Register, lanes: int) -> Expr:
     """The sum of a vector's numbers, added pairwise."""
     while lanes > 1:

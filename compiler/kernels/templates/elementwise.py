@@ -8,10 +8,11 @@ multiple: numbers are computed twice rather than one by one.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
@@ -48,7 +49,7 @@ from gangway.compiler.kernels.templates.builder import (
     widen,
 )
 from gangway.compiler.kernels.templates.float32_math import activate, quantised
-from gangway.compiler.kernels.templates.instructions import evaluate, undivided
+from gangway.compiler.kernels.templates.instructions import Doubt, evaluate, may_doubt, undivided
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     TASK_ELEMENTS,
@@ -149,6 +150,7 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
     parts = -(-loops.length // part)
     lanes = vector_lanes(target.lanes, loops.length)
+    has_fma = "fma" in target.features
     vectors = -(-part // lanes)
 
     def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -157,8 +159,9 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         limits = inputs.pop(1) if spec.limits else None
         quantisations = [_limits(limits, number, lanes) for number in range(spec.limits)]
         first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
+        doubts = [Doubt(item, lanes, has_fma) for item in spec.program if may_doubt(item)]
 
-        def line(offset: Expr) -> None:
+        def line(offset: Expr, careful: bool = False) -> None:
             bases = loops.bases(first_line + offset)
             hoisted = [
                 _operand(spec, n, inputs[n], bases[n], 0, 1) if step == 0 else None
@@ -172,13 +175,17 @@ def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
                     for n, value in enumerate(values)
                 ]
-                result = run(spec, found, lanes, marks, quantisations)
+                result = run(spec, found, lanes, marks, quantisations, () if careful else doubts, careful)
                 target_place = (first_line + offset) * loops.length + place
                 store(y, target_place, stored(result, _result(spec), lanes), lanes)
 
             repeat(at_most(vectors, quotient(loops.length - begin + lanes - 1, lanes)), vector)
 
-        repeat(at_most(lines, loops.lines - first_line), line)
+        count = at_most(lines, loops.lines - first_line)
+        repeat(count, line)
+        if doubts:
+            justified = reduce(tirx.Or, (doubt.is_justified for doubt in doubts))
+            when(justified, lambda: repeat(count, partial(line, careful=True)))
         for check, mark in enumerate(marks, 1):
             _refuse_marked(mark, lanes, check, buffers[-1])
 
@@ -221,15 +228,17 @@ def run(
     lanes: int,
     marks: Sequence[Register] = (),
     quantisations: Sequence[Limits] = (),
+    doubts: Sequence[Doubt] = (),
+    careful: bool = False,
 ) -> Expr:
     """The last value of the program; each check sets lanes of its mark where it finds something.
 
-    `quantisations`: scale and limits of each instruction "quantise".
+    `quantisations`: scale and limits of each instruction "quantise". `careful`: see `Doubt`.
 
     Raises UnsupportedSpecError for an operator that is not there for its type.
     """
     values, dtypes = list(operands), [operand.dtype for operand in spec.operands]
-    unused, unread = iter(marks), iter(quantisations)
+    unused, unread, unsure = iter(marks), iter(quantisations), iter(doubts)
     for item in spec.program:
         dtype = dtypes[item.sources[-1]] if item.sources else item.dtype
         for check in spec.checks_of(item) if marks else ():
@@ -241,7 +250,10 @@ def run(
             dtypes.append(item.dtype)
             continue
         try:
-            values.append(evaluate(item, [values[source] for source in item.sources], dtype, lanes))
+            sources = [values[source] for source in item.sources]
+            if doubts and may_doubt(item):
+                next(unsure).add(sources)
+            values.append(evaluate(item, sources, dtype, lanes, careful))
         except KeyError as error:
             raise UnsupportedSpecError(f"no operator {item.operator} of {dtype}") from error
         dtypes.append(item.dtype)

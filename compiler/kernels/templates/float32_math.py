@@ -109,8 +109,11 @@ def quantised(x: Expr, scale: Expr, least: Expr, largest: Expr, lanes: int) -> E
 
 
 def _gelu(x: Expr, lanes: int) -> Expr:
-    """x (1 + erf(x / sqrt 2)) / 2, as max(x, 0) - |x| erfc(|x| / sqrt 2) / 2: nothing cancels in either tail."""
-    size = bind(clip(absolute(x, lanes), -math.inf, _GELU_MOST, lanes))
+    """x (1 + erf(x / sqrt 2)) / 2, as max(x, 0) - |x| erfc(|x| / sqrt 2) / 2: nothing cancels in either tail.
+
+    -inf gives NaN, as its product with 0 does.
+    """
+    size = bind(tirx.Max(constant(0.0, lanes) - x, tirx.Min(constant(_GELU_MOST, lanes), x)))
     tail = size * constant(0.5, lanes) * erfc(size * constant(math.sqrt(0.5), lanes), lanes)
     return tirx.Max(constant(0.0, lanes), x) - tail
 

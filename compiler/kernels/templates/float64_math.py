@@ -1,14 +1,16 @@
 """Elementary functions of vectors of float64, in TIR, as polynomials: no calls. Other floats may go through them, too.
 
-Largest relative errors: 1e-15, but of pow 1e-15 (1 + |y log x|), and sin, cos and tan have |x| 1e-16 absolute beside
-it. So a float32 that goes through them is nearly always the one nearest to the true result. NaN stays.
+Largest relative errors: 1e-15, but of pow 1e-15 (1 + |y log x|), and sin, cos and tan have 1e-16 absolute beside it. So
+a float32 that goes through them is nearly always the one nearest to the true result. NaN stays.
 
-Reductions of the argument are those of Cody and Waite 1980; series are Taylor's unless something else is said.
+Reductions of the argument are those of Cody and Waite 1980 and, of large angles, of Payne and Hanek 1983; series are
+Taylor's unless something else is said.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
+from itertools import product
 
 from tvm import tirx
 
@@ -18,6 +20,8 @@ from gangway.compiler.kernels.templates.builder import (
     constant,
     floor,
     keep,
+    lane_maximum,
+    repeat,
     truncate,
     vector_dtype,
 )
@@ -25,6 +29,8 @@ from gangway.compiler.kernels.templates.builder import (
 # log(2) and pi / 2 in parts, of which the first have so few bits that products with small integers are exact.
 _LN_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _HALF_PI = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
+LARGE_ANGLE = 2.0**20  # up to it, products with the parts of pi / 2 are exact
+_LEAST_EXPONENT, _CUT_BITS, _DIGITS = 19, 27, 6  # of the reduction of larger ones
 _ROUNDER, _ROUNDER_BITS = 1.5 * 2.0**52, 0x4338000000000000  # as in `activate`, of float64
 _MANTISSA_BITS, _EXPONENT_BIAS = 52, 1023
 _EXP_RANGE = (-750.0, 710.0)  # beyond it, exp is zero or infinite
@@ -82,11 +88,13 @@ def log1p(x: Expr, lanes: int) -> Expr:
     return keep(tirx.Select(exact, x, corrected))
 
 
-def _sin_and_cos(x: Expr, lanes: int) -> tuple[Expr, Expr]:
+def _sin_and_cos(x: Expr, lanes: int, large: bool) -> tuple[Expr, Expr]:
     whole, quadrant = _nearest(x, 2 / math.pi, lanes)
     rest = x
     for part in _HALF_PI:
         rest = keep(rest - whole * _number(part, lanes))
+    if large:
+        rest, quadrant = _reduced(x, rest, quadrant, lanes)
     square = keep(rest * rest)
     sine = keep(rest * _polynomial(_SIN, square, lanes))
     cosine = _polynomial(_COS, square, lanes)
@@ -99,19 +107,81 @@ def _sin_and_cos(x: Expr, lanes: int) -> tuple[Expr, Expr]:
     return keep(tirx.Select(down, zero - first, first)), keep(tirx.Select(left, zero - second, second))
 
 
-def sin(x: Expr, lanes: int) -> Expr:
-    """Sine, of radians."""
-    return _sin_and_cos(x, lanes)[0]
+def _reduced(x: Expr, near: Expr, quadrant: Expr, lanes: int) -> tuple[Expr, Expr]:
+    """Angles modulo pi / 2, and how often that is in them, modulo 4; those of angles that are not large are given.
+
+    An angle is multiplied by those digits of 2 / pi whose products are no multiples of 4 and not too small to matter.
+    Which ones depends on its exponent. Angle and digits are cut so that all products are exact.
+    """
+    size, four, zero = keep(tirx.abs(x)), _number(4.0, lanes), _number(0.0, lanes)
+    digits = [Register(lanes, zero, "float64") for _ in range(_DIGITS)]
+    for exponent, numbers in _two_over_pi():
+        for register, number in zip(digits, numbers, strict=True):
+            register.set(tirx.Select(size >= _number(2.0**exponent, lanes), _number(number, lanes), register.value))
+    upper = _from_bits(_as_bits(size, lanes) & constant(-1 << _CUT_BITS, lanes, "int64"), lanes)
+    parts = [upper, _opaque(size - upper, lanes)]
+    total, error = Register(lanes, zero, "float64"), Register(lanes, zero, "float64")
+    for part, register in product(parts, digits):
+        scaled = _opaque(part * register.value, lanes)
+        summand = _opaque(scaled - four * floor(keep(scaled * _number(0.25, lanes)), "float64", lanes), lanes)
+        before = keep(total.value)  # the sum and what its rounding loses (Knuth 1969)
+        total.set(before + summand)
+        added = _opaque(total.value - before, lanes)
+        error.set(error.value + ((before - _opaque(total.value - added, lanes)) + (summand - added)))
+    whole = floor(keep(total.value + _number(0.5, lanes)), "float64", lanes)
+    rest = keep((_opaque(total.value - whole, lanes) + error.value) * _number(math.pi / 2, lanes))
+    count = keep(tirx.Cast(vector_dtype("int64", lanes), tirx.Select(size < _number(math.inf, lanes), whole, zero)))
+    large, negative = size > _number(LARGE_ANGLE, lanes), x < zero
+    rest = keep(tirx.Select(size < _number(math.inf, lanes), rest, _number(math.nan, lanes)))
+    count = keep(tirx.Select(negative, constant(0, lanes, "int64") - count, count))
+    rest = keep(tirx.Select(large, keep(tirx.Select(negative, zero - rest, rest)), near))
+    return rest, keep(tirx.Select(large, count, quadrant))
 
 
-def cos(x: Expr, lanes: int) -> Expr:
-    """Cosine, of radians."""
-    return _sin_and_cos(x, lanes)[1]
+@cache
+def _two_over_pi() -> list[tuple[int, list[float]]]:
+    """For ascending exponents, from which on they count: digits of 2 / pi, `_CUT_BITS` - 1 bits in each part."""
+    width, bits, found = _CUT_BITS - 1, 1400, []
+    value = (2 << (2 * bits)) // _pi(bits)  # 2 / pi in units of 2^-bits
+    for exponent in range(_LEAST_EXPONENT, 1024, _CUT_BITS):
+        first = 54 - exponent  # the place of the first bit that counts: products with those before are multiples of 4
+        kept, numbers = value % (1 << (bits + first)) if bits + first > 0 else 0, []
+        for number in range(1, _DIGITS + 1):
+            unit = bits + first - number * width
+            piece = kept >> unit
+            kept -= piece << unit
+            numbers.append(math.ldexp(piece, first - number * width))
+        found.append((exponent, numbers))
+    return found
 
 
-def tan(x: Expr, lanes: int) -> Expr:
-    """Tangent, of radians."""
-    sine, cosine = _sin_and_cos(x, lanes)
+def _pi(bits: int) -> int:
+    """Pi in units of 2^-bits, by Machin's formula."""
+    unit = 1 << (bits + 32)
+
+    def arctangent(divisor: int) -> int:
+        total, term, n = 0, unit // divisor, 0
+        while term:
+            total += (-1) ** n * (term // (2 * n + 1))
+            term, n = term // divisor**2, n + 1
+        return total
+
+    return 4 * (4 * arctangent(5) - arctangent(239)) >> 32
+
+
+def sin(x: Expr, lanes: int, large: bool = False) -> Expr:
+    """Sine, of radians; beyond `LARGE_ANGLE` only if they may be `large`."""
+    return _sin_and_cos(x, lanes, large)[0]
+
+
+def cos(x: Expr, lanes: int, large: bool = False) -> Expr:
+    """Cosine, likewise."""
+    return _sin_and_cos(x, lanes, large)[1]
+
+
+def tan(x: Expr, lanes: int, large: bool = False) -> Expr:
+    """Tangent, likewise."""
+    sine, cosine = _sin_and_cos(x, lanes, large)
     return keep(sine / cosine)
 
 
@@ -180,7 +250,9 @@ def acosh(x: Expr, lanes: int) -> Expr:
     t = keep(x - _number(1.0, lanes))
     inside = log1p(keep(t + tirx.sqrt(t * (t + _number(2.0, lanes)))), lanes)
     beyond = log(x, lanes) + _number(math.log(2), lanes)
-    return keep(tirx.Select(x > _number(1e150, lanes), beyond, inside))
+    result = keep(tirx.Select(x > _number(1e150, lanes), beyond, inside))
+    # The root of far negative numbers is as large as they are.
+    return keep(tirx.Select(x < _number(1.0, lanes), _number(math.nan, lanes), result))
 
 
 def atanh(x: Expr, lanes: int) -> Expr:
@@ -206,15 +278,47 @@ def power(x: Expr, y: Expr, lanes: int) -> Expr:
     return keep(tirx.Select(unit, one, result))
 
 
-def modulo(x: Expr, y: Expr, lanes: int) -> Expr:
-    """C's fmod: x - n y for the integer n nearest to x / y towards zero. Exact if |n| < 2^26 and both were float32."""
+def modulo(x: Expr, y: Expr, lanes: int, large: bool = False) -> Expr:
+    """C's fmod: x - n y for the integer n nearest to x / y towards zero. Exact if both were float32 and |n| < 2^26, or
+    if n may be `large`.
+    """
     zero, divisor, size = _number(0.0, lanes), keep(tirx.abs(y)), keep(tirx.abs(x))
     count = floor(keep(size / divisor), "float64", lanes)
     rest = _opaque(size - count * divisor, lanes)  # the quotient may have been rounded across an integer
     rest = keep(tirx.Select(rest < zero, rest + divisor, rest))
     rest = keep(tirx.Select(rest >= divisor, rest - divisor, rest))
+    if large:
+        rest = _divided_long(size, divisor, rest, lanes)
     whole = tirx.And(divisor >= _number(math.inf, lanes), size < divisor)
     return _signed(x, keep(tirx.Select(whole, size, rest)), lanes)
+
+
+def _divided_long(size: Expr, divisor: Expr, short: Expr, lanes: int) -> Expr:
+    """The rest of a division, bit by bit: no subtraction is rounded. What has no quotient is given."""
+    zero, infinity = _number(0.0, lanes), _number(math.inf, lanes)
+    finite = tirx.And(tirx.And(size < infinity, divisor > zero), divisor < infinity)
+    ratio = keep(tirx.Select(finite, keep(size / divisor), zero))
+    largest = tirx.Max(
+        tirx.Min(lane_maximum(Register(lanes, ratio, "float64"), lanes, "float64"), _number(2.0**1023, 1)),
+        _number(1.0, 1),
+    )
+    bits = tirx.reinterpret("int64", largest) >> tirx.const(_MANTISSA_BITS, "int64")
+    steps = keep(tirx.Cast("int32", bits - tirx.const(_EXPONENT_BIAS - 2, "int64")))
+    rest = Register(lanes, size, "float64")
+
+    def step(index: Expr) -> None:
+        power = tirx.Cast("int64", steps - 1 - index)
+        half = power >> tirx.const(1, "int64")
+        scale = [keep(_power_of_two(part, 1)) for part in (half, power - half)]
+        shifted = keep(divisor * _splat(scale[0], lanes) * _splat(scale[1], lanes))
+        rest.set(tirx.Select(rest.value >= shifted, rest.value - shifted, rest.value))
+
+    repeat(steps, step)
+    return keep(tirx.Select(finite, rest.value, short))
+
+
+def _splat(value: Expr, lanes: int) -> Expr:
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
 def erf(x: Expr, lanes: int) -> Expr:
@@ -280,9 +384,6 @@ UNARY: dict[str, Function] = {
     "exp": exp,
     "log": log,
     "log1p": log1p,
-    "sin": sin,
-    "cos": cos,
-    "tan": tan,
     "asin": asin,
     "acos": acos,
     "atan": atan,

@@ -4,7 +4,7 @@
 overflow has no defined result, but does no harm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from gangway.compiler.kernels.templates.builder import (
     holds,
     is_nan,
     keep,
+    lane_maximum,
     number,
     register_dtype,
     round_even,
@@ -55,11 +56,55 @@ _BITS: dict[str, Binary] = {
     "bit_xor": tirx.bitwise_xor,
 }
 _ROUNDINGS = {"floor": floor, "ceil": ceil, "round": round_even, "truncate": truncate}
+_DOUBTFUL: dict[str, Callable[..., Expr]] = {
+    "sin": float64_math.sin,
+    "cos": float64_math.cos,
+    "tan": float64_math.tan,
+    "fmod": float64_math.modulo,
+}
 _FLOAT32_MATH = {"exp": float32_math.exp, "log": float32_math.log}
 
 
-def evaluate(instruction: Instruction, values: list[Expr], dtype: str, lanes: int) -> Expr:
+class Doubt:
+    """How far numbers go beyond what the quick formula of an instruction suffices for.
+
+    If they do, the work is done again, `careful`, which takes much longer.
+    """
+
+    def __init__(self, instruction: Instruction, lanes: int, has_fma: bool) -> None:
+        self._lanes, self._kind = lanes, register_dtype(instruction.dtype)
+        self._limit = 0.0 if instruction.operator == "fmod" else float64_math.LARGE_ANGLE
+        self._most = 2.0**26 if self._kind == "float32" else 2.0**50 if has_fma else 1.0  # a quotient of `fmod`
+        self._found = Register(lanes, constant(self._limit, lanes, self._kind), self._kind)
+
+    def add(self, values: Sequence[Expr]) -> None:
+        """Look at the sources of the instruction. NaN is passed over."""
+        beyond = tirx.abs(values[0])
+        if len(values) > 1:
+            beyond = beyond - tirx.abs(values[1]) * constant(self._most, self._lanes, self._kind)
+        self._found.set(tirx.Max(beyond, self._found.value))
+
+    @property
+    def is_justified(self) -> Expr:
+        """Whether there has been such a number."""
+        return lane_maximum(self._found, self._lanes, self._kind) > constant(self._limit, 1, self._kind)
+
+
+def may_doubt(instruction: Instruction) -> bool:
+    """Whether the quick formula of an instruction does not suffice for all numbers."""
+    return instruction.operator in _DOUBTFUL and instruction.dtype in FLOATS
+
+
+def evaluate(
+    instruction: Instruction,
+    values: list[Expr],
+    dtype: str,
+    lanes: int,
+    careful: bool = False,
+) -> Expr:
     """The result of an instruction, in registers; `values` are its sources, all of `dtype` but the first of `where`.
+
+    `careful`: also of numbers that justify a `Doubt`.
 
     Raises KeyError for an operator that does not exist for this type.
     """
@@ -77,7 +122,7 @@ def evaluate(instruction: Instruction, values: list[Expr], dtype: str, lanes: in
     if name in ("is_nan", "is_inf"):
         return truth(_special(name, values[0], register_dtype(dtype), lanes), lanes)
     if dtype in FLOATS:
-        return keep(_float(name, values, dtype, lanes, instruction.parameters))
+        return keep(_float(name, values, dtype, lanes, instruction.parameters, careful))
     return keep(_integer(name, values, dtype, lanes))
 
 
@@ -90,7 +135,9 @@ def _special(name: str, x: Expr, kind: str, lanes: int) -> Expr:
     return is_nan(x, kind, lanes) if name == "is_nan" else tirx.EQ(tirx.abs(x), constant(float("inf"), lanes, kind))
 
 
-def _float(name: str, values: list[Expr], dtype: str, lanes: int, parameters: tuple[float | int, ...]) -> Expr:
+def _float(
+    name: str, values: list[Expr], dtype: str, lanes: int, parameters: tuple[float | int, ...], careful: bool
+) -> Expr:
     kind = register_dtype(dtype)
     x = values[0]
     zero = constant(0.0, lanes, kind)
@@ -117,16 +164,16 @@ def _float(name: str, values: list[Expr], dtype: str, lanes: int, parameters: tu
         return _FLOAT32_MATH[name](x, lanes)
     if kind == "float32" and name in get_args(ActivationName):
         return activate(x, Activation(cast(ActivationName, name), *parameters), lanes)
-    return _in_double(name, values, kind, lanes)
+    return _in_double(name, values, kind, lanes, careful)
 
 
-def _in_double(name: str, values: list[Expr], kind: str, lanes: int) -> Expr:
+def _in_double(name: str, values: list[Expr], kind: str, lanes: int, careful: bool) -> Expr:
     wide = [keep(convert(value, kind, "float64", lanes)) for value in values]
     match name:
         case "pow":
             result = float64_math.power(wide[0], wide[1], lanes)
-        case "fmod":
-            result = float64_math.modulo(wide[0], wide[1], lanes)
+        case "fmod" | "sin" | "cos" | "tan":
+            result = _DOUBTFUL[name](*wide, lanes, careful)
         case _:
             result = float64_math.UNARY[name](wide[0], lanes)
     return convert(result, "float64", kind, lanes)

@@ -46,6 +46,7 @@ from gangway.compiler.kernels.templates.tiling import (
 
 TILE_PIXELS = 8
 SUMS = 8  # independent sums, to hide the latency of the additions
+_LOWEST = -3.4028234663852886e38  # as of onnxruntime, whose largest number of -inf alone it is
 
 
 def candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -252,7 +253,7 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         x, y = bf16.Blocked(buffers[0], image.plane, spec.input_bf16), buffers[1]
 
         def plane(block: Expr, _: Expr) -> None:
-            start = 0.0 if spec.mode == "average" else float("-inf")
+            start = 0.0 if spec.mode == "average" else _LOWEST
             sums = [Register(lanes, constant(start, lanes)) for _ in range(sums_count)]
 
             def pixels(base: Expr, count: int) -> None:

@@ -17,13 +17,13 @@ Shape = tuple[int, ...]
 def gemm(program: Program, node: Node) -> None:
     """y = alpha x B + beta C; `simplify` has replaced those whose B is no constant, or whose C is no vector.
 
-    x may have any number of axes before the last one.
+    x may have any number of axes before the last one. If beta is 0, C counts nowhere, not even where it is NaN.
     """
     weights = program.constant(node, 1)
     weights = weights if node.attributes.get("transB", 0) else weights.T
     alpha, beta = (np.float32(node.attributes.get(name, 1.0)) for name in ("alpha", "beta"))
     bias = program.optional(node, 2)
-    dense(program, node, _scaled(weights, alpha), None if bias is None else _scaled(bias, beta))
+    dense(program, node, _scaled(weights, alpha), None if bias is None or not beta else _scaled(bias, beta))
 
 
 @lowers("MatMul")

@@ -143,6 +143,7 @@ def clip(program: Program, node: Node) -> None:
     for index, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
         value = program.optional(node, index)
         limit = node.attributes.get(name, default) if value is None else float(value)
+        limit = default if math.isnan(limit) else limit  # to onnxruntime it is none
         limits.append(limit if abs(limit) < 3.4e38 else math.copysign(math.inf, limit))
     _add(program, node, Activation("clip", *limits))
 
@@ -452,11 +453,15 @@ def plain_relu(expression: Expression, node: Node, values: list[Value], dtype: s
 
 
 def plain_clip(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
-    """Limits are inputs of one number, constant or not, of which any may be missing; before opset 11 attributes."""
+    """Limits are inputs of one number, constant or not, of which any may be missing; before opset 11 attributes.
+
+    A limit that is NaN limits nothing.
+    """
     x, *limits = values
-    names = [name for name, given in zip(("max", "min"), node.inputs[1:3], strict=False) if given]
+    names = [name for name, given in zip(("less", "greater"), node.inputs[1:3], strict=False) if given]
     for limit, name in zip(limits, names, strict=True):
-        x = expression.apply(name, x, limit)
+        beyond = expression.apply(name, x, limit, dtype="bool")
+        x = expression.apply("where", beyond, limit, x)
     for attribute, name in (("min", "max"), ("max", "min")):
         if attribute in node.attributes:
             x = expression.apply(name, x, expression.constant(node.attributes[attribute], dtype))

@@ -38,7 +38,7 @@ _REDUCTIONS: dict[str, tuple[Reduction, Before, After]] = {
     "ReduceSumSquare": ("sum", "square", "none"),
     "ReduceLogSum": ("sum", "none", "log"),
 }
-_OF_FLOATS = {"ReduceLogSum", "ReduceL2"}
+_OF_FLOATS = {"ReduceLogSum"}
 
 
 @lowers("Conv")

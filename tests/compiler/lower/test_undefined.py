@@ -24,16 +24,18 @@ EDGES = [
 COUNT = 2 * len(EDGES) + 5  # no multiple of a vector
 
 
-def save(path: Path, nodes: list[Any], feeds: Mapping[str, Array], constants: Mapping[str, Array]) -> Any:
-    """Write the model of these nodes, each with one output, and return its session in onnxruntime."""
+def save(
+    path: Path, nodes: list[Any], feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int = 21
+) -> Any:
+    """Write the model of these nodes, all of whose results are outputs, and return its session in onnxruntime."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in feeds.items()
     ]
-    outputs = [helper.make_value_info(item.output[0], onnx.TypeProto()) for item in nodes]
+    outputs = [helper.make_value_info(name, onnx.TypeProto()) for item in nodes for name in item.output]
     tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "undefined", inputs, outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     onnx.save(inferred, path)
     options = onnxruntime.SessionOptions()
@@ -111,7 +113,15 @@ def reductions() -> tuple[list[Any], dict[str, Array], dict[str, Array]]:
         rows = [[most, 1, 5, 0, 3], [-most, -most, 2, 1, 7], [2, 1 << 30, -3, 5, 1 << 30], [1, 2, 3, 4, -5]]
         feeds[kind] = np.array(rows, kind)
         for axis in ("first", "last"):
-            for name in ("ReduceSum", "ReduceProd", "ReduceMean", "ReduceL1", "ReduceSumSquare", "ReduceMax"):
+            for name in (
+                "ReduceSum",
+                "ReduceProd",
+                "ReduceMean",
+                "ReduceL1",
+                "ReduceL2",
+                "ReduceSumSquare",
+                "ReduceMax",
+            ):
                 nodes.append(node(name, [kind, axis], [f"{name}_{kind}_{axis}"]))
         nodes.append(node("CumSum", [kind, "last"], [f"CumSum_{kind}"]))
     numbers = np.random.default_rng(3).standard_normal((40, 21)).astype(np.float32)
@@ -134,6 +144,128 @@ def test_answers_are_those_of_onnxruntime(table: Any, tmp_path: Path, compile_fi
     assert not runner.refusals
     for output, expected in zip(session.get_outputs(), session.run(None, feeds), strict=True):
         np.testing.assert_array_equal(answers[output.name], expected, err_msg=output.name)
+
+
+FAR = np.array(
+    [
+        *(np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 2.5, -2.5, 3.4e38, -3.4e38, 1e-40, 1e9, -1e9, -3e9, 1e12, -1e12),
+        *(1e15, -1e15, 2.5e20, 7e30, 1048577, -1048577, 3e5, 100, -100, 16367173 * 2.0**72, 0.5, -0.5),
+    ],
+    np.float32,
+)
+LOWEST = np.finfo(np.float32).min
+ROWS = np.array(
+    [
+        *([np.nan, 1, 2, 3], [np.inf, 1, 2, 3], [-np.inf, 1, 2, 3], [-np.inf] * 4, [np.inf] * 4, [0, -0.0, 0, 0]),
+        *(
+            [np.inf, -np.inf, 1, 0],
+            [1, np.inf, np.inf, 1],
+            [LOWEST] * 4,
+            [-LOWEST] * 4,
+            [1, 2, np.nan, 3],
+            [np.nan] * 4,
+        ),
+    ],
+    np.float32,
+)
+Table = tuple[list[Any], dict[str, Array], dict[str, Array]]
+
+
+def far() -> Table:
+    """Angles and other numbers whose size or sign formulas are not made for; also in vectors with common ones."""
+    names = ("Sin", "Cos", "Tan", "Acosh", "Asinh", "Sinh", "Tanh", "Erf", "Gelu", "Mish", "Softplus", "Elu", "Sigmoid")
+    nodes = [node(name, [kind], [f"{name}_{kind}"]) for name in names for kind in ("far", "mixed")]
+    nodes += [node("Gelu", ["far"], ["gelu_tanh"], approximate="tanh"), node("Sin", ["far64"], ["Sin_far64"])]
+    nodes += [node("Mul", ["mixed", "mixed"], ["square"]), node("Cos", ["square"], ["fused"])]
+    nodes += [node("Mod", [f"a{kind}", f"b{kind}"], [f"mod{kind}"], fmod=1) for kind in ("32", "64")]
+    mixed = np.linspace(-9, 9, 900).astype(np.float32)
+    mixed[::31] = 3e17
+    a, b = np.meshgrid(
+        np.array([5.5, -5.5, 3e38, 1e-40, 0, -0.0, np.inf, np.nan]), np.array([3, -3, 0.7, 1e-30, np.inf, 0])
+    )
+    far64 = np.concatenate([FAR, [1e100, -1e300, 6381956970095103 * 2.0**797]])
+    feeds = {"far": FAR, "mixed": mixed, "far64": far64.astype(np.float64)}
+    feeds |= {f"a{kind}": a.astype(f"float{kind}") for kind in ("32", "64")}
+    return nodes, feeds | {f"b{kind}": b.astype(f"float{kind}") for kind in ("32", "64")}, {}
+
+
+def infinite_rows() -> Table:
+    nodes, constants = [], {"last": np.array([1]), "first": np.array([0])}
+    for name in ("ReduceLogSumExp", "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd"):
+        nodes.append(node(name, ["rows", "last"], [f"{name}_rows"]))
+        nodes.append(node(name, ["columns", "first"], [f"{name}_columns"], keepdims=0))
+    nodes += [node(name, ["rows"], [name]) for name in ("Hardmax", "Softmax", "LogSoftmax")]
+    nodes += [node("GlobalMaxPool", [name], [f"largest_{name}"]) for name in ("image", "line", "volume")]
+    nodes += [node("Max", ["rows", "numbers"], ["max"]), node("Min", ["rows", "numbers"], ["min"])]
+    none = np.full(24, -np.inf, np.float32)
+    images = {"image": none.reshape(1, 2, 3, 4), "line": none.reshape(1, 2, 12), "volume": none.reshape(1, 2, 3, 2, 2)}
+    feeds = images | {"rows": ROWS, "columns": ROWS.T.copy(), "numbers": np.array([0, np.nan, -1, np.inf], np.float32)}
+    return nodes, feeds, constants
+
+
+def limits() -> Table:
+    """Limits that are NaN limit nothing, and a C of no weight counts nowhere."""
+    nodes: list[Any] = []
+    constants: dict[str, Array] = {"w": np.eye(4, 3, dtype=np.float32), "c": np.array([1, np.nan, np.inf], np.float32)}
+    feeds: dict[str, Array] = {"x": FAR, "image": np.resize(FAR, (1, 2, 4, 8)), "four": np.ones((5, 4), np.float32)}
+    feeds |= {"run_w": constants["w"], "run_c": constants["c"]}
+    for index, pair in enumerate(((np.nan, 1), (0, np.nan), (np.nan, np.nan), (-1, 1), (1, -1), (-np.inf, 0))):
+        for name, value in zip(("least", "largest"), pair, strict=True):
+            constants[f"{name}{index}"] = feeds[f"run_{name}{index}"] = np.array(value, np.float32)
+        for source in ("x", "image"):
+            for origin in ("", "run_"):
+                names = [source, f"{origin}least{index}", f"{origin}largest{index}"]
+                nodes.append(node("Clip", names, [f"clip_{source}{origin}{index}"]))
+    nodes += [node("Gemm", ["four", "w", "c"], [f"gemm{beta}"], beta=beta) for beta in (0.0, 0.5)]
+    nodes += [node("Gemm", ["four", "run_w", "run_c"], [f"run_gemm{beta}"], beta=beta) for beta in (0.0, 0.5)]
+    return nodes, feeds, constants
+
+
+def quantised() -> Table:
+    values = {
+        "zeros": [0, -0.0, 0],
+        "above": [1, 2, 5],
+        "below": [-3, -1, -2],
+        "around": [-1, 0.5, 3],
+        "tiny": [1e-40] * 3,
+    }
+    feeds = {name: np.array(value, np.float32) for name, value in values.items()}
+    nodes = [node("DynamicQuantizeLinear", [name], [f"{name}_y", f"{name}_s", f"{name}_z"]) for name in feeds]
+    return nodes, feeds, {}
+
+
+@pytest.mark.parametrize("table", [far, infinite_rows, limits, quantised], ids=lambda table: table.__name__)
+def test_floats_are_those_of_onnxruntime(table: Any, tmp_path: Path, compile_file: Any, load_artifact: Any) -> None:
+    nodes, feeds, constants = table()
+    session = save(tmp_path / "model.onnx", nodes, feeds, constants)
+    compiled = compile_file(tmp_path / "model.onnx")
+    assert compiled.manifest.fallback_reason == ""
+    answers = load_artifact(compiled.folder)(feeds)
+    for output, expected in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(answers[output.name], expected, rtol=2e-6, atol=2e-6, err_msg=output.name)
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_a_mask_that_leaves_no_key_gives_zeros(
+    opset: int, is_constant: bool, causal: int, tmp_path: Path, compile_file: Any, load_artifact: Any
+) -> None:
+    """By the lowest number, by minus infinity, or by both; a number next to the lowest hides none."""
+    random = np.random.default_rng(5)
+    feeds = {name: random.standard_normal((1, 2, 7, 16)).astype(np.float32) for name in "qkv"}
+    mask = np.zeros((7, 7), np.float32)
+    mask[1], mask[2], mask[3, ::2], mask[4, 1:], mask[5] = LOWEST, -np.inf, -np.inf, LOWEST, np.nextafter(LOWEST, 0)
+    mask[3, 1::2], mask[6, 3] = LOWEST, -np.inf
+    given = {"mask": mask}
+    item = node("Attention", ["q", "k", "v", "mask"], ["y"], is_causal=causal)
+    constants, inputs = (given, feeds) if is_constant else ({}, feeds | given)
+    session = save(tmp_path / "model.onnx", [item], inputs, constants, opset)
+    compiled = compile_file(tmp_path / "model.onnx")
+    assert compiled.manifest.fallback_reason == ""
+    (expected,) = session.run(None, inputs)
+    assert not expected[0, :, 1:4].any()
+    np.testing.assert_allclose(load_artifact(compiled.folder)(inputs)["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 DATA = np.arange(12, dtype=np.float32).reshape(4, 3)
