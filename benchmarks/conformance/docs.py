@@ -10,6 +10,7 @@ from onnx import defs
 
 from benchmarks.conformance.cases import NEWEST_OPSET, Case
 from benchmarks.conformance.runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
+from benchmarks.fuzz.differential.known import KNOWN
 
 Result = tuple[Case, Outcome]
 _HEAD = f"""# Operators
@@ -49,6 +50,13 @@ They depend on where the numbers stand, on shapes or on the processor, or to fol
 A task of Sin, Cos, Tan or Mod with fmod that meets an angle beyond 2^20, or a quotient beyond 2^26, is computed once
 more in a slower way, which is exact.
 """
+_DIFFERENCES = """## Other differences from onnxruntime
+
+`python -m benchmarks.fuzz.differential` draws models of one operator: each operator in each operator set that changed
+it, with types, shapes, attributes and numbers by chance. Among the numbers are NaN, infinities, zeros of either sign,
+halves, ends of integers and empty tensors. Answers are onnxruntime's, up to the rounding of floats, but for:
+
+"""
 
 
 def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int]) -> None:
@@ -61,10 +69,20 @@ def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int
         f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
         *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
         _OTHER_ANSWERS,
+        differences(),
         f"## Not in scope\n\n{_excluded(excluded)}",
         f"## Operators without a test in scope\n\n{_untested(results)}",
     ]
     path.write_text("\n".join(parts))
+
+
+def differences() -> str:
+    """Return the section about answers that differ from onnxruntime's."""
+    lines = ["| operator | difference | reason |", "|---|---|---|"]
+    lines += [
+        f"| {', '.join(known.operators)} | {known.what} | {known.why} |" for known in KNOWN if not known.is_of_numbers
+    ]
+    return _DIFFERENCES + "\n".join(lines) + "\n"
 
 
 def _total(scope: Sequence[Result]) -> str:

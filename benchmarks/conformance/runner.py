@@ -4,6 +4,7 @@ A crash of the compiler or of onnxruntime ends the process that runs the tests; 
 worker only. Both are failures of the test that was running, and the others go on: see `run_all`.
 """
 
+import math
 import multiprocessing
 import tempfile
 import time
@@ -25,6 +26,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -65,6 +67,10 @@ class Outcome:
         return self.how in (NATIVE, RELAX)
 
 
+class RefusedError(RuntimeError):
+    """A model has no answer to a query."""
+
+
 class CaseRunner:
     """An executor with one worker, and a cache in the folder `root`. A context manager.
 
@@ -86,10 +92,8 @@ class CaseRunner:
     def run(self, case: Case) -> Outcome:
         """Compile and execute one test."""
         start = time.monotonic()
-        path = self._root / "model.onnx"
-        path.write_bytes(case.model)
         try:
-            manifest = compile_model(path, case.name, Cache(self._root / "cache"), detect(), _ignore).manifest
+            manifest = self.compile(case.model)
         except ModelError as error:
             return Outcome(case.name, UNSUPPORTED, "refused", str(error), seconds=time.monotonic() - start)
         except Exception as error:
@@ -98,27 +102,48 @@ class CaseRunner:
             problem = self._execute(case, manifest)
         except (RuntimeError, TimeoutError) as error:
             problem = f"execution: {error}"
-            self._executor.restart(0)
         reason = manifest.fallback_reason.partition(_ALONE)[0]
         return Outcome(case.name, how(manifest), problem, reason, seconds=time.monotonic() - start)
 
+    def compile(self, model: bytes) -> Manifest:
+        """Return what is made of an ONNX file. Raises ModelError, and whatever else goes wrong."""
+        path = self._root / "model.onnx"
+        path.write_bytes(model)
+        return compile_model(path, "model", Cache(self._root / "cache"), detect(), _ignore).manifest
+
+    def answers(self, manifest: Manifest, data_sets: Sequence[Sequence[Array]]) -> list[list[Array]]:
+        """Return the outputs for each of these inputs. Raises RefusedError, RuntimeError and TimeoutError."""
+        self._loaded += 1
+        stretches = free_stretches(self._root / "model.onnx", manifest) if len(self._patterns) > 1 else []
+        try:
+            self._executor.load(self._loaded % _MODELS, manifest.key)
+            found = [self._answer(manifest, inputs, stretches) for inputs in data_sets]
+        except RefusedError:
+            self._executor.unload(self._loaded % _MODELS)
+            raise
+        except (RuntimeError, TimeoutError):
+            self._executor.restart(0)
+            raise
+        self._executor.unload(self._loaded % _MODELS)
+        return found
+
+    def _answer(self, manifest: Manifest, inputs: Sequence[Array], stretches: Sequence[tuple[int, int]]) -> list[Array]:
+        """Return the answers to one query, in an arena that is zero but for what nobody must read."""
+        rows = batch_of(manifest, inputs)
+        self._executor.arena.zero(0, max(rows * manifest.arena_bytes, 1))
+        answers = []
+        for pattern in self._patterns:
+            fill(self._executor.arena.view, stretches, rows, manifest.arena_bytes, pattern)
+            answers.append(self._query(manifest, inputs, rows, pattern))
+        if any(a.tobytes() != b.tobytes() for a, b in zip(answers[0], answers[-1], strict=True)):
+            raise RuntimeError("the answer shows what lay in memory before")
+        return answers[0]
+
     def _execute(self, case: Case, manifest: Manifest) -> str:
         """Return what is wrong with the answers. Raises RuntimeError and TimeoutError."""
-        self._loaded += 1
-        self._executor.load(self._loaded % _MODELS, manifest.key)
-        stretches = free_stretches(self._root / "model.onnx", manifest) if len(self._patterns) > 1 else []
-        problems = []
-        for inputs, expected in case.data_sets:
-            rows = batch_of(manifest, inputs)
-            self._executor.arena.zero(0, max(rows * manifest.arena_bytes, 1))
-            answers = []
-            for pattern in self._patterns:
-                fill(self._executor.arena.view, stretches, rows, manifest.arena_bytes, pattern)
-                answers.append(self._query(manifest, inputs, rows, pattern))
-            problems += [same(value, wanted, case) for value, wanted in zip(answers[0], expected, strict=True)]
-            if any(a.tobytes() != b.tobytes() for a, b in zip(answers[0], answers[-1], strict=True)):
-                problems.append("the answer shows what lay in memory before")
-        self._executor.unload(self._loaded % _MODELS)
+        found = self.answers(manifest, [inputs for inputs, _ in case.data_sets])
+        pairs = zip(found, (expected for _, expected in case.data_sets), strict=True)
+        problems = [same(*pair, case) for outputs in pairs for pair in zip(*outputs, strict=True)]
         return "; ".join(filter(None, problems))
 
     def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int, pattern: bytes) -> list[Array]:
@@ -131,16 +156,15 @@ class CaseRunner:
         executor.start(0, LeaseSpec(request.model_id, members, 0, manifest.arena_bytes, 0, layers), [0])
         if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")
-        status = executor.slots.outcome(slot).status
+        outcome = executor.slots.outcome(slot)
+        status = outcome.status
         executor.slots.release(slot)
         executor.left([0])
+        if status in (SlotStatus.INVALID, SlotStatus.INTERNAL):
+            raise RefusedError(f"{status.name}: {outcome.reason}")
         if status is not SlotStatus.OK:
-            raise RuntimeError(f"answered {status.name}")
-        types = [DTYPES[tensor.datatype] for tensor in manifest.outputs]
-        return [
-            np.frombuffer(content, dtype).reshape(shape)
-            for dtype, (shape, content) in zip(types, answers(), strict=True)
-        ]
+            raise RuntimeError(f"answered {status.name}: {outcome.reason}")
+        return [_read(tensor.datatype, *each) for tensor, each in zip(manifest.outputs, answers(), strict=True)]
 
     def _plain(
         self, manifest: Manifest, inputs: Sequence[Array], rows: int, pattern: bytes
@@ -154,7 +178,7 @@ class CaseRunner:
             offset = -(-end // 64) * 64
         count = len(manifest.inputs)
         for (begin, end), value in zip(places, inputs, strict=False):
-            view[begin:end] = np.ascontiguousarray(value).tobytes()
+            view[begin:end] = _bytes(value)
         begins = [begin for begin, _ in places]
         request = SlotRequest(self._loaded % _MODELS, rows, tuple(begins[:count]), tuple(begins[count:]))
         shapes = [[rows if size == -1 else size for size in tensor.shape] for tensor in manifest.outputs]
@@ -167,9 +191,23 @@ class CaseRunner:
         """The same for a model of onnxruntime."""
         io = self._executor.io
         io.view[_HEAP : _HEAP + _POISONED_BYTES] = pattern * _POISONED_BYTES
-        tensors = [(value.shape, np.ascontiguousarray(value).tobytes()) for value in inputs]
+        tensors = [(value.shape, _bytes(value)) for value in inputs]
         request = write_request(io, _HEAP, self._loaded % _MODELS, rows, tensors, _ANSWER_BYTES)
         return request, lambda: read_answer(io, request)
+
+
+def _bytes(value: Array) -> bytes:
+    """Return contents as requests have them."""
+    if value.dtype == object:
+        return join_strings(value.reshape(-1).tolist())
+    return np.ascontiguousarray(value).tobytes()
+
+
+def _read(datatype: str, shape: Sequence[int], content: bytes) -> Array:
+    if datatype == "BYTES":
+        texts = np.array([*split_strings(content, math.prod(shape)), None], object)[:-1]
+        return texts.reshape(shape)
+    return np.frombuffer(content, DTYPES[datatype]).reshape(shape)
 
 
 def batch_of(manifest: Manifest, inputs: Sequence[Array]) -> int:

@@ -124,11 +124,12 @@ def _mask(body: Body, index: int, lengths: tuple[int, int]) -> str:
 
 
 def _causal(body: Body, lengths: tuple[int, int]) -> str:
-    """A query sees no later keys."""
+    """A query sees no later keys. The last one sees all of them, also where there are more keys than queries."""
     if not body.attribute("unidirectional", 0):
         return ""
     row, column = np.indices(lengths)
-    return body.constant(np.where(column > row, _filter(body), 0), "float32")
+    later = (column > row) & (row < lengths[0] - 1)
+    return body.constant(np.where(later, np.finfo(np.float32).min, 0), "float32")
 
 
 def _filter(body: Body) -> float:

@@ -233,6 +233,8 @@ def space_to_depth(body: Body) -> None:
 def trilu(body: Body) -> None:
     """A triangle of the last two axes, zeros elsewhere."""
     kind, offset = body.type(0), body.value(1)
+    if body.graph.batched and body.graph.wide_shapes.get(body.node.inputs[0], ())[-2:] != kind.shape[-2:]:
+        raise body.node.unsupported("the triangle depends on the batch")
     k = 0 if offset is None else int(offset.reshape(()))
     rows, columns = np.indices(kind.shape[-2:])
     kept = columns - rows >= k if body.attribute("upper", 1) else columns - rows <= k
@@ -460,14 +462,6 @@ def lp_pool(body: Body) -> None:
     means = body.op("AveragePool", sizes, count_include_pad=1, **given)
     total = body.op("Mul", means, body.constant(np.array(math.prod(window), kind.dtype)))
     body.op("Pow", total, body.constant(np.array(1 / power, kind.dtype)), output=body.node.outputs[0])
-
-
-@defines("ThresholdedRelu")
-def thresholded_relu(body: Body) -> None:
-    """What is above alpha, else 0."""
-    (x,), dtype = body.node.inputs, body.type(0).dtype
-    above = body.op("Greater", x, body.constant(body.attribute("alpha", 1.0), dtype))
-    body.op("Where", above, x, body.constant(0, dtype), output=body.node.outputs[0])
 
 
 @defines("ConvTranspose")

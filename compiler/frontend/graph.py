@@ -122,6 +122,23 @@ def remove_unused(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
 
 
+def without_empty_parts(graph: Graph) -> Graph:
+    """Take tensors without numbers out of concatenations, and what only those needed."""
+    empty = {name for name, kind in graph.types.items() if 0 in kind.shape}
+    nodes = []
+    for node in graph.nodes:
+        parts = tuple(name for name in node.inputs if name not in empty)
+        if node.operator == "Concat" and node.outputs[0] not in empty and len(parts) < len(node.inputs):
+            nodes.append(replace(node, inputs=parts))
+        else:
+            nodes.append(node)
+    if nodes == list(graph.nodes):
+        return graph
+    kept = remove_unused(replace(graph, nodes=tuple(nodes)))
+    names = {*kept.inputs, *(name for node in kept.nodes for name in node.outputs)}
+    return replace(kept, types={name: kind for name, kind in kept.types.items() if name in names})
+
+
 class Editor:
     """A graph while a rule replaces its nodes; unused ones stay, for `remove_unused`.
 

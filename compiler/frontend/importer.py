@@ -7,7 +7,6 @@ instead of seconds.
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
@@ -23,7 +22,7 @@ from gangway.compiler.errors import ModelError, UnreadableModelError, Unsupporte
 from gangway.compiler.frontend.branches import has_branches, inline_branches
 from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
-from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, remove_unused
+from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, without_empty_parts
 from gangway.compiler.frontend.halves import widen_halves
 from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.frontend.onnx_file import Stretch
@@ -149,6 +148,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
         model = _infer(model, bool(dimensions))
+        _check_ranks(model.graph.output)
         checker.check_model(model)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
@@ -168,7 +168,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     )
     for node in made.nodes:
         _refuse_parts(node, made.types)
-    made = _without_empty_parts(made)
+    made = without_empty_parts(made)
     if batched:
         _refuse_empty(made.types)
     return made
@@ -239,6 +239,13 @@ def _infer(model: Any, was_answered: bool) -> Any:
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     return infer_shapes(model)
+
+
+def _check_ranks(outputs: Iterable[Any]) -> None:
+    """Raise UnsupportedModelError for an output of unknown rank: the file may be right all the same."""
+    for value in outputs:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(f"the rank of output '{value.name}' depends on data or cannot be inferred")
 
 
 def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[int, ...]]:
@@ -419,23 +426,6 @@ def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, Tens
             continue
         types[value.name] = TensorType(tuple(dims), dtype_name(tensor.elem_type))
     return types
-
-
-def _without_empty_parts(graph: Graph) -> Graph:
-    """Take tensors without numbers out of concatenations, and what only those needed."""
-    empty = {name for name, kind in graph.types.items() if 0 in kind.shape}
-    nodes = []
-    for node in graph.nodes:
-        parts = tuple(name for name in node.inputs if name not in empty)
-        if node.operator == "Concat" and node.outputs[0] not in empty and len(parts) < len(node.inputs):
-            nodes.append(replace(node, inputs=parts))
-        else:
-            nodes.append(node)
-    if nodes == list(graph.nodes):
-        return graph
-    kept = remove_unused(replace(graph, nodes=tuple(nodes)))
-    names = {*kept.inputs, *(name for node in kept.nodes for name in node.outputs)}
-    return replace(kept, types={name: kind for name, kind in kept.types.items() if name in names})
 
 
 def _open_types(outputs: Iterable[Any], types: Container[str]) -> dict[str, TensorType]:

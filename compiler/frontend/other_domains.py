@@ -20,6 +20,7 @@ from gangway.compiler.frontend import (
     tree_ensembles,
 )
 from gangway.compiler.frontend.decompositions import is_defined, write_body
+from gangway.compiler.frontend.definitions import piecewise
 from gangway.compiler.frontend.functions import infer_body
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
 from gangway.compiler.frontend.packed import operators as packed_operators
@@ -38,6 +39,7 @@ __all__ = [
     "define_operators",
     "ml_operators",
     "packed_operators",
+    "piecewise",
     "quantised_operators",
     "tree_ensembles",
 ]

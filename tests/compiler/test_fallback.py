@@ -223,6 +223,23 @@ def test_a_wrongly_declared_output_does_not_matter_once_sizes_are_given(
     assert compile_file(path, dimensions={"S": 5}).manifest.outputs[0].shape == (2, 5, 4)
 
 
+def test_an_output_of_unknown_rank_is_no_fault(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
+    """Zeros in place of its input, as in a trial, are refused."""
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 4]),
+        helper.make_tensor_value_info("axes", TensorProto.INT64, [2]),
+    ]
+    graph = helper.make_graph(
+        [node("Unsqueeze", ["x", "axes"], ["a"]), node("Neg", ["a"], ["y"])],
+        "test",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert compile_file(path).manifest.engine is Engine.ONNXRUNTIME
+
+
 @pytest.mark.parametrize("size", ["?", "-1", "", "None", "unknown", "DYNAMIC", "p2o.DynamicDimension.3", None, -1])
 def test_a_dimension_without_a_name_is_called_by_its_place(
     network: Any, tmp_path: Path, compile_file: Callable[..., Any], size: str | int | None

@@ -1,12 +1,13 @@
 """Inputs that only repeat what a static output shape says, as constants: kernels then need not read them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
-from gangway.compiler.frontend.graph import Graph, Node
+from gangway.compiler.frontend.graph import Graph, Node, without_empty_parts
 from gangway.compiler.kernels.specs import Array
 
 Shape = tuple[int, ...]
@@ -16,13 +17,13 @@ ShapeRule = Callable[
 
 
 def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with tensors that a static shape determines as constants; a batched one is returned as it is.
+    """Return the graph with tensors that a static shape determines as constants; of a batched one, without empty parts.
 
     Those are tensors without numbers, and inputs that only repeat what a static output shape says, which kernels then
     need not read. A request with other numbers there would need another output shape than the model declares.
     """
     if graph.batched:
-        return graph
+        return without_empty_parts(graph)
     empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
     constants = {**graph.constants, **{name: np.zeros(kind.shape, kind.dtype) for name, kind in empty.items()}}
     graph = replace(graph, nodes=tuple(node for node in graph.nodes if not empty.keys() >= {*node.outputs}))
@@ -42,6 +43,8 @@ def _stated(node: Node, graph: Graph, constants: dict[str, Array]) -> Node:
     ]
     value, kind = rule(node, *shapes), graph.types[given]
     if value is None:
+        return node
+    if len(value) != math.prod(kind.shape):  # the file declares another rank than the operator has
         return node
     name = f"{node.outputs[0]}:{given}"
     constants[name] = np.array(value, kind.dtype).reshape(kind.shape)

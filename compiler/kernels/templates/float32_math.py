@@ -11,7 +11,7 @@ from functools import partial, reduce
 from tvm import tirx
 
 from gangway.compiler.kernels.specs import Activation
-from gangway.compiler.kernels.templates.builder import Expr, Register, bind, constant, is_nan, round_even
+from gangway.compiler.kernels.templates.builder import Expr, Register, bind, constant, is_nan, keep, round_even
 
 _LOG2_E = 1.4426950408889634
 # log(2) in two parts; the first has so few bits that its product with a small integer is exact (Cody and Waite 1980).
@@ -81,9 +81,9 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
         case "gelu_tanh":
             return _gelu_tanh(x, lanes)
         case "elu":
-            return tirx.Select(
-                x > number(0.0), x, number(activation.alpha) * expm1(clip(x, -math.inf, 0.0, lanes), lanes)
-            )
+            # A register, since TVM takes 0 times NaN for 0
+            alpha = keep(number(activation.alpha))
+            return tirx.Select(x > number(0.0), x, alpha * expm1(clip(x, -math.inf, 0.0, lanes), lanes))
         case "mish":
             return _mish(x, lanes)
         case "softplus":

@@ -110,11 +110,14 @@ def evaluate(
     """
     name = instruction.operator
     if name == "constant":
-        return number(instruction.parameters[0], instruction.dtype, lanes)
+        value = number(instruction.parameters[0], instruction.dtype, lanes)
+        return value if instruction.parameters[0] else keep(value)  # TVM takes 0 times NaN for 0
     if name == "cast":
         return keep(convert(values[0], dtype, instruction.dtype, lanes))
     if name == "where":
         return keep(tirx.Select(holds(values[0], lanes), values[1], values[2]))
+    if len(values) == 2 and values[0].same_as(values[1]):
+        values = [values[0], keep(values[1])]  # TVM takes x - x for 0 and x for equal to itself, also if x is NaN
     if name in _COMPARISONS:
         return truth(_COMPARISONS[name](values[0], values[1]), lanes)
     if dtype == "bool":

@@ -305,6 +305,17 @@ MIXED = {
 }
 
 
+@pytest.mark.parametrize("upper", [0, 1])
+def test_a_triangle_of_rows_is_no_row_by_itself(
+    network: Any, compile_file: Callable[..., Any], tmp_path: Path, upper: int
+) -> None:
+    nodes = [node("Trilu", ["x"], ["y"], upper=upper)]
+    path = network(nodes, {"x": ["N", 5]}, {"y": None}, {}).save(tmp_path / "model.onnx")
+    assert "batch" in compile_file(path).manifest.fallback_reason
+    path = network(nodes, {"x": ["N", 3, 5]}, {"y": None}, {}).save(tmp_path / "images.onnx")
+    assert not compile_file(path).manifest.fallback_reason
+
+
 @pytest.mark.parametrize("name", APART)
 def test_rows_that_are_computed_apart(network: Any, tmp_path: Path, name: str) -> None:
     nodes, constants = APART[name]

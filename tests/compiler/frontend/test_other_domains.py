@@ -205,6 +205,17 @@ def test_attention_of_given_queries_keys_and_values(same: Check) -> None:
     assert sum("FusedAttention" in operator for operator in operators) == 2, operators
 
 
+def test_the_last_of_few_queries_sees_every_key(same: Check) -> None:
+    feeds = {"q": floats(1, 2, D), "k": floats(1, 5, D), "v": floats(1, 5, D), "x": floats(1, 4, 6)}
+    feeds["shown"] = np.array([[0, 0, 1, 1]], np.int32)
+    constants = {"w": floats(6, 3 * D), "b": floats(3 * D)}
+    nodes = [
+        contrib("MultiHeadAttention", ["q", "k", "v"], ["a"], num_heads=HEADS, unidirectional=1),
+        contrib("Attention", ["x", "w", "b", "shown"], ["c"], num_heads=HEADS, unidirectional=1),
+    ]
+    same(nodes, feeds, constants)
+
+
 def test_quantised_operators(same: Check) -> None:
     zero_points = {"uint8": 120, "int8": -7}
     for dtype, point in zero_points.items():

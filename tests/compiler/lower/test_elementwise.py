@@ -142,3 +142,17 @@ def test_chains_are_one_kernel(same: Run) -> None:
     x, y = (random.standard_normal((5, 41)).astype(np.float32) for _ in range(2))
     operators = same(nodes, {"x": x, "y": y, "m": numbers("int64", (3, 7))}, constants, tolerance=1e-5)
     assert sorted(operators) == ["Cast+Sub+Mul", "Div+Erf+Add+Mul+Mul", "Exp", "ReduceSum", "Sqrt+Neg+Add+Mul+Add"]
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 3, 2, 1)])
+def test_a_number_and_itself_or_zero(same: Run, shape: tuple[int, ...]) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, -0.0, 7.5, -3e38], np.float32).reshape(shape)
+    nodes = [
+        node("Sub", ["x", "x"], ["difference"]),
+        node("Div", ["x", "x"], ["ratio"]),
+        node("Equal", ["x", "x"], ["equal"]),
+        node("Mul", ["zero", "x"], ["first"]),
+        node("Mul", ["x", "zero"], ["second"]),
+        node("Elu", ["x"], ["flat"], alpha=0.0),
+    ]
+    same(nodes, {"x": x}, {"zero": np.float32(0)})

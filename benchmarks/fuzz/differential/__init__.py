@@ -1,0 +1,1 @@
+"""Models of one operator, drawn at random, here and in onnxruntime: `python -m benchmarks.fuzz.differential`."""

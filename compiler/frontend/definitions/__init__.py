@@ -1,0 +1,1 @@
+"""Definitions of operators in simpler ones, by kind: see `decompositions.py`."""
