@@ -24,6 +24,7 @@ _PARENT_ENDED = signal.SIGUSR1
 _WATCHED = {signal.SIGCHLD, _PARENT_ENDED}
 # From SIGTERM to SIGKILL: what multiprocessing keeps for its end (names in /dev/shm) is given back in that time.
 GRACE_SECONDS = 0.25
+KILL_SECONDS = 2.0  # what waits for a device ends later: nobody waits for it longer
 _LOOK_SECONDS = 0.01
 
 
@@ -79,20 +80,20 @@ def _wait(instance: int, parent: int) -> int:
         if signal.sigwait(_WATCHED) == _PARENT_ENDED and os.getppid() != parent:
             os.kill(instance, signal.SIGKILL)
         status = _reaped().get(instance)
-    end = time.monotonic() + GRACE_SECONDS
-    for pid in _descendants():
-        with suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
-    while _has_children() and time.monotonic() < end:
-        _reaped()
-        time.sleep(_LOOK_SECONDS)
-    while _has_children():
-        for pid in _descendants():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    _signal_descendants(signal.SIGTERM)
+    begin = time.monotonic()
+    while _has_children() and (passed_seconds := time.monotonic() - begin) < KILL_SECONDS:
+        if passed_seconds > GRACE_SECONDS:
+            _signal_descendants(signal.SIGKILL)
         _reaped()
         time.sleep(_LOOK_SECONDS)
     return status
+
+
+def _signal_descendants(number: signal.Signals) -> None:
+    for pid in _descendants():
+        with suppress(OSError):
+            os.kill(pid, number)
 
 
 def _reaped() -> dict[int, int]:

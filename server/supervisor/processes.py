@@ -121,7 +121,8 @@ class AsyncPeer(Generic[Message]):
 FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor at once
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
-LEFT_SECONDS: Final = 0.01
+LEFT_SECONDS: Final = 2.0
+LEFT_LOOK_SECONDS: Final = 0.01
 SETTLED_SECONDS: Final = 5.0  # of a process's life, after which its start counts as a success
 MOST_FIRST_TRIES: Final = 3  # of a process without which the server cannot start
 
@@ -208,20 +209,26 @@ def reap_adopted() -> None:
 async def end_left(session: int, mark: bytes) -> None:
     """End the orphans that a child of this process has left to it; return when there is none.
 
-    They are of its session, or have `mark` in their environment.
+    They are of its session, or have `mark` in their environment. One that waits for a device ends later.
     """
-    while left := [pid for pid, of in _adopted().items() if of == session or mark in _environment(pid)]:
+    end = time.monotonic() + LEFT_SECONDS
+    while time.monotonic() < end:
+        left = [pid for pid, of in _adopted().items() if of == session or mark in _environment(pid)]
+        if not left:
+            break
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
-        await asyncio.sleep(LEFT_SECONDS)
+        await asyncio.sleep(LEFT_LOOK_SECONDS)
 
 
 def _adopted() -> dict[int, int]:
     """Return the sessions of orphans that this process has adopted, by process id."""
-    children = {pid: about.session for pid, about in relations().items() if about.parent == os.getpid()}
-    return {pid: session for pid, session in children.items() if pid not in _watched}
+    with suppress(OSError):  # no descriptor is left
+        children = {pid: about.session for pid, about in relations().items() if about.parent == os.getpid()}
+        return {pid: session for pid, session in children.items() if pid not in _watched}
+    return {}
 
 
 def _environment(pid: int) -> bytes:
