@@ -401,12 +401,16 @@ def bucket_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def buckets_of(
-    config: ModelConfig, symbols: Sequence[str], known: Mapping[str, int] = NO_SIZES, others: Collection[str] = ()
+    config: ModelConfig,
+    symbols: Sequence[str],
+    most: int,
+    known: Mapping[str, int] = NO_SIZES,
+    others: Collection[str] = (),
 ) -> list[tuple[int, ...]]:
     """Return the sizes that `gangway_buckets` declares, every combination once, in the order of `symbols`.
 
-    `known`: sizes of symbols that need no bucket. `others`: names that may have buckets and need none compiled. Raises
-    ConfigError.
+    `most`: combinations that may be. `known`: sizes of symbols that need no bucket. `others`: names that may have
+    buckets and need none compiled. Raises ConfigError.
     """
     sizes = bucket_sizes(config)
     for name, values in sizes.items():
@@ -421,6 +425,8 @@ def buckets_of(
         return []
     if missing := [symbol for symbol in symbols if symbol not in sizes and symbol not in known]:
         raise ConfigError(f"{_BUCKETS}: no sizes of '{missing[0]}': give them, or fix this dimension in dims")
+    if (count := math.prod(len(sizes[symbol]) for symbol in symbols if symbol in sizes)) > most:
+        raise ConfigError(f"{count} buckets are declared, at most {most} shapes are compiled")  # and nothing is made
     return list(itertools.product(*(sizes[symbol] if symbol in sizes else (known[symbol],) for symbol in symbols)))
 
 

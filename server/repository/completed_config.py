@@ -157,9 +157,9 @@ def _first_symbols(inputs: Sequence[TensorSpec]) -> set[str]:
 
 
 def declared_sizes(
-    config: ModelConfig, manifest: Manifest, symbols: Sequence[str], fixed: Mapping[str, int]
+    config: ModelConfig, manifest: Manifest, symbols: Sequence[str], fixed: Mapping[str, int], most: int
 ) -> list[tuple[int, ...]]:
-    """Return the sizes of all symbols that a completed config has compiled before the model is ready.
+    """Return the sizes of all symbols that a completed config has compiled before the model is ready, at most `most`.
 
     They come from dims (`fixed`) and buckets. Rows that influence each other are one, unless buckets say how many.
     Raises ConfigError.
@@ -173,7 +173,7 @@ def declared_sizes(
             )
     rows = {name for name in symbols if name in first} if manifest.fixed_rows and config.max_batch_size else set()
     known = dict(fixed) | {name: 1 for name in rows if name not in bucket_sizes(config)}
-    buckets = buckets_of(config, symbols, known, () if first.intersection(symbols) else first)
+    buckets = buckets_of(config, symbols, most, known, () if first.intersection(symbols) else first)
     if not buckets and fixed and all(name in known for name in symbols):
         return [tuple(known[name] for name in symbols)]
     return buckets

@@ -186,13 +186,11 @@ class ModelLoader:
         batched = counts_rows(config, manifest)
         symbols = open_symbols(manifest.inputs, batched)
         fixed = fixed_sizes(config, manifest.inputs, symbols)
-        declared = declared_sizes(config, manifest, symbols, fixed)
+        declared = declared_sizes(config, manifest, symbols, fixed, self._max_shapes)
         if bucket_sizes(config) and config.HasField("sequence_batching"):
             raise ConfigError(
                 f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
             )
-        if bucket_sizes(config) and len(declared) > self._max_shapes:
-            raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
         sizes: Mapping[str, int] = {}
         if symbols and len(fixed) == len(symbols):
             manifest = await self._compiled_for(entry, manifest, fixed, batched, precision)

@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
 MAX_RUNS: Final = 10_000  # of all samples together
 MAX_SAMPLE_BYTES: Final = 256 << 20  # as much as one message may have
+MAX_SAMPLES_BYTES: Final = 1 << 30  # of all samples together, which are in memory at the same time
 
 
 class ModelTrials:
@@ -196,7 +197,10 @@ class Sample:
 
 def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
     """Return the samples of a completed configuration. Raises ConfigError, also where a file cannot be read."""
-    samples = [_sample(config, warmup, folder) for warmup in config.model_warmup]
+    samples, left_bytes = [], MAX_SAMPLES_BYTES
+    for warmup in config.model_warmup:
+        samples.append(_sample(config, warmup, folder, left_bytes))
+        left_bytes -= sum(map(len, samples[-1].contents))
     if (runs := sum(sample.count for sample in samples)) > MAX_RUNS:
         raise ConfigError(f"model_warmup: {runs} requests in all, at most {MAX_RUNS} are possible")
     return samples
@@ -227,12 +231,12 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
     return sizes
 
 
-def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
+def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path, left_bytes: int) -> Sample:
     from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415 - numpy: few models have samples, every start waits
 
     where = f"model_warmup '{warmup.name}'"
-    if warmup.batch_size < 1 or (warmup.batch_size > 1 and not config.max_batch_size):
-        expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "1"
+    if warmup.batch_size < 1 if config.max_batch_size else warmup.batch_size > 1:  # 0 of a model without batches: one
+        expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "0 or 1"
         raise ConfigError(f"{where}: batch_size is {warmup.batch_size}, expected {expected}")
     request = pb.ModelInferRequest(model_name=config.name)
     if config.HasField("sequence_batching"):  # one that begins and ends with the request
@@ -248,6 +252,9 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
             raise ConfigError(f"{where}: input '{name}' has no data_type")
         if math.prod(shape) * (item_bytes(datatype) or 1) > MAX_SAMPLE_BYTES:
             raise ConfigError(f"{where}: input '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        left_bytes -= math.prod(shape) * (item_bytes(datatype) or 1)
+        if left_bytes < 0:
+            raise ConfigError(f"model_warmup: the samples have more than {MAX_SAMPLES_BYTES} bytes in all")
         request.inputs.add(name=name, datatype=datatype, shape=shape)
         contents.append(_content(given, datatype, math.prod(shape), f"{where}: input '{name}'", folder))
     return Sample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))

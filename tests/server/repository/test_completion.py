@@ -151,6 +151,6 @@ def test_sizes_that_are_compiled_before_the_model_is_ready(
     symbols = open_symbols([x], counts_rows(config, manifest))
     if isinstance(sizes, str):
         with pytest.raises(ConfigError, match=sizes):
-            declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols))
+            declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols), 64)
     else:
-        assert declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols)) == sizes
+        assert declared_sizes(config, manifest, symbols, fixed_sizes(config, [x], symbols), 64) == sizes

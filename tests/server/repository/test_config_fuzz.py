@@ -80,7 +80,7 @@ def prepare(entry: ModelVersion) -> None:
     assert max_rows(config, batched=True) > 0
     label_files(entry.path.parent.parent, config)
     ModelLimits.of(config, entry.name, entry.version, RateLimits(True, (("x", 1),)))
-    buckets_of(config, ("S",))
+    buckets_of(config, ("S",), 8)
 
 
 @settings(max_examples=80, deadline=None, database=None)

@@ -10,6 +10,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import require_complete
+from gangway.server.repository import trials
 from gangway.server.repository.trials import samples_of
 
 TWO = """
@@ -48,6 +49,30 @@ def test_samples(tmp_path: Path) -> None:
     assert numbers.shape == (5,) and numbers.min() >= 0 and numbers.max() < 128
 
 
+def test_a_sample_of_a_model_without_batches_needs_no_batch_size(tmp_path: Path) -> None:
+    text = 'model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: [2, 3] zero_data: true } } }'
+    (sample,) = samples_of(config_of(text), tmp_path)
+    assert list(pb.ModelInferRequest.FromString(sample.header).inputs[0].shape) == [2, 3]
+    with pytest.raises(ConfigError, match="batch_size is 0, expected 1 to 8"):
+        samples_of(config_of(f"max_batch_size: 8 {text}"), tmp_path)
+
+
+def test_samples_are_counted_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes of configuration that say hundreds of gigabytes."""
+    monkeypatch.setattr(trials, "MAX_SAMPLES_BYTES", 1000)
+    one = "value { data_type: TYPE_INT64 dims: [5, 10] zero_data: true }"
+    inputs = " ".join(f'inputs {{ key: "x{number}" {one} }}' for number in range(2))
+    sample = f"model_warmup {{ {inputs} }}"
+    assert [len(content) for content in samples_of(config_of(sample), tmp_path)[0].contents] == [400, 400]
+    for text in (
+        sample * 2,
+        sample.replace("[5, 10]", "[5, 10, 2]"),
+        sample + sample.replace("zero_data", "random_data"),
+    ):
+        with pytest.raises(ConfigError, match="the samples have more than 1000 bytes in all"):
+            samples_of(config_of(text), tmp_path)
+
+
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP16", "FP64", "STRING"])
 def test_random_contents_have_the_right_size(tmp_path: Path, datatype: str) -> None:
     text = f'inputs {{ key: "x" value {{ data_type: TYPE_{datatype} dims: 6 random_data: true }} }}'
@@ -61,8 +86,7 @@ def test_random_contents_have_the_right_size(tmp_path: Path, datatype: str) -> N
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "batch_size is 0, expected 1"),
-        ("batch_size: 2", "batch_size is 2, expected 1"),
+        ("batch_size: 2", "batch_size is 2, expected 0 or 1"),
         ("batch_size: 1 count: 20000", "20000 requests in all"),
         ("batch_size: 1 inputs { key: 'x' value { data_type: TYPE_FP32 dims: 3 } }", "expected zero_data, random_data"),
         ("batch_size: 1 inputs { key: 'x' value { dims: 3 zero_data: true } }", "has no data_type"),

@@ -309,7 +309,7 @@ def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> Non
     ],
 )
 def test_buckets(text: str, symbols: list[str], sizes: list[tuple[int, ...]]) -> None:
-    assert buckets_of(config_with(text), symbols) == sizes
+    assert buckets_of(config_with(text), symbols, 64) == sizes
 
 
 @pytest.mark.parametrize(
@@ -317,9 +317,21 @@ def test_buckets(text: str, symbols: list[str], sizes: list[tuple[int, ...]]) ->
 )
 def test_wrong_buckets(text: str) -> None:
     with pytest.raises(ConfigError, match="gangway_buckets"):
-        buckets_of(config_with(text), ["S"])
+        buckets_of(config_with(text), ["S"], 64)
     with pytest.raises(ConfigError, match="no sizes of 'T'"):
-        buckets_of(config_with("S=3"), ["S", "T"])
+        buckets_of(config_with("S=3"), ["S", "T"], 64)
+
+
+def test_buckets_are_counted_before_they_are_made() -> None:
+    """A product of which no machine could hold the tuples: one that made them would never end."""
+    symbols = [f"D{number}" for number in range(40)]
+    sizes = ",".join(str(size) for size in range(1, 9))
+    text = "; ".join(f"{symbol}={sizes}" for symbol in symbols)
+    with pytest.raises(ConfigError, match=f"^{8**40} buckets are declared, at most 8 shapes are compiled$"):
+        buckets_of(config_with(text), symbols, 8)
+    assert len(buckets_of(config_with("S=1,2; T=3,4"), ["S", "T"], 4)) == 4
+    with pytest.raises(ConfigError, match="4 buckets are declared, at most 3"):
+        buckets_of(config_with("S=1,2; T=3,4"), ["S", "T"], 3)
 
 
 def config_with(text: str) -> ModelConfig:

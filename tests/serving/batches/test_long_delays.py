@@ -1,0 +1,58 @@
+"""Queue delays, timeouts and pauses of sequences beyond a day, up to what the fields hold: a server that lives on."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import live_server
+from tests.helpers.python_models import ADD, Served, config_of, inputs_of, write
+
+DAY_US = 86_400_000_000
+LONGEST_US = (1 << 64) - 1
+TIMES_US = (DAY_US, 30 * DAY_US, (1 << 53) + 1, (1 << 62), (1 << 63) - 1, 1 << 63, LONGEST_US)
+POLICY = "timeout_action: ACTION default_timeout_microseconds: TIME allow_timeout_override: true"
+KINDS = {
+    "delay": "dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: TIME }",
+    "reject": f"dynamic_batching {{ default_queue_policy {{ {POLICY.replace('ACTION', 'REJECT')} }} }}",
+    "late": f"dynamic_batching {{ default_queue_policy {{ {POLICY.replace('ACTION', 'DELAY')} }} }}",
+    "idle": "sequence_batching { max_sequence_idle_microseconds: TIME }",
+    "oldest": "sequence_batching { oldest { max_candidate_sequences: 4 max_queue_delay_microseconds: TIME } }",
+    "direct": "sequence_batching { direct { max_queue_delay_microseconds: TIME minimum_slot_utilization: 1 } }",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_time_harms_nobody(tmp_path: Path, kind: str) -> None:
+    models = tmp_path / "models"
+    write(models, "sound", ADD)
+    for number, time_us in enumerate(TIMES_US):
+        write(models, f"long{number}", ADD, config_of(batch=4, more=KINDS[kind].replace("TIME", str(time_us))))
+    flags = [f"--cache-dir={tmp_path / 'cache'}", "--model-control-mode=explicit", "--load-model=sound"]
+    with live_server(models, flags) as server, triton.InferenceServerClient(server.url) as client:
+        served = Served(server, client, models)
+        pids = server.pids()
+        for number in range(len(TIMES_US)):
+            name = f"long{number}"
+            try:
+                client.load_model(name)
+            except InferenceServerException as error:
+                assert "microseconds" in str(error.message())
+                continue
+            first, second = ({"sequence_id": number, "sequence_start": True} for number in (7, 8))
+            if "sequence" not in KINDS[kind]:
+                first = second = {}
+            whole, part = (inputs_of({"x": np.ones((rows, 4), np.float32)}) for rows in (4, 1))
+            if kind != "direct":
+                answer = client.infer(name, part if first else whole, client_timeout=20, **first)
+                assert answer.as_numpy("y")[0, 0] == 2
+            try:  # it waits, or is answered
+                client.infer(name, part, client_timeout=0.5, timeout=LONGEST_US >> 1, **second)
+            except InferenceServerException as error:
+                assert "deadline" in str(error.message()).lower()
+            assert served.infer("sound", x=np.ones(4, np.float32))["y"][0] == 2
+            client.unload_model(name)
+        assert server.pids()["front end"] == pids["front end"] and server.pids()["scheduler"] == pids["scheduler"]
+        assert "Traceback" not in served.log()
