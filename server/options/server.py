@@ -161,6 +161,8 @@ REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository
 
 BATCH_SETTING = "default-max-batch-size"
 ENVIRONMENT_SETTING = ("python", "execution-env-path")
+START_SETTING = ("python", "stub-timeout-seconds")
+MAX_START_SECONDS = 86400
 BACKEND = Engine.ONNXRUNTIME.value
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
 CACHE_IMPLEMENTATION = "local"
@@ -174,8 +176,9 @@ class ModelOptions:
     `precision`: of models whose configuration names none.
 
     `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
-    `python_environment`: of Python models whose configuration names none; empty: the server's own. `warnings`: a
-    sentence for each setting that has no effect.
+    `python_environment`: of Python models whose configuration names none; empty: the server's own.
+    `python_start_seconds`: how long an instance of one may take until it is initialised.
+    `warnings`: a sentence for each setting that has no effect.
     """
 
     cache_bytes: int = 0
@@ -184,6 +187,7 @@ class ModelOptions:
     precision: str = FP32
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     python_environment: str = ""
+    python_start_seconds: int = 600
     warnings: tuple[str, ...] = ()
 
 
@@ -199,7 +203,8 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
     add("--backend-config", type=_backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
         help="default-max-batch-size=N: the batch of models without a configuration"
         f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
-        " other settings have no effect")  # fmt: skip
+        " python,stub-timeout-seconds=N: how long `initialize` of one may take"
+        f" ({ModelOptions.python_start_seconds}); other settings have no effect")  # fmt: skip
     add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
         help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
@@ -211,7 +216,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
     enabled = arguments.rate_limit != RATE_LIMIT_MODES[0]
     rates = RateLimits(enabled, tuple(arguments.rate_limit_resource))
     ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
-    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING)}
+    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING), ",".join(START_SETTING)}
     reason = "has no effect: config.pbtxt says how a model is executed"
     return ModelOptions(
         arguments.cache_config,
@@ -220,6 +225,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         arguments.precision,
         _default_max_batch_size(arguments.backend_config),
         _python_environment(arguments.backend_config),
+        _python_start_seconds(arguments.backend_config),
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )
 
@@ -236,6 +242,12 @@ def _python_environment(settings: Sequence[tuple[str, str, str]]) -> str:
     return str(Path(given[-1]).absolute()) if given else ""
 
 
+def _python_start_seconds(settings: Sequence[tuple[str, str, str]]) -> int:
+    """Return the last one that is given."""
+    given = [int(value) for *setting, value in settings if tuple(setting) == START_SETTING]
+    return given[-1] if given else ModelOptions.python_start_seconds
+
+
 def _backend_setting(text: str) -> tuple[str, str, str]:
     """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
     setting, equals, value = text.partition("=")
@@ -244,6 +256,8 @@ def _backend_setting(text: str) -> tuple[str, str, str]:
         raise argparse.ArgumentTypeError(f"expected '[BACKEND,]SETTING=VALUE', got '{text}'")
     if name == BATCH_SETTING:
         integer(0)(value)
+    if (backend, name) == START_SETTING:
+        integer(1, MAX_START_SECONDS)(value)
     if (backend, name) == ENVIRONMENT_SETTING and not Path(value).exists():
         raise argparse.ArgumentTypeError(f"{value} does not exist")
     return backend, name, value

@@ -7,6 +7,7 @@ model that cannot be loaded leaves in place what is served already.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ from gangway.server.supervisor.model_life import State, state_of
 
 _log = logging.getLogger(__name__)
 
+LONG_SECONDS: Final = 10.0  # of a load, until others begin beside it whatever it does
 RETIRE_SECONDS = 660.0  # no request lasts longer
 UNLOAD_SECONDS = 60.0  # workers do it beside their queries
 
@@ -72,6 +74,7 @@ class ModelControl:
         self._models = ServedModels(loader, clients, overrides, self._reload)
         self._ensembles = self._models.ensembles
         self._locks = NameLocks()
+        self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_first = True
 
     @property
@@ -104,13 +107,36 @@ class ModelControl:
                     self._models.announce_loading(entry)
         versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
         await self._loader.look_up(versions)
-        for name, entries in found.items():
-            async with self._locks.hold(name):
-                await self._serve_entries(name, entries)
+        await asyncio.gather(*self.beside_each_other(found).values())
         if self.broken and self._options.exit_on_error:
             raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
         self._clients.initial_load_done(self._options.strict_readiness)
         return found
+
+    def beside_each_other(self, found: Mapping[str, Sequence[Entry]]) -> dict[str, "asyncio.Task[None]"]:
+        """Begin to serve what repositories hold of these models, which are in load order; return a task for each.
+
+        An ensemble waits for its models. As many as there are cores are under way, and those that take long.
+        """
+        tasks: dict[str, asyncio.Task[None]] = {}
+
+        async def one(name: str, entries: Sequence[Entry], needed: Sequence["asyncio.Task[None]"]) -> None:
+            async with self._locks.hold(name):
+                if needed:
+                    await asyncio.wait(needed)
+                await self._slots.acquire()
+                slot = asyncio.get_running_loop().call_later(LONG_SECONDS, self._slots.release)
+                try:
+                    await self._follow(name, entries)
+                finally:
+                    if slot.when() > asyncio.get_running_loop().time() and not slot.cancelled():
+                        slot.cancel()
+                        self._slots.release()
+
+        for name, entries in found.items():
+            needed = [tasks[each] for each in needs_of(entries) if each in tasks]
+            tasks[name] = asyncio.get_running_loop().create_task(one(name, entries, needed))
+        return tasks
 
     async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
         """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
@@ -154,16 +180,6 @@ class ModelControl:
             self._models.forget_failures(name, ensembles)
         for member in along if dependents else ():
             await self.unload(member, dependents=True)
-
-    async def follow(self, name: str, entries: Sequence[Entry]) -> None:
-        """Serve what the repositories now hold of a model."""
-        async with self._locks.hold(name):
-            if _is_duplicate(entries):
-                self._ensembles.unloaded(name)
-                self._models.withdraw(name, reason=DUPLICATE)
-                self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
-            else:
-                await self._serve_entries(name, entries)
 
     async def remove(self, name: str) -> None:
         """Unload a model that no repository has any more, and forget it."""
@@ -224,6 +240,15 @@ class ModelControl:
         return in_load_order(found)
 
     # -- steps
+
+    async def _follow(self, name: str, entries: Sequence[Entry]) -> None:
+        """Serve what the repositories hold of a model. The caller holds the name's lock."""
+        if _is_duplicate(entries):
+            self._ensembles.unloaded(name)
+            self._models.withdraw(name, reason=DUPLICATE)
+            self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
+        else:
+            await self._serve_entries(name, entries)
 
     async def _serve_entries(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
         """Serve these versions of a model and no others; return those that cannot be.
@@ -320,6 +345,7 @@ class RepositoryPoller:
         self._control = control
         self._seconds = seconds
         self._seen = {name: _seen(entries) for name, entries in first.items()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by model that is being followed
 
     async def run(self) -> None:
         """Look, until cancelled; not at all if the time is 0."""
@@ -328,20 +354,27 @@ class RepositoryPoller:
             await self.look()
 
     async def look(self) -> None:
-        """Follow what has changed since the last time, one model after the other."""
+        """Follow what has changed since the last time. A model that takes long is looked at again when it is done."""
         try:
             found = await asyncio.to_thread(self._control.read_all)
         except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
             _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
             return
-        for name in (self._seen.keys() | self._control.names) - found.keys():
+        for name, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[name]
+                task.result()
+        for name in (self._seen.keys() | self._control.names) - found.keys() - self._tasks.keys():
             self._seen.pop(name, None)
             await self._control.remove(name)
+        changed = {}
         for name, entries in in_load_order(found).items():
             seen = _seen(entries)
-            if self._seen.get(name) != seen:
-                self._seen[name] = seen
-                await self._control.follow(name, entries)
+            if self._seen.get(name) != seen and name not in self._tasks:
+                self._seen[name], changed[name] = seen, entries
+        self._tasks |= self._control.beside_each_other(changed)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=LONG_SECONDS)
 
 
 def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:

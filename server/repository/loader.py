@@ -224,7 +224,8 @@ class ModelLoader:
         environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
         completes = self._options.repository.complete_configs
         memory_bytes = memory_limit_bytes() // INSTANCE_MEMORY_SHARE
-        plan = plan_of(entry, settings, environment, completes, memory_bytes)
+        start_seconds = self._options.models.python_start_seconds
+        plan = plan_of(entry, settings, environment, completes, memory_bytes, start_seconds)
         model_id = self._take_id()
         try:
             instances = self._python.add(model_id, plan)

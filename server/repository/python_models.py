@@ -112,7 +112,12 @@ def check_python(config: ModelConfig) -> PythonSettings:
 
 
 def plan_of(
-    entry: ModelVersion, settings: PythonSettings, environment: Environment, completes: bool, memory_bytes: int
+    entry: ModelVersion,
+    settings: PythonSettings,
+    environment: Environment,
+    completes: bool,
+    memory_bytes: int,
+    start_seconds: float,
 ) -> InstancePlan:
     """Return how to start the instances of a model. `memory_bytes`: of an instance whose configuration says nothing."""
     config = ModelConfig()
@@ -129,6 +134,7 @@ def plan_of(
         settings.memory_mib << 20 or memory_bytes,
         environment.python,
         dict(environment.variables),
+        start_seconds,
     )
 
 

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 HOST: Final = Path(__file__).resolve().parents[2] / "python_backend" / "__main__.py"
 MARK: Final = "GANGWAY_INSTANCE"  # a variable that all have that a model starts
 FINALIZE_SECONDS: Final = 5.0
+SLOW_SECONDS: Final = 10.0  # of a start, until the log says so
+TIMEOUT_FLAG: Final = "--backend-config=python,stub-timeout-seconds"
 MOST_MESSAGE_CHARACTERS: Final = 2000
 MOST_CALLS: Final = 16  # to load, unload or ask for models, of an instance at the same time
 # Libraries that would start a thread for each core, of which an instance has one.
@@ -46,6 +48,7 @@ class InstancePlan:
     """What to load, and how. `python`: of the environment. `config`: as JSON, as far as config.pbtxt says it.
 
     `completes`: model.py may complete it. `kinds`: one for each instance. `memory_bytes`: of its data; 0: any.
+    `start_seconds`: how long an instance may take until it is initialised.
     """
 
     name: str
@@ -58,6 +61,7 @@ class InstancePlan:
     memory_bytes: int
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
+    start_seconds: float = 600.0
 
     def arguments(self, instance: int) -> dict[str, str]:
         """Return what `initialize` gets, but for the configuration."""
@@ -107,6 +111,7 @@ class _Instance:
         self.ready: asyncio.Future[None] = loop.create_future()
         self._control: socket.socket | None = None
         self._conversation: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self.title = f"{plan.name}, instance {user.instance}"
         self.kept = SupervisedProcess(self.title, self._launch, self._ended, self._all_ended, self._begun)
 
@@ -117,6 +122,7 @@ class _Instance:
     async def stop(self) -> None:
         """Have it finalized, or killed where that takes too long."""
         self.kept.stop_restarting()
+        self._end_watch()
         if self._control is not None:
             self._say(self._control, {"finalize": True})
         if self.kept.child is not None:
@@ -164,6 +170,30 @@ class _Instance:
         self._conversation = asyncio.get_running_loop().create_task(self._converse(control))
         self._conversation.add_done_callback(_ignore_end)
         self._conversation.add_done_callback(lambda _: control.close())
+        self._end_watch()
+        self._watch = asyncio.get_running_loop().create_task(self._watch_start())
+
+    async def _watch_start(self) -> None:
+        """Tell of a start that takes long, and end one that takes too long."""
+        limit_s = self._plan.start_seconds
+        await asyncio.sleep(min(SLOW_SECONDS, limit_s))
+        if limit_s > SLOW_SECONDS:
+            _log.warning(
+                "%s is not initialised after %.0f s, %s; it fails after %.0f s (%s)",
+                self.title,
+                SLOW_SECONDS,
+                _doing(self._pid),
+                limit_s,
+                TIMEOUT_FLAG,
+            )
+            await asyncio.sleep(limit_s - SLOW_SECONDS)
+        doing = _doing(self._pid)
+        self._started({"error": f"it is not initialised after {limit_s:g} s ({TIMEOUT_FLAG}), {doing}"})
+        self.kept.kill()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None and self._watch is not asyncio.current_task():
+            self._watch.cancel()
 
     def _end_conversation(self) -> None:
         """Hear no more of the process before. The task's end closes the socket, which the loop reads until then."""
@@ -219,6 +249,7 @@ class _Instance:
 
     def _started(self, message: Mapping[str, Any]) -> None:
         """The model is ready, or cannot be."""
+        self._end_watch()
         if "error" in message:
             reason = shortened(str(message["error"]), MOST_MESSAGE_CHARACTERS)
             if self.ready.done():
@@ -285,6 +316,7 @@ class _Instance:
         self.kept.kill()
 
     def _ended(self, child: Child) -> None:
+        self._end_watch()
         self._services.addresses.set(*self._user, "")
         self.is_present = False
         self._changed()
@@ -308,6 +340,16 @@ class _Instance:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # one of them may be nobody's
+
+
+def _doing(pid: int) -> str:
+    """Say what a process does at this moment, as far as the kernel says it."""
+    with suppress(OSError, IndexError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R":
+            return "it computes"
+        place = Path(f"/proc/{pid}/wchan").read_text()
+        return f"it waits in {place} of the kernel" if place not in ("", "0") else "it waits"
+    return "its process has not begun"
 
 
 class ModelInstances:

@@ -193,6 +193,14 @@ def test_the_default_batch(settings: list[str], size: int) -> None:
     assert options.warnings == tuple(f"--backend-config={setting.split('=')[0]} {reason}" for setting in ignored)
 
 
+def test_how_long_python_models_may_take(capsys: pytest.CaptureFixture[str]) -> None:
+    flag = "--backend-config=python,stub-timeout-seconds="
+    assert parse_options([NEEDED]).models.python_start_seconds == 600
+    options = parse_options([NEEDED, f"{flag}5", f"{flag}90"])
+    assert (options.models.python_start_seconds, options.warnings) == (90, ())
+    assert "0 is not from 1 to 86400" in wrong(capsys, f"{flag}0")
+
+
 def test_the_environment_of_python_models() -> None:
     assert parse_options([NEEDED]).models.python_environment == ""
     flag = "--backend-config=python,execution-env-path="
