@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.shapes.rules import transposed_begin
 from gangway.compiler.kernels.plain_specs import FLOATS
 from gangway.compiler.kernels.specs import Array
 
@@ -543,13 +544,8 @@ def _window(
     """Where in the whole result the wanted one begins, and how long it is."""
     rank = len(sizes)
     wanted = list(body.type_of(body.node.outputs[0]).shape[2:])
-    mode = body.attribute("auto_pad", b"NOTSET").decode()
-    if mode == "VALID" or (mode == "NOTSET" and not body.attribute("output_shape", ())):
-        pads = body.attribute("pads", [0] * (2 * rank)) if mode == "NOTSET" else [0] * rank
-        return list(pads[:rank]), wanted
-    extra = body.attribute("output_padding", [0] * rank)
-    begins = []
-    for axis in range(rank):
-        total = strides[axis] * (sizes[axis] - 1) + extra[axis] + kernel[axis] - wanted[axis]
-        begins.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    mode, is_given = body.attribute("auto_pad", b"NOTSET").decode(), bool(body.attribute("output_shape", ()))
+    pads, extra = body.attribute("pads", [0] * (2 * rank)), body.attribute("output_padding", [0] * rank)
+    whole = [strides[axis] * (sizes[axis] - 1) + extra[axis] + kernel[axis] for axis in range(rank)]
+    begins = [transposed_begin(mode, is_given, pads[axis], whole[axis], wanted[axis]) for axis in range(rank)]
     return begins, wanted

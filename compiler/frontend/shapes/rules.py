@@ -53,6 +53,17 @@ def windows_along(size: int, reach: int, stride: int, pads: tuple[int, int], cei
     return steps if steps * stride >= size + pads[0] else steps + 1
 
 
+def transposed_begin(mode: str, is_given: bool, pad: int, whole: int, length: int) -> int:
+    """Return how much of the whole result of a transposed convolution is cut off before the wanted part of an axis.
+
+    `is_given`: the node states the length, which may be a little more than the whole.
+    """
+    if not is_given and mode in ("NOTSET", "VALID"):
+        return pad if mode == "NOTSET" else 0
+    total = max(whole - length, 0)
+    return total // 2 if mode == "SAME_UPPER" else total - total // 2
+
+
 def _pooled(
     node: Any, attributes: Mapping[str, Any], types: Mapping[str, TensorType], values: Mapping[str, Array]
 ) -> Shape | None:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from gangway.compiler.frontend.graph import Node
-from gangway.compiler.frontend.shapes.rules import same_pads, windows_along
+from gangway.compiler.frontend.shapes.rules import same_pads, transposed_begin, windows_along
 from gangway.compiler.frontend.simplify import affine_factors
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, After, Before, ReduceSpec, Reduction
 from gangway.compiler.kernels.specs import (
@@ -173,15 +173,11 @@ def conv_transpose(program: Program, node: Node) -> None:
 def _begins(node: Node, size: Pair, kernel: Pair, stride: Pair, result: Pair) -> Pair:
     """Return how much of the full result is cut off at the top and left."""
     mode = node.attributes.get("auto_pad", b"NOTSET").decode()
-    if mode == "VALID":
-        return 0, 0
-    if mode == "NOTSET" and not node.attributes.get("output_shape", ()):
-        top, left, _, _ = node.attributes.get("pads", (0, 0, 0, 0))
-        return top, left
-    extra = _pair(node, "output_padding", (0, 0))
-    total = [stride[n] * (size[n] - 1) + extra[n] + kernel[n] - result[n] for n in range(2)]
-    first, second = (n // 2 if mode == "SAME_UPPER" else n - n // 2 for n in total)
-    return first, second
+    is_given = bool(node.attributes.get("output_shape", ()))
+    pads, extra = node.attributes.get("pads", (0, 0, 0, 0)), _pair(node, "output_padding", (0, 0))
+    whole = [stride[n] * (size[n] - 1) + extra[n] + kernel[n] for n in range(2)]
+    top, left = (transposed_begin(mode, is_given, pads[n], whole[n], result[n]) for n in range(2))
+    return top, left
 
 
 def _phases(weights: Array, stride: Pair, begins: Pair, taps: Sequence[int]) -> Array:

@@ -20,6 +20,9 @@ def test_transposed_convolutions(check: Callable[..., list[str]], network: Any) 
         "sparse": ((5, 4, 2, 3), {"strides": [2, 1], "dilations": [3, 2]}),
         "same": ((5, 4, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
         "given": ((5, 4, 3, 3), {"strides": [3, 2], "output_shape": [19, 15]}),
+        "given_more": ((5, 4, 3, 2), {"strides": [3, 2], "output_shape": [18, 15], "auto_pad": "SAME_UPPER"}),
+        "given_valid": ((5, 4, 4, 3), {"strides": [3, 2], "output_shape": [16, 12], "auto_pad": "VALID"}),
+        "given_whole": ((5, 4, 4, 3), {"strides": [2, 2], "output_shape": [12, 14], "auto_pad": "VALID"}),
         "narrow": ((5, 3, 1, 1), {"strides": [2, 2]}),
     }
     nodes = [node("ConvTranspose", ["x", f"w{name}"], [name], **how) for name, (_, how) in kinds.items()]
