@@ -19,8 +19,9 @@ import tritonclient.http as triton_http
 from benchmarks.fetch_haproxy import missing_haproxy, with_haproxy
 from benchmarks.lib.live_router import LiveRouter, live_router, server_flag
 from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.processes import descendants_of
 from benchmarks.lib.repository import GANGWAY
-from gangway.cluster.haproxy import command
+from gangway.cluster.haproxy import STOP_TIMEOUT_S, command
 from gangway.cluster.haproxy_config import socket_of
 from gangway.cluster.moves import Mover
 from gangway.cluster.placement import Move
@@ -28,7 +29,7 @@ from gangway.cluster.server_address import parse_server
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.steady_calls import simple_inputs, steady_calls
-from tests.helpers.whole_server import all_pids, small_repository, until
+from tests.helpers.whole_server import alive, all_pids, small_repository, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 
@@ -215,6 +216,16 @@ def test_a_tensor_larger_than_any_buffer(router: LiveRouter) -> None:
         with pytest.raises(triton.InferenceServerException, match="batch") as error:
             client.infer("simple", inputs)
         assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_router_and_its_haproxy(tmp_path: Path, first: LiveServer, number: signal.Signals) -> None:
+    """As the end of a terminal, or Ctrl-\\ in it."""
+    with live_router(tmp_path, [server_flag("first", first)]) as router:
+        haproxy = descendants_of(router.process.pid)
+        router.process.send_signal(number)
+        assert router.process.wait(2 * STOP_TIMEOUT_S) == 0
+    assert haproxy and not alive(haproxy)
 
 
 def test_tls_on_both_sides(tmp_path: Path, repository: Path, compiled_zoo: CompiledZoo) -> None:
