@@ -1,4 +1,5 @@
-"""Mixed traffic for ten minutes: every way into the server, models that come and go, processes that are killed.
+"""Everything at once for ten minutes: every way into the server, Python models, bad requests, idle connections, models
+that come and go, processes that are killed.
 
 What is held against bounds: every answer is right or refused, and memory, descriptors and threads stay flat.
 """
@@ -6,6 +7,7 @@ What is held against bounds: every answer is right or refused, and memory, descr
 import os
 import queue
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -24,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import TOLERANCE, is_right, raw_channel, raw_infer
+from benchmarks.lib.processes import command_of, descendants_of
 from benchmarks.lib.reference import Example, example_of
 from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo, onnx_file
@@ -31,12 +34,30 @@ from benchmarks.overload import Sample, sample, thirds
 
 MODELS = ("mlp", "mobilenetv2", "simple", "simple_diamond", "accumulator")
 VISITOR = "mlp"  # loaded and unloaded as another model by its configuration's file
-VICTIMS = ("worker", "scheduler", "front end")
+PYTHON = "python"
+VICTIMS = ("worker", "scheduler", "front end", PYTHON)
 PERIOD_S = 0.02  # between two requests of a client
 KILL_EVERY_S, RELOAD_EVERY_S, SAMPLE_EVERY_S = 15.0, 5.0, 2.0
 TIMEOUT_S = 30
 STEPS = 5  # of a sequence
+IDLE_CONNECTIONS, IDLE_S = 100, 3.0  # to each port
+BAD_REQUESTS = {  # what HTTP answers to each of them
+    b"no HTTP at all\r\n\r\n": 400,
+    b"GET /v2/models/nobody HTTP/1.1\r\n\r\n": 404,
+    b"GET /nowhere HTTP/1.1\r\n\r\n": 404,
+    b"GET /v2 HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(300)) + b"\r\n": 431,
+    b'POST /v2/models/mlp/infer HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"inputs"': 400,
+    b'POST /v2/models/mlp/infer HTTP/1.1\r\ncontent-length: 13\r\n\r\n{"inputs":[]}': 400,
+}
 GROWTH_AT_MOST = 0.02  # from the second third of the time to its last
+
+PYTHON_MODEL = """import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        values = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", value + value.dtype.type(1))]) for value in values]
+"""
 
 Tensors = Mapping[str, "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"]
 
@@ -183,7 +204,42 @@ def loads(traffic: Traffic) -> Iterator[bool]:
             client.unload_model("visitor", client_timeout=TIMEOUT_S)
 
 
-KINDS = (calls, posts, streams, sequences, ensembles, regions)
+def pythons(traffic: Traffic) -> Iterator[bool]:
+    """A Python model that adds one."""
+    values = np.arange(4, dtype=np.float32)
+    with closing(grpc_client.InferenceServerClient(traffic.server.url)) as client:
+        while True:
+            answer = client.infer(PYTHON, _inputs(grpc_client, {"x": values}), client_timeout=TIMEOUT_S)
+            yield _same(answer, {"y": values + 1})
+
+
+def mistakes(traffic: Traffic) -> Iterator[bool]:
+    """Requests that are refused, each over a connection of its own."""
+    host, _, port = traffic.server.http_url.rpartition(":")
+    while True:
+        for text, status in BAD_REQUESTS.items():
+            with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+                connection.sendall(text)
+                head = connection.recv(4096).split()
+            if not head:
+                raise RefusedError  # the front end has been killed
+            yield int(head[1]) == status
+
+
+def idlers(traffic: Traffic) -> Iterator[bool]:
+    """Connections that say nothing; liveness is answered meanwhile."""
+    while True:
+        with ExitStack() as stack:
+            for url in (traffic.server.url, traffic.server.http_url):
+                host, _, port = url.rpartition(":")
+                for _ in range(IDLE_CONNECTIONS):
+                    stack.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
+            traffic.over.wait(IDLE_S)
+            client = stack.enter_context(closing(http_client.InferenceServerClient(traffic.server.http_url)))
+            yield client.is_server_live()
+
+
+KINDS = (calls, posts, streams, sequences, ensembles, regions, pythons, mistakes, idlers)
 
 
 def _inputs(client: object, tensors: Tensors, **options: bool) -> list[object]:
@@ -223,10 +279,21 @@ def _quietly(action: Callable[..., object], *arguments: object) -> None:
 
 def kill_one(server: LiveServer, number: int) -> None:
     """Kill a process of each role in turn."""
-    victims = server.pids()[VICTIMS[number % len(VICTIMS)]]
+    role = VICTIMS[number % len(VICTIMS)]
+    instances = [pid for pid in descendants_of(server.process.pid) if "python_backend" in command_of(pid)]
+    victims = instances if role == PYTHON else server.pids()[role]
     if victims:
         with suppress(ProcessLookupError):
             os.kill(victims[number % len(victims)], signal.SIGKILL)
+
+
+def write_python_model(folder: Path) -> None:
+    """Write a model that adds one to four numbers."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(PYTHON_MODEL)
+    tensors = (("input", "x"), ("output", "y"))
+    lines = [f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [4] }}' for kind, name in tensors]
+    (folder / "config.pbtxt").write_text("\n".join(['backend: "python"', *lines]))
 
 
 def run(server: LiveServer, traffic: Traffic, seconds: float, kill_every_s: float) -> list[Sample]:
@@ -297,7 +364,8 @@ def main() -> int:
             (repository / name).symlink_to(zoo.resolve() / name)
         (repository / "visitor" / "1").mkdir(parents=True)
         (repository / "visitor" / "1" / "model.onnx").symlink_to(onnx_file(zoo.resolve(), VISITOR))
-        flags = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS)]
+        write_python_model(repository / PYTHON)
+        flags = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in (*MODELS, PYTHON))]
         with live_server(repository, flags) as server:
             examples = {name: example_of(name, onnx_file(zoo, name)) for name in ("mlp", "mobilenetv2", "simple")}
             traffic = Traffic(server, examples)

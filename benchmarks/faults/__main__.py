@@ -37,7 +37,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Resources:
-    """What must not grow: processes, the supervisor's descriptors, names in /dev/shm, used request slots, memory."""
+    """What must not grow: processes, their descriptors, names in /dev/shm, used request slots, memory."""
 
     processes: int
     descriptors: int
@@ -102,9 +102,8 @@ def resources_of(server: LiveServer) -> Resources:
     pids = [pid for same in server.pids().values() for pid in same]
     memory_bytes = sum(memory_of(pid).pss_bytes for pid in pids)
     names = [name for name in shm_names() if name.startswith(f"gangway.{server.process.pid}.")]
-    return Resources(
-        len(pids), open_descriptors(server.process.pid), len(names), server.busy_slots(), memory_bytes / 1e6
-    )
+    descriptors = sum(map(open_descriptors, pids))
+    return Resources(len(pids), descriptors, len(names), server.busy_slots(), memory_bytes / 1e6)
 
 
 def settled(server: LiveServer, before: Resources) -> Resources:
@@ -157,7 +156,7 @@ def resource_row(trial: Trial) -> Row:
     return {
         "killed": trial.victim,
         "processes": f"{before.processes} -> {after.processes}",
-        "supervisor's descriptors": f"{before.descriptors} -> {after.descriptors}",
+        "descriptors": f"{before.descriptors} -> {after.descriptors}",
         "/dev/shm names": f"{before.shm_names} -> {after.shm_names}",
         "request slots in use": f"{before.busy_slots} -> {after.busy_slots}",
         "memory MB": f"{before.memory_mb:.0f} -> {after.memory_mb:.0f}",
@@ -208,14 +207,15 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16, help="requests under way at any time")
     parser.add_argument("--pause-s", type=float, default=1.0, help="time between a replacement and the next kill")
     options = parser.parse_args()
-    from benchmarks.faults.surroundings import report_surroundings  # noqa: PLC0415 - it imports this module
+    from benchmarks.faults.guards import GUARDED  # noqa: PLC0415 - it imports this module
+    from benchmarks.faults.surroundings import SITUATIONS, report_surroundings  # noqa: PLC0415 - the same
 
     report = start_report("Faults")
     repository = ensure_zoo(options.repository)
     if options.victims:
         trials = run(repository, options.model, options.victims, options.kills, options.clients, options.pause_s)
         report_trials(report, trials)
-    report_surroundings(report, repository, options.surroundings)
+    report_surroundings(report, repository, (*SITUATIONS, *GUARDED), options.surroundings)
     return report.finish(options.json)
 
 

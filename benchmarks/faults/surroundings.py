@@ -111,15 +111,19 @@ class Scene:
 class Situation:
     """What happens to a server: `disturb` returns when the fault is over. `controller`: of the cgroup that it needs.
 
+    What `disturb` returns is how many seconds that was away which it disturbed, for others than those that watch.
     `bounds_p99`: others shall not be slowed down while it lasts; where processes die or hang the outage counts.
+    `open_files`: `ulimit -n` of the server. `write`: adds models to its repository, which are loaded on demand.
     """
 
     name: str
-    disturb: Callable[[Scene], None]
+    disturb: Callable[[Scene], float | None]
     controller: str = ""
     memory_bytes: int = 0  # limit of that cgroup from the start on
     back_within_s: float = BACK_WITHIN_S
     bounds_p99: bool = False
+    open_files: int = 0
+    write: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class Watched:
     after: Resources
     alive: bool
     out_of_memory_kills: int = 0
+    away_s: float | None = None
 
     def outage_s(self) -> float:
         """Return the longest time without a right answer that began during the fault or shortly after it."""
@@ -405,8 +410,14 @@ def watch(situation: Situation, zoo: Path) -> Watched:
             if situation.memory_bytes:
                 cgroup.limit_memory(situation.memory_bytes)
         warm_cache(repository, cache_dir)
-        prefix = cgroup.prefix if cgroup else ()
-        server = stack.enter_context(live_server(repository, [f"--cache-dir={cache_dir}"], prefix=prefix))
+        prefix = [*(cgroup.prefix if cgroup else ())]
+        if situation.open_files:
+            prefix += ["sh", "-c", f'ulimit -n {situation.open_files} && exec "$@"', "sh"]
+        flags = [f"--cache-dir={cache_dir}"]
+        if situation.write is not None:
+            flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in os.listdir(repository))]
+            situation.write(repository)
+        server = stack.enter_context(live_server(repository, flags, prefix=prefix))
         health = stack.enter_context(watching_health(server.http_url))
         example = example_of(WATCHED, onnx_file(zoo, WATCHED))
         before = resources_of(server)
@@ -414,14 +425,14 @@ def watch(situation: Situation, zoo: Path) -> Watched:
         with LoadProcess(load) as process:
             time.sleep(QUIET_S)
             begin_ns = time.monotonic_ns()
-            situation.disturb(Scene(server, repository, cache_dir, cgroup))
+            away_s = situation.disturb(Scene(server, repository, cache_dir, cgroup))
             end_ns = time.monotonic_ns()
             time.sleep(QUIET_S)
             outcomes = process.stop().outcomes
         alive = server.process.poll() is None
         after = settled(server, before) if alive else before
         kills = cgroup.out_of_memory_kills() if cgroup and situation.memory_bytes else 0
-        return Watched(situation, begin_ns, end_ns, outcomes, list(health), before, after, alive, kills)
+        return Watched(situation, begin_ns, end_ns, outcomes, list(health), before, after, alive, kills, away_s)
 
 
 def write_repository(repository: Path, zoo: Path) -> None:
@@ -443,10 +454,10 @@ def warm_cache(repository: Path, cache_dir: Path) -> None:
         pass
 
 
-def report_surroundings(report: Report, zoo: Path, names: Sequence[str]) -> None:
+def report_surroundings(report: Report, zoo: Path, situations: Sequence[Situation], names: Sequence[str]) -> None:
     """Run the situations whose names contain one of `names`; print a line for each and its bounds."""
     seen: list[Watched] = []
-    for situation in SITUATIONS:
+    for situation in situations:
         if not any(name in situation.name for name in names):
             continue
         try:
@@ -463,5 +474,7 @@ def report_surroundings(report: Report, zoo: Path, names: Sequence[str]) -> None
         report.target(f"{name}: server ended", not one.alive, 0)
         if one.situation.bounds_p99:
             report.target(f"{name}: p99, over that before and after", one.p99_ms(True) / one.p99_ms(False), P99_RATIO)
+        if one.away_s is not None:
+            report.target(f"{name}: what was disturbed is back after, s", one.away_s, BACK_WITHIN_S)
         if one.situation.memory_bytes:
             report.target(f"{name}: processes killed for memory", one.out_of_memory_kills, 0)
