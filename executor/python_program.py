@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import struct
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -165,6 +166,7 @@ class PythonModel:
         self._manifest = manifest
         self._addresses, self._model_id, self._rank = addresses, model_id, rank
         self._instances: dict[int, Instance] = {}
+        weakref.finalize(self, _close_all, self._instances)  # the loop lets go of a model with its last lease
         self._reader, self._writer = FrameReader(), FrameWriter()
 
     def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False) -> list[None]:
@@ -193,12 +195,6 @@ class PythonModel:
         for instance in self._instances.values():
             instance.trim()
         return [None] * len(frames)
-
-    def close(self) -> None:
-        """Let go of all instances."""
-        for instance in self._instances.values():
-            instance.close()
-        self._instances.clear()
 
     def _run(
         self,
@@ -325,6 +321,12 @@ class PythonModel:
         if frame is not None:
             for part, (_, content) in zip(frame.parts, tensors, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
+
+
+def _close_all(instances: dict[int, Instance]) -> None:
+    for instance in instances.values():
+        instance.close()
+    instances.clear()
 
 
 def load_python(manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> _native.Program:

@@ -23,7 +23,8 @@ from gangway.server.access import HTTP2_PREFACE
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.http_requests import ask_http
-from tests.helpers.whole_server import small_repository, until
+from tests.helpers.python_models import write
+from tests.helpers.whole_server import all_pids, small_repository, until
 
 CONNECTIONS = 400
 LOOKS = 5
@@ -169,3 +170,32 @@ def test_without_any_descriptor_health_is_answered(server: LiveServer) -> None:
     assert server.log.read_text().count("can ask for health only") == 1
     assert ask_http(server.http_url, "POST", "/v2/models/simple/infer", BODY).status == 200
     assert front_end(server) == pid
+
+
+@pytest.mark.parametrize("kind", ["compiled", "Python"])
+def test_models_that_come_and_go_leave_no_descriptors(compiled_zoo: CompiledZoo, tmp_path: Path, kind: str) -> None:
+    repository = small_repository(tmp_path / "models", compiled_zoo, "simple")
+    write(repository, "adder")
+    adds = infer_request("adder", "", {"x": ("FP32", np.zeros(4, np.float32))}).SerializeToString()
+    name, message = ("simple", REQUEST) if kind == "compiled" else ("adder", adds)
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit"]
+    with (
+        live_server(repository, flags) as server,
+        triton.InferenceServerClient(server.url) as client,
+        raw_channel(server.url) as channel,
+    ):
+        infer = raw_infer(channel)
+
+        def once() -> None:
+            client.load_model(name)
+            assert infer(message, timeout=20)
+            client.unload_model(name)
+
+        def held() -> int:
+            return sum(map(open_descriptors, all_pids(server)))
+
+        once()
+        first = held()
+        for _ in range(4):
+            once()
+            until(lambda: held() <= first)
