@@ -59,19 +59,24 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
     if activation.name == "none":
         return value
     x, number = bind(value), partial(constant, lanes=lanes)
+
+    def factor(value: float) -> Expr:
+        """A constant to multiply by: in a register if it is 0, since TVM takes 0 times NaN for 0."""
+        return number(value) if value else keep(number(0.0))
+
     match activation.name:
         case "clip":
             return clip(x, activation.alpha, activation.beta, lanes)
         case "leaky_relu":
-            return tirx.Select(x < number(0.0), x * number(activation.alpha), x)
+            return tirx.Select(x < number(0.0), x * factor(activation.alpha), x)
         case "sigmoid":
             return sigmoid(x, lanes)
         case "swish":
             return x / one_and_exp(x, lanes)
         case "hard_sigmoid":
-            return clip(x * number(activation.alpha) + number(activation.beta), 0.0, 1.0, lanes)
+            return clip(x * factor(activation.alpha) + number(activation.beta), 0.0, 1.0, lanes)
         case "hard_swish":
-            return x * clip(x * number(activation.alpha) + number(activation.beta), 0.0, 1.0, lanes)
+            return x * clip(x * factor(activation.alpha) + number(activation.beta), 0.0, 1.0, lanes)
         case "tanh":
             return tanh(x, lanes)
         case "erf":
@@ -81,9 +86,8 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
         case "gelu_tanh":
             return _gelu_tanh(x, lanes)
         case "elu":
-            # A register, since TVM takes 0 times NaN for 0
-            alpha = keep(number(activation.alpha))
-            return tirx.Select(x > number(0.0), x, alpha * expm1(clip(x, -math.inf, 0.0, lanes), lanes))
+            decayed = expm1(clip(x, -math.inf, 0.0, lanes), lanes)
+            return tirx.Select(x > number(0.0), x, factor(activation.alpha) * decayed)
         case "mish":
             return _mish(x, lanes)
         case "softplus":

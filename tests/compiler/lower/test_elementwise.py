@@ -144,7 +144,7 @@ def test_chains_are_one_kernel(same: Run) -> None:
     assert sorted(operators) == ["Cast+Sub+Mul", "Div+Erf+Add+Mul+Mul", "Exp", "ReduceSum", "Sqrt+Neg+Add+Mul+Add"]
 
 
-@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 3, 2, 1)])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 3, 2, 1), (1, 6)])
 def test_a_number_and_itself_or_zero(same: Run, shape: tuple[int, ...]) -> None:
     x = np.array([np.nan, np.inf, -np.inf, -0.0, 7.5, -3e38], np.float32).reshape(shape)
     nodes = [
@@ -154,5 +154,7 @@ def test_a_number_and_itself_or_zero(same: Run, shape: tuple[int, ...]) -> None:
         node("Mul", ["zero", "x"], ["first"]),
         node("Mul", ["x", "zero"], ["second"]),
         node("Elu", ["x"], ["flat"], alpha=0.0),
+        node("HardSigmoid", ["x"], ["hard"], alpha=0.0, beta=0.5),
+        node("LeakyRelu", ["x"], ["cut"], alpha=0.0),
     ]
     same(nodes, {"x": x}, {"zero": np.float32(0)})
