@@ -265,6 +265,9 @@ def _with_types(model: Any, inferred: Any, folded: dict[str, Array]) -> Any:
 
 def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
     """Return the outputs of a node whose inputs are all constant. Raises ModelError if it cannot be computed."""
+    if node.operator == "MatMul" and not all(constants[name].size for name in node.inputs):
+        # onnxruntime leaves the empty sums of a vector unwritten.
+        return {node.outputs[0]: np.matmul(*(constants[name] for name in node.inputs))}
     try:
         return evaluate_proto(node_proto(node, opset), constants, opset)
     except Exception as error:  # whatever onnxruntime and numpy raise on hostile shapes

@@ -38,6 +38,30 @@ KNOWN: Sequence[Known] = (
         "Kernels pad windows, groups and strides with weights of zero, and zero times infinity is NaN.",
     ),
     Known(
+        ("Clip",),
+        "inf.? instead of .*3.4028235e",
+        "An infinity without a bound on its side stays infinite before opset 13, too.",
+        "ONNX says so; onnxruntime takes the largest number for a bound that is left out.",
+    ),
+    Known(
+        ("QLinearSoftmax",),
+        r"\(255\) instead of .*\(0\)",
+        "A probability of 1, beyond what 8 bits hold, is 255.",
+        "onnxruntime's own kernel wraps around to 0.",
+    ),
+    Known(
+        ("DynamicQuantizeMatMul",),
+        "instead of",
+        "A number between two steps of the quantised operand may become the other one, which changes a row's products.",
+        "Quotients by a computed scale are rounded in another order.",
+    ),
+    Known(
+        ("Resize",),
+        "answered what onnxruntime refuses: .*Cubic",
+        "Cubic interpolation of other axes than onnxruntime's is computed.",
+        "onnxruntime refuses scales that change other axes than the last two.",
+    ),
+    Known(
         ("MeanVarianceNormalization",),
         "instead of .*nan",
         "Numbers without any variance are 0, not NaN.",

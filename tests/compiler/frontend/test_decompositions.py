@@ -54,3 +54,9 @@ def test_a_sort_of_a_single_number(check: Callable[..., list[str]], network: Any
     constants = {"w": np.ones((4, 1), np.float32), "one": np.array([1])}
     operators = check(network(nodes, {"x": [1, 3, 4]}, {"y": None, "z": None}, constants))
     assert not any("TopK" in operator for operator in operators)
+
+
+def test_empty_sums_are_zero(same: Callable[..., list[str]]) -> None:
+    feeds = {"x": np.zeros(0, np.float32), "y": np.zeros((2, 0, 3), np.float32), "z": np.ones(4, np.float32)}
+    nodes = [node("MatMul", ["x", "y"], ["a"]), node("Neg", ["z"], ["b"])]
+    same(nodes, feeds)

@@ -17,7 +17,8 @@ def product(draft: Draft) -> None:
         right = [inner]
     elif draft.chance(0.1):
         left = [inner]
-    if draft.chance(0.05) and dtype != "float16":  # of halves nobody writes an answer then
+    # Of halves, and of a vector, onnxruntime leaves an empty sum unwritten.
+    if draft.chance(0.05) and dtype != "float16" and min(len(left), len(right)) > 1:
         left[-1] = right[-2 if len(right) > 1 else 0] = 0
     kind = "sums" if np.dtype(dtype).kind == "f" and draft.chance(0.4) else "plain"
     draft.sums()
@@ -128,4 +129,4 @@ def framed(draft: Draft) -> None:
     step = draft.given(draft.whole(1, 4), 1, "int64")  # servers try models with zeros
     window = draft.given(draft.numbers([length], "float32", "plain"), 0.5) if draft.chance(0.6) else ""
     draft.sums(1e-3, 1e-4)
-    draft.finish(x, step, window, "" if window else draft.given(length, 0.8, "int64"), onesided=draft.pick(None, 0, 1))
+    draft.finish(x, step, window, "" if window else draft.given(length, 1, "int64"), onesided=draft.pick(None, 0, 1))
