@@ -119,7 +119,8 @@ def _sliced(
     given: list[Any] = [values[name].reshape(-1).tolist() if name else None for name in node.input[1:]]
     if not given:  # before opset 10
         given = [attributes.get(name) for name in ("starts", "ends", "axes")]
-    starts, ends, axes, steps = (*given, None, None)[:4]
+    starts, ends, *more = given
+    axes, steps = (*more, None, None)[:2]
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:

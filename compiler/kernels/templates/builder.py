@@ -193,14 +193,14 @@ def strided(base: Expr, step: int, lanes: int) -> Expr:
 
 
 def splat(value: Expr, lanes: int) -> Expr:
-    """A vector of equal elements."""
-    return tirx.Broadcast(value, lanes)
+    """A vector of equal elements; the element itself where there is one lane."""
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
 def constant(value: float, lanes: int, dtype: str = "float32") -> Expr:
     """A vector of equal constants, or, if `lanes` is 1, one."""
     number = tirx.const(value, dtype) if isinstance(value, (int, float, np.generic)) else tirx.Cast(dtype, value)
-    return number if lanes == 1 else splat(number, lanes)
+    return splat(number, lanes)
 
 
 def bind(value: Expr) -> Expr:

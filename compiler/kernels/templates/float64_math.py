@@ -22,6 +22,7 @@ from gangway.compiler.kernels.templates.builder import (
     keep,
     lane_maximum,
     repeat,
+    splat,
     truncate,
     vector_dtype,
 )
@@ -309,16 +310,12 @@ def _divided_long(size: Expr, divisor: Expr, short: Expr, lanes: int) -> Expr:
     def step(index: Expr) -> None:
         power = tirx.Cast("int64", steps - 1 - index)
         half = power >> tirx.const(1, "int64")
-        scale = [keep(_power_of_two(part, 1)) for part in (half, power - half)]
-        shifted = keep(divisor * _splat(scale[0], lanes) * _splat(scale[1], lanes))
+        first, second = [splat(keep(_power_of_two(part, 1)), lanes) for part in (half, power - half)]
+        shifted = keep(divisor * first * second)
         rest.set(tirx.Select(rest.value >= shifted, rest.value - shifted, rest.value))
 
     repeat(steps, step)
     return keep(tirx.Select(finite, rest.value, short))
-
-
-def _splat(value: Expr, lanes: int) -> Expr:
-    return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
 
 def erf(x: Expr, lanes: int) -> Expr:

@@ -135,7 +135,7 @@ class _Lines:
                 value = self._along(start, lanes)
                 if self._factors is not None:
                     factors = self._factors[lanes_at(start, lanes)]
-                    value = value * (factors * (share if lanes == 1 else splat(share, lanes)))
+                    value = value * (factors * splat(share, lanes))
                 store(self._y, into + start, value, lanes)
 
         _each_vector(columns, self._lanes, results)

@@ -180,6 +180,6 @@ class _Strip:
         total: Expr = None
         for tap, value in enumerate(values):
             weight = self._weights[entry + tap]
-            term = value * (weight if lanes == 1 else splat(weight, lanes))
+            term = value * splat(weight, lanes)
             total = term if total is None else total + term
         return total
