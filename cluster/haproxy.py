@@ -5,12 +5,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from gangway.clients.connection import ClientError
 from gangway.cluster.haproxy_config import socket_of
 
 SEARCHED = "/usr/sbin:/usr/local/sbin"  # often not on a user's path
+START_TIMEOUT_S = 30.0
+POLL_S = 0.01
 STOP_TIMEOUT_S = 30.0  # as long as a server has to finish its requests
 COMMAND_TIMEOUT_S = 5.0
 LONGEST_SOCKET_PATH = 107 - len(".sock.12345.tmp")  # bytes; HAProxy binds beside it first
@@ -21,34 +25,70 @@ class RouterError(ClientError):
 
 
 class Haproxy:
-    """A running HAProxy: a master, and a worker that carries the calls. Raises RouterError if there is none."""
+    """A running HAProxy. Raises RouterError if there is none, or if it cannot start.
+
+    Each configuration has a process of its own: HAProxy's master (`-W`) loses signals that come while it executes
+    itself again, which it does after each start of a worker. Signals of a terminal do not reach it.
+    """
 
     def __init__(self, config: Path) -> None:
         self._config = config
-        check_config(config)
+        self._socket = socket_of(config.parent)
         self._log = config.with_name("haproxy.log")
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen([find_haproxy(), "-W", "-f", str(config)], stderr=log)
+        self._log.unlink(missing_ok=True)
+        check_config(config)
+        self._former: list[subprocess.Popen[bytes]] = []  # they finish their last calls
+        self._process = self._start()
 
     def look(self) -> None:
         """Raise RouterError, with HAProxy's own words, if it has ended."""
-        if (status := self._process.poll()) is not None:
-            alerts = [line for line in self._log.read_text(errors="replace").splitlines() if "[ALERT]" in line]
-            raise RouterError("\n".join((f"haproxy ended with status {status}", *alerts[:5])))
+        self._former = [process for process in self._former if process.poll() is None]
+        if self._process.poll() is not None:
+            raise self._end_of(self._process)
 
     def reload(self) -> None:
-        """Let a new worker listen, and the former one end with its last call. Raises RouterError."""
+        """Let a new process listen, and the former one end with its last call. Raises RouterError."""
         check_config(self._config)
-        self._process.send_signal(signal.SIGUSR2)
+        successor = self._start("-x", str(self._socket), "-sf", str(self._process.pid))
+        self._former.append(self._process)
+        self._process = successor
 
     def stop(self) -> None:
         """Accept no more calls, finish those under way, and return when all is over."""
-        self._process.send_signal(signal.SIGUSR1)
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait()
+        end = time.monotonic() + STOP_TIMEOUT_S
+        self._process.send_signal(signal.SIGUSR1)  # the former ones have it from their successors
+        for process in (self._process, *self._former):
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Return a process when it listens."""
+        with self._log.open("ab") as log:
+            command_line = [find_haproxy(), "-db", "-f", str(self._config), *arguments]
+            process = subprocess.Popen(command_line, stderr=log, start_new_session=True)
+        end = time.monotonic() + START_TIMEOUT_S
+        while not self._answers(process):
+            if process.poll() is not None:
+                raise self._end_of(process)
+            if time.monotonic() > end:
+                process.kill()
+                process.wait()
+                raise RouterError(f"haproxy does not listen after {START_TIMEOUT_S} s")
+            time.sleep(POLL_S)
+        return process
+
+    def _answers(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Whether this process has the socket for commands: then it has all addresses, too."""
+        with suppress(RouterError):
+            return f"Pid: {process.pid}" in command(self._socket, "show info").splitlines()
+        return False
+
+    def _end_of(self, process: "subprocess.Popen[bytes]") -> RouterError:
+        alerts = [line for line in self._log.read_text(errors="replace").splitlines() if "[ALERT]" in line]
+        return RouterError("\n".join((f"haproxy ended with status {process.returncode}", *alerts[-5:])))
 
 
 def find_haproxy() -> str:
