@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.format import Engine
+from gangway.artifact.format import MAX_TENSORS, Engine
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
@@ -111,9 +111,9 @@ def test_tensors_too_large_for_a_kernel_are_refused(refused: Any, network: Any, 
 
 
 def test_limits_of_the_artifact_are_told_before_compiling(refused: Any, network: Any, tmp_path: Path) -> None:
-    outputs = {f"y{n}": None for n in range(33)}
+    outputs = {f"y{n}": None for n in range(MAX_TENSORS + 1)}
     graph = network([node("Relu", ["x"], [name]) for name in outputs], IMAGE, outputs)
-    assert "33 outputs" in str(refused(graph.save(tmp_path / "model.onnx")))
+    assert f"{len(outputs)} outputs" in str(refused(graph.save(tmp_path / "model.onnx")))
     constant = network([node("Relu", ["w"], ["y"])], {}, {"y": None}, {"w": ONES})
     assert "0 inputs" in str(refused(constant.save(tmp_path / "model.onnx")))
 

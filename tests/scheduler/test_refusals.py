@@ -169,6 +169,7 @@ def test_an_estimate_does_not_refuse_for_ever(scripted):
         assert time.monotonic() < begin_s + 30
     assert status is SlotStatus.OK
     assert time.monotonic() > begin_s + 1, "it was trusted for a while"
+    scripted.await_ends(1)
     assert [ask() for _ in range(20)] == [SlotStatus.OK] * 20
 
 
