@@ -8,7 +8,9 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -52,7 +54,8 @@ class Environments:
         self._default = default
         self._root: Path | None = None
         self._lock_fd = -1
-        self._unpacked: dict[tuple[Path, int, int], Path] = {}
+        self._lock = threading.Lock()
+        self._unpacked: dict[tuple[Path, int, int], Future[Path]] = {}
 
     def of(self, settings: PythonSettings, folder: Path) -> Environment:
         """Return the environment of the model in `folder`. Blocks: archives are unpacked. Raises ModelLoadError."""
@@ -86,17 +89,27 @@ class Environments:
     def _archive(self, path: Path) -> Path:
         status = path.stat()
         key = path, status.st_size, status.st_mtime_ns
-        if key not in self._unpacked:
-            if self._root is None:
-                hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
-                self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-                self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
-            folder = Path(tempfile.mkdtemp(dir=self._root))
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="tar")
-            self._unpacked[key] = folder
-        return self._unpacked[key]
+        with self._lock:  # models load beside each other, in threads
+            root, is_first = self._folder(), key not in self._unpacked
+            unpacked = self._unpacked.setdefault(key, Future())
+        if is_first:
+            try:
+                folder = Path(tempfile.mkdtemp(dir=root))
+                with tarfile.open(path) as archive:
+                    archive.extractall(folder, filter="tar")
+                unpacked.set_result(folder)
+            except BaseException as error:
+                self._unpacked.pop(key)  # the next load tries again
+                unpacked.set_exception(error)
+        return unpacked.result()
+
+    def _folder(self) -> Path:
+        if self._root is None:
+            hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
+            self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+        return self._root
 
 
 def check_python(config: ModelConfig) -> PythonSettings:
