@@ -3,15 +3,19 @@
 Accepted is what onnxruntime opens, if requests can hold its inputs and outputs: tensors of numbers or strings, of any
 shape. Runs with zeros show whether the first dimension may be a batch, and which sizes are possible. One that fails
 shows nothing.
+
+Sessions live in a process of their own, since an operator may end that. Then each run has one, too: which of them it
+ends fails, and shows nothing.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +38,15 @@ from gangway.artifact.host_limits import FreeMemory, anonymous_bytes
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.errors import (
+    CompilerFaultError,
+    EndedApartError,
+    MixedRowsError,
+    ModelError,
+    UnreadableModelError,
+    UnsupportedModelError,
+    faults_as_refusals,
+)
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import (
     count_parameters,
@@ -45,6 +57,7 @@ from gangway.compiler.frontend.importer import (
 from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, external_files, model_key
+from gangway.compiler.lower.reference import run_apart
 from gangway.compiler.model_file import make_readable, parse, with_weights
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
@@ -73,6 +86,42 @@ class Signature:
     trial_sizes: dict[str, int] = field(default_factory=dict)
 
 
+class Answer(NamedTuple):
+    """An output of a trial: what it has in common with that of another session, however large it is."""
+
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Runs of a session with zeros; `are_apart`: each in a process of its own."""
+
+    session: Any
+    are_apart: bool
+
+    def run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Answer]:
+        """Return what the model answers. Raises what onnxruntime raises; EndedApartError, and all others as that."""
+        if not self.are_apart:
+            return self._run(inputs, rows, sizes)
+        try:
+            return run_apart(lambda: self._run(inputs, rows, sizes), is_limited=False)
+        except EndedApartError as error:
+            raise EndedApartError(f"{error} that runs the model with zeros") from error
+
+    def _run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Answer]:
+        outputs = self.session.get_outputs()
+        bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
+        feeds = {tensor.name: _zeros(tensor, rows, sizes) for tensor in inputs}
+        arrays = run_session(self.session, [tensor.name for tensor in outputs], feeds, bfloat16)
+        return [_answer(array) for array in arrays]
+
+
+def _answer(array: Any) -> Answer:
+    content: Any = repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array)
+    return Answer(array.shape, hashlib.sha256(content).digest())
+
+
 def leave_to_onnxruntime(
     path: Path,
     model_name: str,
@@ -99,21 +148,17 @@ def leave_to_onnxruntime(
             if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
             _make_readable(writer)
-            before_bytes = anonymous_bytes()
-            session = open_session(writer.model_path)
-            session_bytes = anonymous_bytes() - before_bytes
-            signature = read_signature(session, optional)
-            if not isinstance(refusal, UnsupportedModelError) and not _has_open_sizes(session.get_inputs()):
-                _try_out(session, session.get_inputs(), rows=1, sizes={})
-            behaviour = _behaviour(session, signature.trial_sizes)
-            del session  # the next ones need its memory
-            saved_bytes = _save_optimised(writer, behaviour, signature.trial_sizes, target)
+            must_run = not isinstance(refusal, UnsupportedModelError)
+            found = _look_at(writer.model_path, optional, must_run)
+            signature, session_bytes = found.signature, found.session_bytes
+            saved_bytes = _save_optimised(writer, found, target)
+        except EndedApartError as error:
+            why = f"onnxruntime cannot serve it: {error} that opens the model"
+            raise UnsupportedModelError(_both(refusal, why)) from error
         except (OSError, UnreadableModelError):
             raise
         except ModelError as error:
-            raise UnsupportedModelError(_both(refusal, f"onnxruntime cannot serve it: {error}")) from error
-        except Exception as error:  # onnxruntime's own exceptions have no common base
-            raise UnsupportedModelError(_both(refusal, f"onnxruntime refuses it: {reason_of(error)}")) from error
+            raise UnsupportedModelError(_both(refusal, str(error))) from error
         if not mark:
             signature = _with_values(signature, path)
         mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
@@ -141,6 +186,43 @@ def leave_to_onnxruntime(
         return writer.commit(manifest)
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What a session shows: also how it behaves, and what memory it takes. `are_apart`: how its trials are run."""
+
+    signature: Signature
+    behaviour: object
+    session_bytes: int
+    are_apart: bool
+
+
+def _look_at(path: Path, optional: Sequence[str], must_run: bool) -> _Found:
+    """Return what a session of an ONNX file shows.
+
+    Raises UnsupportedModelError, and EndedApartError if opening it ends the process.
+    """
+    try:
+        return run_apart(lambda: _opened(path, optional, must_run, are_apart=False), is_limited=False)
+    except EndedApartError:  # by a trial, maybe
+        return run_apart(lambda: _opened(path, optional, must_run, are_apart=True), is_limited=False)
+
+
+def _opened(path: Path, optional: Sequence[str], must_run: bool, are_apart: bool) -> _Found:
+    try:
+        before_bytes = anonymous_bytes()
+        trials = Trials(open_session(path), are_apart)
+        session_bytes = anonymous_bytes() - before_bytes
+        signature = read_signature(trials, optional)
+        inputs = trials.session.get_inputs()
+        if must_run and not _has_open_sizes(inputs):
+            trials.run(inputs, rows=1, sizes={})
+        return _Found(signature, _behaviour(trials, signature.trial_sizes), session_bytes, are_apart)
+    except ModelError as error:
+        raise UnsupportedModelError(f"onnxruntime cannot serve it: {error}") from error
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
+
+
 def _both(refusal: ModelError, why: str) -> str:
     """Return why neither engine serves a model, the cause first.
 
@@ -151,9 +233,7 @@ def _both(refusal: ModelError, why: str) -> str:
     return f"{refusal}; and {why}"
 
 
-def _save_optimised(
-    writer: OnnxArtifactWriter, behaviour: object, sizes: Mapping[str, int], target: TargetSpec
-) -> int | None:
+def _save_optimised(writer: OnnxArtifactWriter, found: _Found, target: TargetSpec) -> int | None:
     """Have the artifact hold the model as onnxruntime optimises it, with weights that all sessions map.
 
     Return the memory that a session has of its own. None: the artifact holds the copy. That is so for a small model,
@@ -169,26 +249,30 @@ def _save_optimised(
         return None
     layouts = WIDE_REGISTERS in target.features
     path = writer.room_for_saved(OPTIMISED_ONNX_FILE if layouts else ONNX_FILE)
-    is_alike, session_bytes = False, 0
-    with suppress(Exception):  # onnxruntime's own exceptions have no common base
-        exact = VNNI not in target.extensions if layouts else None
+    exact = VNNI not in target.extensions if layouts else None
+
+    def save() -> tuple[bool, int]:
         open_session(writer.model_path, save=path, layouts=layouts, exact=exact)
         before_bytes = anonymous_bytes()
-        session = open_session(path, optimise=not layouts)
+        trials = Trials(open_session(path, optimise=not layouts), found.are_apart)
         session_bytes = anonymous_bytes() - before_bytes
-        is_alike = _behaviour(session, sizes) == behaviour
+        return _behaviour(trials, found.signature.trial_sizes) == found.behaviour, session_bytes
+
+    is_alike, session_bytes = False, 0
+    with suppress(UnsupportedModelError):
+        is_alike, session_bytes = run_apart(save, is_limited=False)
     writer.choose(saved=is_alike)
     return session_bytes if is_alike else None
 
 
-def _behaviour(session: Any, sizes: Mapping[str, int]) -> object:
+def _behaviour(trials: Trials, sizes: Mapping[str, int]) -> object:
     """Return what equal sessions have in common: inputs, outputs, and answers to zeros where these are possible."""
+    session = trials.session
     tensors = (*session.get_inputs(), *session.get_outputs(), *session.get_overridable_initializers())
-    answers: Sequence[Any] = ()
+    answers: Sequence[Answer] = ()
     with suppress(Exception):  # whatever it does not like about zeros, or about sizes that nobody knows
-        answers = _try_out(session, session.get_inputs(), 1, sizes)
-    contents = [(array.shape, array.tolist() if array.dtype == object else array.tobytes()) for array in answers]
-    return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], contents
+        answers = trials.run(session.get_inputs(), 1, sizes)
+    return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], answers
 
 
 def _make_readable(writer: OnnxArtifactWriter) -> None:
@@ -203,8 +287,9 @@ def _make_readable(writer: OnnxArtifactWriter) -> None:
         writer.replace_model(with_weights(model, writer.model_path))
 
 
-def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
+def read_signature(trials: Trials, optional: Sequence[str] = ()) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
+    session = trials.session
     inputs, outputs = [*session.get_inputs(), *_optional_inputs(session, optional)], session.get_outputs()
     for kind, tensors in (("input", inputs), ("output", outputs)):
         if not 1 <= len(tensors) <= MAX_TENSORS:
@@ -213,8 +298,8 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
             _check(kind, tensor)
     if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
         raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
-    trial, answers = _first_trial(session, inputs)
-    keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(session, inputs, trial, answers)
+    trial, answers = _first_trial(trials, inputs)
+    keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(trials, inputs, trial, answers)
     batched = _may_be_batch(inputs, outputs) and keeps_rows
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
     specs[1] = tuple(map(_opened_where_wrong, specs[1], answers)) if answers else specs[1]
@@ -224,8 +309,9 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
 
 def _with_values(signature: Signature, path: Path) -> Signature:
     """Return the signature in which inputs say whether their value decides what is computed, and zero is a trial's."""
-    taken = {name for tensor in signature.inputs for name in tensor.symbols}
-    names = set(deciding_inputs(path)) - taken
+    names: set[str] = set()
+    with suppress(CompilerFaultError), faults_as_refusals():
+        names = set(deciding_inputs(path)).difference(*(tensor.symbols for tensor in signature.inputs))
     inputs = tuple(replace(spec, value_symbol=spec.name) if spec.name in names else spec for spec in signature.inputs)
     trial = {**signature.trial_sizes, **dict.fromkeys(names, 0)} if signature.trial_sizes else {}
     return replace(signature, inputs=inputs, trial_sizes=trial)
@@ -253,7 +339,7 @@ def _takes_files(inputs: Sequence[Any]) -> bool:
     return any(_datatype(tensor) == "UINT8" and len(tensor.shape) == 1 for tensor in inputs)
 
 
-def _first_trial(session: Any, inputs: Sequence[Any]) -> tuple[dict[str, int] | None, Sequence[Any]]:
+def _first_trial(trials: Trials, inputs: Sequence[Any]) -> tuple[dict[str, int] | None, Sequence[Answer]]:
     """Return sizes of all symbols with which one row of zeros can be computed, and its answers.
 
     None, and no answers, if none of the plausible can.
@@ -269,19 +355,21 @@ def _first_trial(session: Any, inputs: Sequence[Any]) -> tuple[dict[str, int] | 
         if size != PLAUSIBLE_SIZES[0] and max(elements, default=0) > MOST_PLAUSIBLE_ELEMENTS:
             continue
         with suppress(Exception):  # whatever it does not like about zeros, or about this size
-            return sizes, _try_out(session, inputs, 1, sizes)
+            return sizes, trials.run(inputs, 1, sizes)
     return None, ()
 
 
-def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[Any]) -> bool:
+def _keeps_rows(trials: Trials, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[Answer]) -> bool:
     """Whether the model turns one row into one and two into two, as far as runs with zeros show; `one`: its answers."""
     if any(answer.shape[:1] != (1,) for answer in one):
         return False
     try:
-        two = _try_out(session, inputs, 2, sizes)
+        two = trials.run(inputs, 2, sizes)
+    except EndedApartError:  # a worker would end, too, with the requests of others in it
+        return False
     except Exception:  # whatever it does not like about two rows of zeros
         return True
-    pairs = zip(session.get_outputs(), one, two, strict=True)
+    pairs = zip(trials.session.get_outputs(), one, two, strict=True)
     return all(
         answer.shape[:1] == (2,) and _agree(answer.shape[1:], single.shape[1:], tensor.shape[1:])
         for tensor, single, answer in pairs
@@ -318,18 +406,11 @@ def _mixture(error: ModelError | None) -> str:
 def _refusal(path: Path, sizes: Mapping[str, int], stage: Callable[[Graph], object]) -> ModelError | None:
     """Return why the compiler refuses a model of these sizes up to a stage."""
     try:
-        stage(read_graph(path, sizes))
+        with faults_as_refusals():
+            stage(read_graph(path, sizes))
     except ModelError as error:
         return error
     return None
-
-
-def _try_out(session: Any, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Any]:
-    """Run the model with zeros; return what it answers. Raises what onnxruntime raises."""
-    outputs = session.get_outputs()
-    bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
-    feeds = {tensor.name: _zeros(tensor, rows, sizes) for tensor in inputs}
-    return run_session(session, [tensor.name for tensor in outputs], feeds, bfloat16)
 
 
 def _has_open_sizes(inputs: Sequence[Any]) -> bool:
@@ -344,10 +425,10 @@ def _agree(shape: Sequence[int], other: Sequence[int], declared: Sequence[Any]) 
     return all(a == b for a, b, known in zip(shape, other, declared, strict=True) if isinstance(known, int))
 
 
-def _opened_where_wrong(spec: TensorSpec, answer: Any) -> TensorSpec:
+def _opened_where_wrong(spec: TensorSpec, answer: Answer) -> TensorSpec:
     """Return an output's spec without sizes that a trial contradicts: what is inferred of some operators is wrong."""
     pairs = tuple(zip(spec.shape, answer.shape, strict=False))
-    if len(spec.shape) != answer.ndim or all(declared in (-1, size) for declared, size in pairs):
+    if len(spec.shape) != len(answer.shape) or all(declared in (-1, size) for declared, size in pairs):
         return spec
     shape = tuple(declared if declared == size else -1 for declared, size in pairs)
     return replace(spec, shape=shape, row_bytes=0)

@@ -116,7 +116,8 @@ class Job:
             plans = choose_plans(steps, self._target)
         with ArtifactWriter(folder, self._share_key()) as writer:
             with self._phases.timed("kernels"):
-                kernels = self._build(plans, folder.parent, writer.kernels_path)
+                names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
+                kernels = self._build(plans, names, folder.parent, writer.kernels_path)
                 symbols = {plan: kernel.symbol for plan, kernel in kernels.items()}
             with self._phases.timed("weights"):
                 offsets = write_weights(steps, plans, self._target, writer)
@@ -154,12 +155,14 @@ class Job:
     def _model_key(self, dimensions: Mapping[str, int]) -> str:
         return model_key(self._path, self._target, dimensions, precision=self._precision, keep_fp32=self._keep_fp32)
 
-    def _build(self, plans: Sequence[KernelPlan], root: Path, library: Path) -> dict[Plan, Kernel]:
+    def _build(
+        self, plans: Sequence[KernelPlan], names: Mapping[KernelSpec, str], root: Path, library: Path
+    ) -> dict[Plan, Kernel]:
         """Write the library with the kernels of the plans, and of their batches."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(Path(self._key)), dir=root) as scratch:
             objects = KernelObjects(root, Path(scratch), self._target, self._share_key())
             kernels = objects.build(
-                with_batch_plans(plans, self._target), lambda *count: self._phases.report("kernels", *count)
+                with_batch_plans(plans, self._target), names, lambda *count: self._phases.report("kernels", *count)
             )
             objects.link(library)
         return kernels

@@ -13,7 +13,13 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, Precision, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.errors import (
+    CompilerFaultError,
+    ModelError,
+    UnreadableModelError,
+    UnsupportedModelError,
+    faults_as_refusals,
+)
 from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, require_compiler, with_optional
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 from gangway.compiler.target import for_file, for_precision
@@ -87,8 +93,9 @@ def compile_model(
     if tuning is None:
         return static
     try:
-        return _compile_tuned(path, tuning, static, cache, progress, dimensions)
-    except TuningError as error:
+        with faults_as_refusals(TuningError):
+            return _compile_tuned(path, tuning, static, cache, progress, dimensions)
+    except (TuningError, CompilerFaultError) as error:
         _log.warning("tuning ignored: %s", error)
         return static
 
@@ -152,6 +159,7 @@ def compile_static(
 
     What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`. Not so if
     `dimensions` gives values to symbolic dimensions: onnxruntime serves all of them with the artifact without values.
+    A model at which the compiler itself fails is left to onnxruntime, too, until the next attempt.
 
     Raises ModelError (UnsupportedModelError is one), and OSError when files cannot be read or written.
     """
@@ -187,22 +195,24 @@ def _compile_static(
         require_compiler()
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
         try:
-            with phases.timed("import"):
-                if not dimensions:
-                    from gangway.compiler.frontend.importer import require_sizes  # noqa: PLC0415 - onnx and numpy
-
-                    require_sizes(path)
-                from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
-            job = Job(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
-            manifest = job.run(folder)
+            with faults_as_refusals():
+                manifest = _run_job(path, model_name, key, cache, target, phases, dimensions, choice)
             _tell_zip_maps(path, model_name)
             return Compiled(manifest, folder, False)
+        except (CompilerFaultError, MemoryError) as error:
+            if dimensions:
+                raise
+            refusal: ModelError = CompilerFaultError(str(error) or "out of memory")  # and no frames, which hold much
         except ModelError as error:
             if dimensions or isinstance(error, UnreadableModelError):
                 raise
             refusal = error
         if choice.precision != "fp32":
             return compile_static(path, model_name, cache, target, progress)
+        if isinstance(refusal, CompilerFaultError):
+            _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", model_name, refusal)
+            key = _key(path, target, UNCOMPILED, cache, choice)
+            return _leave(path, model_name, key, UNCOMPILED, (), str(refusal), start_ns, cache, target, progress)
         progress(FALLBACK_PHASE, 0, 1)
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 
@@ -212,6 +222,26 @@ def _compile_static(
             raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
         _tell_zip_maps(path, model_name)
         return Compiled(manifest, folder, False)
+
+
+def _run_job(
+    path: Path,
+    model_name: str,
+    key: str,
+    cache: Cache,
+    target: TargetSpec,
+    phases: Phases,
+    dimensions: Mapping[str, int],
+    choice: "_Choice",
+) -> Manifest:
+    with phases.timed("import"):
+        if not dimensions:
+            from gangway.compiler.frontend.importer import require_sizes  # noqa: PLC0415 - onnx and numpy
+
+            require_sizes(path)
+        from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
+    job = Job(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
+    return job.run(cache.folder(key))
 
 
 def _tell_zip_maps(path: Path, model_name: str) -> None:

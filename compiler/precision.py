@@ -14,6 +14,7 @@ from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.precision import BF16, FP32, ChosenPrecision, WantedPrecision
 from gangway.artifact.writer import write_whole
 from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.errors import CompilerFaultError, faults_as_refusals
 from gangway.compiler.key import known_compiler, model_key
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.progress import AGREEMENT_PHASE, Progress
@@ -55,7 +56,12 @@ def compile_in_precision(
     chosen = _read(record)
     is_known = chosen is not None
     if chosen is None:
-        chosen = job.choose(exact, wanted.min_cosine, tuple(sorted(keep_fp32)))
+        try:
+            with faults_as_refusals():
+                chosen = job.choose(exact, wanted.min_cosine, tuple(sorted(keep_fp32)))
+        except CompilerFaultError as error:
+            _log.warning("%s: it stays in fp32: %s", model_name, error)
+            return noted(exact, str(error))
         record.parent.mkdir(exist_ok=True)
         write_whole(record, encode(chosen))
     compiled = exact if chosen.name == FP32 else job.compiled(chosen.kept)

@@ -122,7 +122,7 @@ def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Gra
     """
     try:
         return _read(path, dimensions)
-    except (ModelError, OSError):
+    except (ModelError, OSError, MemoryError):
         raise
     except Exception as error:  # damaged bytes surface as any exception in the Python half of onnx
         raise ModelError(f"{path.name} is damaged: {_first_lines(error)}") from error

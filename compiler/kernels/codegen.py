@@ -18,7 +18,7 @@ from tvm import tirx
 
 from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
-from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.errors import UnsupportedModelError, naming
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelSpec
@@ -36,7 +36,8 @@ def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
     for step in steps:
         try:
             if step.spec not in plans:
-                plans[step.spec] = registry.plan(step.spec, target)
+                with naming(f"layer '{step.name}' ({step.operator})"):
+                    plans[step.spec] = registry.plan(step.spec, target)
         except registry.UnsupportedSpecError as error:
             raise UnsupportedModelError(f"node '{step.name}' ({step.operator}): {error}") from error
     return [plans[step.spec] for step in steps]

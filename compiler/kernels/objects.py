@@ -7,7 +7,7 @@ object there is a checksum: a damaged file counts as missing. A cache that canno
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.trim import KERNELS_FOLDER
+from gangway.compiler.errors import naming
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Plan
 from gangway.compiler.kernels.extents import Conditions, traced
@@ -22,7 +23,7 @@ from gangway.compiler.kernels.families import Family, family_of, with_extents
 from gangway.compiler.kernels.libraries import link_shared
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
-from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, KernelPlan
+from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.key import compiler_version
 
@@ -61,8 +62,13 @@ class KernelObjects:
         self._context = f"{compiler_version()} {target!r}"
         self._objects: dict[str, Path] = {}  # by symbol
 
-    def build(self, plans: Iterable[Plan], progress: Callable[[int, int], None]) -> dict[Plan, Kernel]:
-        """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`."""
+    def build(
+        self, plans: Iterable[Plan], layers: Mapping[KernelSpec, str], progress: Callable[[int, int], None]
+    ) -> dict[Plan, Kernel]:
+        """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`.
+
+        `layers`: what specs are called where something goes wrong.
+        """
         plans = list(plans)
         in_rows = {plan.spec for plan in plans if isinstance(plan, BatchPlan)}  # with a kernel that reads no extents
         families = {
@@ -74,7 +80,8 @@ class KernelObjects:
         missing = [plan for plan in families if plan not in kernels]
         for done, plan in enumerate(missing):
             progress(done, len(missing))
-            kernels[plan] = self._find(families[plan]) or self._compile(plan, families[plan], constants[plan])
+            with naming(layers[plan.spec]):
+                kernels[plan] = self._find(families[plan]) or self._compile(plan, families[plan], constants[plan])
         progress(len(missing), len(missing))
         return kernels
 

@@ -6,7 +6,7 @@ What none of them computes becomes islands, layers that onnxruntime executes.
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
+from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError, naming
 from gangway.compiler.frontend.dynamic_quantisation import find_dynamic_products
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
@@ -101,15 +101,18 @@ def lower(
     program, refusals = Program(graph, measures=slow is None, slow=set(slow or ())), {}
     for node in graph.nodes:
         mark = _mark(program)
+        place = f"node '{node.name}' ({node.operator})"
         try:
-            _lower_node(program, node)
+            with naming(place):
+                _lower_node(program, node)
             continue
         except UnsupportedModelError as error:
             _undo(program, mark)
             refusals[node.outputs[0]] = error
         if resort and not isinstance(refusals[node.outputs[0]], OneEngineError):
             try:
-                resort(program, node)
+                with naming(place):
+                    resort(program, node)
                 del refusals[node.outputs[0]]
             except UnsupportedModelError as error:
                 _undo(program, mark)

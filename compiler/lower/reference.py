@@ -1,37 +1,47 @@
 """Computations beside onnxruntime, the reference: in processes that can be stopped, and on examples of requests."""
 
+import ctypes
 import multiprocessing
+import os
 import resource
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.errors import EndedApartError, UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.specs import Array
 
 CPU_S = 5
 WALL_S = 60
+END_S = 10  # of a process that has closed its pipe
 TIMED_RUNS = 5
 TIMED_S = 0.1
+_PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
 
-def run_apart(work: Callable[[], Result]) -> Result:
+def run_apart(work: Callable[[], Result], is_limited: bool = True) -> Result:
     """Return what `work` returns in a process of its own: a node may crash that, or take any time.
 
-    Raises UnsupportedModelError if it does, or raises an exception.
+    `is_limited`: it has 5 s of a core. Otherwise it has as much time as the process that waits for it.
+
+    Raises UnsupportedModelError if it takes longer or raises an exception, EndedApartError if it does not live so long.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work))
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work, os.getpid(), is_limited))
     process.start()
     theirs.close()
     try:
-        answer: tuple[bool, Any] = ours.recv() if ours.poll(WALL_S) else (False, "it does not end")
+        answer: tuple[bool, Any] = (
+            ours.recv() if ours.poll(WALL_S if is_limited else None) else (False, "it does not end")
+        )
     except EOFError:
-        answer = False, f"it takes more than {CPU_S} s, or crashes"
+        process.join(END_S)
+        raise _ending(process.exitcode, is_limited) from None
     finally:
         process.kill()
         process.join()
@@ -42,8 +52,21 @@ def run_apart(work: Callable[[], Result]) -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def _answer(pipe: Any, work: Callable[[], object]) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+def _ending(status: int | None, is_limited: bool) -> UnsupportedModelError:
+    """Return what the end of a process without an answer means; `status` as multiprocessing has it."""
+    if is_limited and status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return UnsupportedModelError(f"it takes more than {CPU_S} s")
+    if status is not None and status < 0:
+        return EndedApartError(f"it ends the process by {signal.Signals(-status).name}")
+    return EndedApartError(f"it ends the process with status {status}")
+
+
+def _answer(pipe: Any, work: Callable[[], object], parent: int, is_limited: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before that
+        return
+    if is_limited:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     try:
         with np.errstate(all="ignore"):
             pipe.send((True, work()))

@@ -1,0 +1,43 @@
+"""Computations in processes of their own: how they end is told."""
+
+import faulthandler
+import os
+import signal
+import sys
+
+import pytest
+
+from gangway.compiler.errors import EndedApartError, UnsupportedModelError
+from gangway.compiler.lower.reference import run_apart
+
+
+def end_by(number: int) -> None:
+    faulthandler.disable()  # pytest's would tell
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT])
+def test_a_signal_ends_only_the_process_apart(number: signal.Signals) -> None:
+    with pytest.raises(EndedApartError, match=f"by {number.name}$"):
+        run_apart(lambda: end_by(number))
+
+
+def test_a_library_that_exits_ends_only_the_process_apart() -> None:
+    with pytest.raises(EndedApartError, match="with status 3"):
+        run_apart(lambda: os._exit(3))
+
+
+def test_too_much_time_is_no_crash() -> None:
+    """The kernel ends by these signals what has used its time."""
+    for number in (signal.SIGXCPU, signal.SIGKILL):
+        with pytest.raises(UnsupportedModelError, match="takes more than") as caught:
+            run_apart(lambda number=number: end_by(number))
+        assert not isinstance(caught.value, EndedApartError)
+    with pytest.raises(EndedApartError, match="by SIGKILL"):
+        run_apart(lambda: end_by(signal.SIGKILL), is_limited=False)
+
+
+def test_results_and_exceptions_arrive() -> None:
+    assert run_apart(lambda: ("a", 1), is_limited=False) == ("a", 1)
+    with pytest.raises(UnsupportedModelError, match="ZeroDivisionError"):
+        run_apart(lambda: 1 // (len(sys.argv) - len(sys.argv)))
