@@ -1,6 +1,5 @@
 """Python models on their way from the repository to workers: configuration, description, environment."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from gangway.server.models.python_settings import CODE_FILENAME, PythonSettings
 from gangway.server.models.sequences import SequenceSettings, complete_sequences, hidden_inputs
 from gangway.server.models.settings import ModelBatching, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
-from gangway.server.repository.repository import PREFIX, ModelVersion
+from gangway.server.repository.repository import ModelVersion, locked_folder
 from gangway.server.supervisor.python_instances import InstancePlan
 
 DATATYPES: Final = frozenset(ITEM_BYTES)
@@ -105,10 +104,7 @@ class Environments:
 
     def _folder(self) -> Path:
         if self._root is None:
-            hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
-            self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+            self._root, self._lock_fd = locked_folder()
         return self._root
 
 

@@ -221,11 +221,16 @@ class OverrideStore:
 
     def _own_root(self) -> Path:
         if self._root is None:
-            hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
-            self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+            self._root, self._lock_fd = locked_folder()
         return self._root
+
+
+def locked_folder() -> tuple[Path, int]:
+    """Make a temporary folder of this server, which lives as long as the descriptor; return both. Raises OSError."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
+    lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    return hidden.rename(hidden.with_name(hidden.name.removeprefix("."))), lock_fd
 
 
 def sweep_overrides() -> list[Path]:
