@@ -43,7 +43,7 @@ ARROWS: Mapping[str, set[str]] = {
     "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
 }
 # The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
-FRONT_END = ("server.front_end", "server.grpc", "server.http")
+FRONT_END = ("server.front_end", "server.grpc", "server.http", "server.serving")
 SUPERVISOR = ("server.supervisor", "server.repository")
 COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 # Packages that only one room, or only the modules named here, may import.

@@ -25,7 +25,6 @@ from gangway.server.http.connection import (
     MEMORY_FULL,
     TRANSPORT,
     BoundedConnection,
-    ConnectionLimit,
 )
 from gangway.server.http.replies import HttpCall, HttpError, Reply, error_text
 from gangway.server.http.routes import (
@@ -42,6 +41,7 @@ from gangway.server.http.routes import (
 from gangway.server.http.watching import Watchers, page
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
+from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.threads import CountingPool, NoThreadError
 
 Scope: TypeAlias = MutableMapping[str, Any]

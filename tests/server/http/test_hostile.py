@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.processes import cpu_ns, memory_of
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.http import connection as connection_limit
 from gangway.server.http import connection as connections
 from gangway.server.http import server as http_server
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving import limits as connection_limit
 from tests.server.conftest import no_more_threads
 
 Ask = Callable[..., Any]

@@ -1,0 +1,1 @@
+"""One front-end process: protocols, calls and requests on one event loop."""
