@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NoReturn, Protocol, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -125,11 +126,31 @@ class Certificates:
 
 KEPT_FREE: Final = 1 / 8  # of the connections that there may be
 SILENT_MS: Final = 5000  # a connection that is silent for so long is closed where descriptors lack
-_TCP_INFO: Final = struct.Struct("44xI4xI")  # of Linux: milliseconds since data were sent, and since data came
+LEAST_CALL_BYTES: Final = 128  # a preface, settings and half a call's headers take 42, a whole call takes more
+# Of Linux: milliseconds since data were sent, milliseconds since data came, bytes that have come.
+_TCP_INFO: Final = struct.Struct("44xI4xI72xQ")
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A client's connection: whether a call has come over it, as far as the kernel tells, and how long it is silent."""
+
+    descriptor: int
+    peer: Any  # a client's address and port
+    has_called: bool
+    silent_ms: int
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Which one goes first: those without a call, the most silent ones before others."""
+        return self.has_called, -self.silent_ms
 
 
 class SilentConnections:
-    """Closes the most silent connections when there are nearly as many as there may be, or no descriptors are left.
+    """Closes silent connections when there are nearly as many as there may be, or no descriptors are left.
+
+    Those go first over which no call has come, but none that the last look has not seen: it has had no time to call.
+    Only then others go, the most silent one first. So a client that calls seldom keeps its connection.
 
     gRPC's core refuses further connections at its limit and closes none, so silent clients could keep all others out,
     questions about health included. It has no method to close one. But its connections are sockets of this process, and
@@ -140,42 +161,45 @@ class SilentConnections:
     def __init__(self, limit: int) -> None:
         self.port = 0
         self._most = limit - max(1, int(limit * KEPT_FREE))
+        self._seen: set[Any] = set()  # peers of the last look
 
     def end_silent(self, descriptors: Sequence[int], wanted: int) -> int:
-        """Close the most silent ones of these while there are too many; return how many were closed.
+        """Close some of these while there are too many; return how many were closed.
 
         `wanted`: so many descriptors lack, for which only connections go that have been silent for SILENT_MS.
         """
         if not self.port or (len(descriptors) <= self._most and wanted <= 0):
+            self._seen.clear()
             return 0
-        silent = sorted(((self._silent_ms(each), each) for each in descriptors), reverse=True)
-        connections = [(silent_ms, each) for silent_ms, each in silent if silent_ms >= 0]
-        too_many = len(connections) - self._most
-        idle = sum(silent_ms >= SILENT_MS for silent_ms, _ in connections)
-        ended = max(too_many, min(wanted, idle), 0)
-        for _, descriptor in connections[:ended]:
-            with suppress(OSError), borrowed_socket(descriptor) as connection:
+        found = sorted(filter(None, map(self._connection, descriptors)), key=lambda each: each.order)
+        too_many = max(len(found) - self._most, 0)
+        ended = [each for each in found[:too_many] if each.has_called or each.peer in self._seen]
+        idle = [each for each in found[too_many:] if each.silent_ms >= SILENT_MS]
+        ended += idle[: max(wanted - len(ended), 0)]
+        self._seen = {each.peer for each in found}
+        for each in ended:
+            with suppress(OSError), borrowed_socket(each.descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
         if ended:
             _log.warning(
-                "%d idle gRPC connections are closed, because more clients connect than fit", ended, extra=OFTEN
+                "%d idle gRPC connections are closed, because more clients connect than fit", len(ended), extra=OFTEN
             )
-        return ended
+        return len(ended)
 
-    def _silent_ms(self, descriptor: int) -> int:
-        """Return for how long a connection has been silent, -1 for what is none of ours."""
+    def _connection(self, descriptor: int) -> _Connection | None:
+        """Return what is known of a connection, None for what is none of ours."""
         try:
             with borrowed_socket(descriptor) as connection:
                 if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    return -1
+                    return None
                 if connection.getsockname()[1] != self.port:
-                    return -1
-                connection.getpeername()  # a listener has none
+                    return None
+                peer = connection.getpeername()  # a listener has none
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                sent_ms, received_ms = _TCP_INFO.unpack(info)
-                return int(min(sent_ms, received_ms))
+                sent_ms, received_ms, received_bytes = _TCP_INFO.unpack(info)
+                return _Connection(descriptor, peer, received_bytes >= LEAST_CALL_BYTES, min(sent_ms, received_ms))
         except OSError:
-            return -1
+            return None
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"

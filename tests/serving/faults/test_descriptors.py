@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.processes import open_descriptors
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.inputs import infer_request
 from gangway.server.access import HTTP2_PREFACE
 from tests.conftest import CompiledZoo
@@ -41,6 +42,7 @@ IDLERS = {  # by name: whether over HTTP, and what each of them sends
     "half an HTTP head": (True, b"GET /v2/health"),
     "half an HTTP body": (True, HALF_A_POST),
 }
+NO_FIELDS = bytes(5)  # a message with its prefix
 VALUES = np.ones((1, 16), np.int32)
 REQUEST = infer_request("simple", "", dict.fromkeys(("INPUT0", "INPUT1"), ("INT32", VALUES))).SerializeToString()
 TENSOR = {"shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
@@ -112,6 +114,13 @@ def asking(server: LiveServer) -> Iterator[Callable[[], None]]:
         assert kept.sock.getsockname() == local, "the connection has not been replaced"
 
 
+def is_answered(connection: RawConnection) -> bool:
+    """Ask for health over a connection that is there."""
+    stream = connection.begin("ServerLive")
+    connection.send(stream, NO_FIELDS, end=True)
+    return connection.answer(stream)[0]["grpc-status"] == "0"
+
+
 def test_a_server_without_clients_takes_no_further_descriptors(server: LiveServer) -> None:
     pid = front_end(server)
     lives(server)
@@ -133,6 +142,27 @@ def test_idle_connections_keep_nobody_out(server: LiveServer, kind: str) -> None
     with triton.InferenceServerClient(server.url) as client:
         assert client.is_server_live()
     assert front_end(server) == pid
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (over_http, _) in IDLERS.items() if not over_http])
+def test_a_client_that_is_quiet_while_others_connect_keeps_its_connection(server: LiveServer, kind: str) -> None:
+    """Each of the others has said something later than it, and none of them has called."""
+    with RawConnection(server.url) as quiet:
+        assert is_answered(quiet)
+        watched(server, lambda: None)
+        with many(server.url, IDLERS[kind][1]):
+            watched(server, lambda: None)
+            assert is_answered(quiet)
+
+
+def test_clients_that_have_called_make_room_for_another_one(server: LiveServer) -> None:
+    with ExitStack() as stack:
+        with suppress(ConnectionError):  # there are as many as there may be
+            for _ in range(CONNECTIONS):
+                assert is_answered(stack.enter_context(RawConnection(server.url)))
+        watched(server, lambda: None)
+        with RawConnection(server.url) as late:
+            assert is_answered(late)
 
 
 def test_half_a_tls_handshake_keeps_nobody_out(compiled_zoo: CompiledZoo, repository: Path, tmp_path: Path) -> None:
