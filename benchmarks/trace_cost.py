@@ -14,7 +14,7 @@ from benchmarks.lib.cost import Stretch, measure_stretch, median_of
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import Load
 from benchmarks.lib.otlp_collector import OtlpCollector
-from benchmarks.lib.processes import descendants_of
+from benchmarks.lib.processes import running_below
 from benchmarks.lib.reference import Example, example_of
 from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo, onnx_file
@@ -83,15 +83,7 @@ def servers(repository: Path) -> Iterator[Mapping[str, LiveServer]]:
 
 def pids_of(server: LiveServer) -> dict[str, list[int]]:
     """Return the processes by role, its exporter with them."""
-    exporters = [pid for pid in descendants_of(server.process.pid) if _is_exporter(pid)]
-    return {**server.pids(), "exporter": exporters}
-
-
-def _is_exporter(pid: int) -> bool:
-    try:
-        return b"gangway.server.tracing.exporter" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    return {**server.pids(), "exporter": running_below(server.process.pid, "gangway.server.tracing.exporter")}
 
 
 def measure(server: LiveServer, case: Case, example: Example, clients: int, seconds: float, measured: Measured) -> None:

@@ -24,6 +24,14 @@ def descendants_of(pid: int) -> list[int]:
     return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
 
 
+def running_below(pid: int, words: str) -> list[int]:
+    """Return the descendants whose command line has these words, without what they have forked: that has them, too."""
+    found: list[int] = []
+    for child in children_of(pid):
+        found += [child] if words in command_of(child) else running_below(child, words)
+    return found
+
+
 def command_of(pid: int) -> str:
     """Return the command line, arguments separated by blanks; empty when the process has ended."""
     try:

@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 
 from benchmarks.frontend.grpc_floor import floor_server
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import CoreUse, command_of, core_use, descendants_of
+from benchmarks.lib.processes import CoreUse, core_use, running_below
 from benchmarks.lib.quiet import QuietMachine
 from benchmarks.lib.reference import Example, example_of
 from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
@@ -108,9 +108,7 @@ class Run:
 
     def _uses(self) -> dict[str, CoreUse]:
         pids = self.server.pids()
-        pids["exporter"] = [
-            pid for pid in descendants_of(self.server.process.pid) if "tracing.exporter" in command_of(pid)
-        ]
+        pids["exporter"] = running_below(self.server.process.pid, "tracing.exporter")
         return {role: CoreUse(*map(sum, zip(*map(core_use, found), strict=True))) for role, found in pids.items()}
 
     def _uses_in(self, seconds: float) -> dict[str, CoreUse]:

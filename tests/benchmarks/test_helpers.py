@@ -12,7 +12,15 @@ import pytest
 
 from benchmarks.faults.__main__ import longest_gap_s
 from benchmarks.lib.load import relative_error
-from benchmarks.lib.processes import children_of, command_of, cpu_ns, file_mappings, memory_of
+from benchmarks.lib.processes import (
+    children_of,
+    command_of,
+    cpu_ns,
+    descendants_of,
+    file_mappings,
+    memory_of,
+    running_below,
+)
 from benchmarks.lib.report import Report, format_cell
 
 SECOND_NS = 1_000_000_000
@@ -37,6 +45,21 @@ def test_a_childs_cpu_time_and_command_are_seen() -> None:
         assert 0.02e9 < cpu_ns(child.pid) < 5e9
         assert memory_of(child.pid).private_bytes > 1_000_000
         child.stdin.write(b"\n")
+
+
+def test_what_a_process_has_forked_is_no_further_one() -> None:
+    code = "import os; os.fork() or input(); print(flush=True); input()"
+    shell = ["sh", "-c", '"$@"; exit', "sh"]  # one process more between it and this one
+    with subprocess.Popen(
+        [*shell, sys.executable, "-c", code, "marked words"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin and child.stdout
+        child.stdout.readline()
+        assert len(descendants_of(child.pid)) == 2
+        assert running_below(os.getpid(), "marked words") == [child.pid]
+        assert running_below(child.pid, "marked words") == children_of(child.pid)
+        assert running_below(child.pid, "other words") == []
+        child.stdin.write(b"\n\n")
 
 
 def test_an_ended_process_costs_nothing_and_has_no_name() -> None:

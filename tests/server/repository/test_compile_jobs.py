@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.processes import running_below
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
@@ -28,7 +28,7 @@ def test_a_job_that_a_signal_ends_leaves_its_model_to_onnxruntime(tmp_path: Path
     async def ended() -> tuple[Engine, str]:
         compiler = Compiler(cache.root)
         task = asyncio.create_task(compiler.compile("model", path))
-        while not (jobs := [pid for pid in descendants_of(os.getpid()) if "gangway.compiler" in command_of(pid)]):
+        while not (jobs := running_below(os.getpid(), "gangway.compiler")):
             await asyncio.sleep(0.01)
         os.kill(jobs[0], number)
         manifest = await task

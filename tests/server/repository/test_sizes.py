@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.processes import running_below
 from gangway.artifact import trim as trimming
 from gangway.artifact.cache import Cache
 from gangway.artifact.reader import verify
@@ -28,7 +28,7 @@ def save(path: Path) -> Path:
 
 
 def compilers() -> list[int]:
-    return [pid for pid in descendants_of(os.getpid()) if "gangway.compiler" in command_of(pid)]
+    return running_below(os.getpid(), "gangway.compiler")
 
 
 async def reaped(pid: int) -> None:

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.processes import running_below
 from benchmarks.lib.reference import example_of
 from gangway.artifact.json_codec import decode, encode
 from gangway.protos import grpc_service_pb2 as pb
@@ -125,7 +125,7 @@ def traced(traced_server: tuple[LiveServer, Path], simple_inputs: Any) -> Iterat
 @pytest.fixture
 def exporter_pids(traced_server: tuple[LiveServer, Path]) -> Callable[[], list[int]]:
     supervisor = traced_server[0].process.pid
-    return lambda: [pid for pid in descendants_of(supervisor) if "tracing.exporter" in command_of(pid)]
+    return lambda: running_below(supervisor, "tracing.exporter")
 
 
 def test_settings_fall_back_on_those_of_all_models_and_these_on_the_flags(traced: Traced) -> None:

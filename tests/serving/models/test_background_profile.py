@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.lib.live_server import live_server
 from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.processes import command_of, running_below
 from benchmarks.lib.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
@@ -90,7 +90,7 @@ def await_jobs(pid: int, count: int) -> list[int]:
     """The measurements under a server, once there are so many."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        jobs = [child for child in descendants_of(pid) if "gangway.measure.profiler" in command_of(child)]
+        jobs = running_below(pid, "gangway.measure.profiler")
         if len(jobs) >= count:
             return jobs
         assert time.monotonic() < deadline

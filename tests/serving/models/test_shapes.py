@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.processes import running_below
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
 from gangway.compiler.pipeline import compile_model
@@ -293,7 +293,7 @@ def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> Non
     for length in range(100, 200):
         served.check(1, length)
     served.check(4, 3000)
-    jobs = [pid for pid in descendants_of(served.server.process.pid) if "gangway.compiler" in command_of(pid)]
+    jobs = running_below(served.server.process.pid, "gangway.compiler")
     assert len(jobs) <= 1
     assert len(served.lines(r"sequence, version 1, S=1\d\d: ready")) <= MAX_QUEUED
 
