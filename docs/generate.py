@@ -197,6 +197,7 @@ def _reading() -> Reading:
         heap_bytes=0,
         heap_capacity_bytes=0,
         refused_unread=0,
+        loop_lag_s=0.0,
         machine=MagicMock(),
     )
 

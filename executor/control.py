@@ -37,7 +37,7 @@ SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front 
 COMMAND_CAPACITY: Final = 256
 COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer all it has while the scheduler is away
 VERSION: Final = 1
-BEAT_EVERY_S: Final = 0.1  # of a process with a thread for that
+BEAT_EVERY_S: Final = 0.1  # of a process that always can
 STALE_AFTER_S: Final = 2.0  # a process that has not been seen for so long does not serve
 WATCHED_S: Final = 15.0  # so long after a look somebody is taken to watch: with very many models looks are 10 s apart
 TOLD_S: Final = 60.0  # what the scheduler decided before is not told
@@ -53,7 +53,7 @@ _MODEL, _ = MODEL_ACCOUNT.writing("growths", "shrinks", "layers", "version_layer
 _RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_restarts")
 _START, _START_AT = SERVER_BLOCK.writing("started_s")
 _WORKER, _ = WORKER_ACCOUNT.writing("core", "restarts")
-_BEAT, _ = HEARTBEAT.writing("seen_ns")
+_BEAT, _ = HEARTBEAT.writing("seen_ns", "lag_ns")
 _WATCHED, _WATCHED_AT = DECISION_BLOCK.writing("watched_ns")
 _TEXT_HEADER, _TEXT_HEADER_AT = DECISION_BLOCK.writing("sequence", "text_bytes")
 _TEXT_AT: Final = DECISION_BLOCK.offset("text")
@@ -385,18 +385,27 @@ class Heartbeats:
         self._offset = offset
         self.scheduler = submitters
 
-    def beat(self, process: int) -> None:
-        """Note that a process is alive. For that process alone."""
-        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT.size_bytes, time.monotonic_ns())
+    def beat(self, process: int, lag_s: float = 0.0) -> None:
+        """Note that a process is alive, and by how much its loop was late lately. For that process alone."""
+        place = self._offset + process * HEARTBEAT.size_bytes
+        _BEAT.pack_into(self._view, place, time.monotonic_ns(), round(lag_s * 1e9))
 
     def last_ns(self, process: int) -> int:
         """Return when a process was last seen; 0: never."""
-        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT.size_bytes)[0])
+        return self._read(process)[0]
+
+    def loop_lag_s(self) -> float:
+        """Return by how much the loop of any front end was late lately, at most."""
+        return max([self._read(front_end)[1] for front_end in range(1, self.scheduler)], default=0) / 1e9
 
     def all_fresh(self) -> bool:
         """Whether supervisor and scheduler are alive, as far as they have begun."""
         seen_ns = [self.last_ns(process) for process in (self.SUPERVISOR, self.scheduler)]
         return all(not last_ns or time.monotonic_ns() - last_ns < STALE_AFTER_S * 1e9 for last_ns in seen_ns)
+
+    def _read(self, process: int) -> tuple[int, int]:
+        seen_ns, lag_ns = _BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT.size_bytes)
+        return seen_ns, lag_ns
 
 
 class LostRegions:

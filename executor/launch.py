@@ -86,6 +86,7 @@ class WorkerPlan:
     spin_us: int = 20
     regions_fd: int = -1  # a socket for regions of clients' memory; -1: there are none
     instances_fd: int = -1  # where Python models' instances are (`instance_addresses.py`); -1: there are none
+    bell_fds: tuple[int, ...] = ()  # eventfds of front ends: the slot tables name them
 
 
 def start_worker(
@@ -111,7 +112,7 @@ def start_worker(
     }
     start = start_of("gangway.executor.worker", [f"--{key}={value}" for key, value in arguments.items()])
     optional = [fd for fd in (plan.regions_fd, plan.instances_fd) if fd >= 0]
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *optional, *extra_pass_fds)
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *plan.bell_fds, *optional, *extra_pass_fds)
     process = subprocess.Popen(
         start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
     )

@@ -8,6 +8,7 @@ goes on where the dead process was, or calls `discard` first. Threads of one pro
 `receive` keep the GIL.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -36,6 +37,7 @@ _LEFT: Final = GANG_MESSAGE.whole(
     "kind", "lease", "rank", "generation", "reason", "joined_ns", "left_ns", size_bytes=MESSAGE_BYTES
 )
 _MODEL: Final = MODEL_MESSAGE.whole("kind", "model_id", "ok", "text", size_bytes=MESSAGE_BYTES)
+_EVENT_FD, _EVENT_FD_AT = BELL.writing("event_fd")
 _WORKER: Final = WORKER_MESSAGE.whole("kind", "pid", size_bytes=MESSAGE_BYTES)
 
 
@@ -249,11 +251,32 @@ class RingGroup:
 
 
 class Bell:
-    """Wakes one consumer of several rings. Any number of producers."""
+    """Wakes one consumer of several rings. Any number of producers.
+
+    A consumer calls `wait`; or it reads an eventfd, which all producers inherit by `event_fd`, and calls `arm`.
+    """
 
     def __init__(self, segment: Segment, offset: int) -> None:
         self._segment = segment
         self._offset = offset
+
+    def make_event_fd(self) -> int:
+        """Make the eventfd that wakes the consumer, before any other process rings; return its descriptor."""
+        descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        _EVENT_FD.pack_into(self._segment.view, self._offset + _EVENT_FD_AT, descriptor)
+        return descriptor
+
+    @property
+    def event_fd(self) -> int:
+        """The eventfd that wakes the consumer, of the same number in all processes; 0: there is none."""
+        return int(_EVENT_FD.unpack_from(self._segment.view, self._offset + _EVENT_FD_AT)[0])
+
+    def arm(self) -> None:
+        """Have the next ring make the eventfd readable, once. The consumer looks for messages after that.
+
+        A producer that dies while it rings may wake nobody, so the consumer also looks now and then.
+        """
+        _native.bell_arm(self._segment.view, self._offset)
 
     def ring(self) -> None:
         """Wake the consumer (a system call only if it sleeps)."""

@@ -48,6 +48,7 @@ class SchedulerPlan:
     timeline: str = ""  # file for Perfetto; empty: none
     nodes: Nodes = ()  # the workers of each NUMA node; empty: there is one
     log_levels: int = LogLevels().to_number()
+    bell_fds: tuple[int, ...] = ()  # eventfds of front ends: the slot tables name them, so no argument does
 
 
 def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
@@ -68,7 +69,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
         "log-levels": plan.log_levels,
     }
     start = start_of("gangway.scheduler.process", [f"--{name}={value}" for name, value in arguments.items()])
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *plan.bell_fds, plan.supervisor_fd)
     process = subprocess.Popen(
         start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
     )

@@ -108,13 +108,12 @@ class DescriptorWatch:
         self._some_free_s = time.monotonic()
         self._take_reserve()
 
-    def run(self) -> None:
-        """Look for ever."""
-        while True:
-            begin_s = time.monotonic()
-            with suppress(OSError):  # the last descriptor has gone meanwhile: the next look sees that
-                self.look()
-            time.sleep(max(PERIOD_S, PAUSES * (time.monotonic() - begin_s)))
+    def turn(self) -> float:
+        """Look once; return after how many seconds the next turn is."""
+        begin_s = time.monotonic()
+        with suppress(OSError):  # the last descriptor has gone meanwhile: the next look sees that
+            self.look()
+        return max(PERIOD_S, PAUSES * (time.monotonic() - begin_s))
 
     def look(self) -> None:
         """Count once, and do what is due."""

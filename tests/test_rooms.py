@@ -47,7 +47,12 @@ FRONT_END = ("server.front_end", "server.grpc", "server.http", "server.serving")
 SUPERVISOR = ("server.supervisor", "server.repository")
 COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 # Packages that only one room, or only the modules named here, may import.
-ONLY_IN = {"tvm": ("compiler",), "onnx": ("compiler", "zoo"), "uvicorn": ("server.http",), "uvloop": ("server.http",)}
+ONLY_IN = {
+    "tvm": ("compiler",),
+    "onnx": ("compiler", "zoo"),
+    "uvicorn": ("server.http",),
+    "uvloop": ("server.serving",),
+}
 # What is imported late, inside of a function, because it is heavy and seldom needed.
 HEAVY = {
     "concurrent.futures",

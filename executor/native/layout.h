@@ -106,7 +106,9 @@ struct ring {
     FIELD(_Atomic uint32_t, sleeping, ) /* the consumer is in the kernel, or about to be */                                   \
     FIELD(_Atomic uint32_t, skip_completion_wakeups, )  /* the consumer is not woken for a query that has been answered */    \
     FIELD(_Atomic uint32_t, control_seq, ) /* how often it was rung for something that is in no ring */                       \
-    FIELD(_Atomic uint32_t, skip_best_effort_wakeups, ) /* nor for a request that preempts nobody */
+    FIELD(_Atomic uint32_t, skip_best_effort_wakeups, ) /* nor for a request that preempts nobody */                          \
+    /* An eventfd that wakes the consumer, of the same number in each process that rings: all inherit it. 0: none does. */    \
+    FIELD(uint32_t, event_fd, ) /* constant since before any of them began */
 
 struct bell { BELL(DECLARE_FIELD) };
 
@@ -169,7 +171,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     /* See place_region. More than INLINE_PLACES are in a list of as many words, and the first one here says where that begins. */     \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint64_t, input_offset, [INLINE_PLACES])                                                        \
     FIELD(_Atomic uint64_t, output_offset, [INLINE_PLACES])                                                                            \
-    FIELD(struct bell, bell, ) /* used in the first slot of a table: for a thread that waits for the answers of many */       \
+    FIELD(struct bell, bell, ) /* used in the first slot of a table: for a loop that waits for the answers of many */         \
     FIELD(char, reason, [REASON_BYTES]) /* of `failure`: text, UTF-8 */
 
 struct slot { SLOT(DECLARE_FIELD) };
@@ -327,7 +329,9 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
     FIELD(uint32_t, unused, )                                                                                                 \
     FIELD(double, started_s, )  /* since 1970 */
 
-#define HEARTBEAT(FIELD) FIELD(_Alignas(CACHE_LINE) uint64_t, seen_ns, ) /* the process was alive, CLOCK_MONOTONIC */
+#define HEARTBEAT(FIELD)                                                                                                      \
+    FIELD(_Alignas(CACHE_LINE) uint64_t, seen_ns, ) /* the process was alive, CLOCK_MONOTONIC */                              \
+    FIELD(uint64_t, lag_ns, ) /* of a front end: the most that its loop was late, lately */
 
 #define LOST_REGIONS(FIELD) /* not 0: a part of the region of this number + 1 is lost (region.h) */                           \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, lost, [MAX_REGIONS])

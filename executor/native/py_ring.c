@@ -116,6 +116,7 @@ FUNCTION(py_ring_discard) {
     }
 
 BELL_ACTION(bell_ring)
+BELL_ACTION(bell_arm)
 BELL_ACTION(bell_ring_for_best_effort)
 BELL_ACTION(bell_ring_for_control)
 BELL_ACTION(bell_take_over)
@@ -149,6 +150,7 @@ PyMethodDef ring_methods[] = {
     METHOD(ring_pending),
     METHOD(ring_discard),
     METHOD(bell_ring),
+    METHOD(bell_arm),
     METHOD(bell_ring_for_best_effort),
     METHOD(bell_seen),
     METHOD(bell_ring_for_control),

@@ -47,11 +47,16 @@ void ring_discard(struct ring *ring) {
 }
 
 /* Either the producer sees `sleeping`, or the kernel (which compares under its lock) sees the new `strokes`: both sides write their
- * word before they read the other's, sequentially consistent. */
+ * word before they read the other's, sequentially consistent. The same holds for a consumer that reads an eventfd: it looks for
+ * messages after bell_arm. Of all that ring until then one pays the system call. */
 void bell_ring(struct bell *bell) {
     atomic_fetch_add(&bell->strokes, 1);
-    if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
+    if (!atomic_load(&bell->sleeping)) return;
+    if (!bell->event_fd) futex_wake_all(&bell->strokes);
+    else if (atomic_exchange(&bell->sleeping, 0)) event_signal((int)bell->event_fd);
 }
+
+void bell_arm(struct bell *bell) { atomic_store(&bell->sleeping, 1); }
 
 /* Both sides change such a word, so that there is an order: either the consumer clears it first, and the producer rings, or it does so
  * later, and finds the message when it reads its rings, which comes after that. */

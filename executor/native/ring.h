@@ -13,6 +13,9 @@ uint32_t ring_pending(struct ring *ring);
 void ring_discard(struct ring *ring);
 
 void bell_ring(struct bell *bell);
+/* For the consumer of a bell with an eventfd, before it looks for messages once more and then sleeps until the eventfd is readable: the next
+ * ring makes it so, and takes this back. A producer that dies between the two has woken nobody, so the consumer looks now and then. */
+void bell_arm(struct bell *bell);
 /* After a query has been answered: not while `skip_completion_wakeups` is set. The consumer finds the message when it wakes up next. */
 void bell_ring_for_completion(struct bell *bell);
 /* For a request that preempts nobody: not while `skip_best_effort_wakeups` is set. */
@@ -21,7 +24,7 @@ void bell_ring_for_best_effort(struct bell *bell);
 void bell_ring_for_control(struct bell *bell);
 uint32_t bell_control_seq(struct bell *bell);
 uint32_t bell_seen(struct bell *bell);
-/* Waits until the bell has been rung since `seen` was read, or the time is up; returns the new count. */
+/* Waits until the bell has been rung since `seen` was read, or the time is up; returns the new count. Not for one with an eventfd. */
 uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
 /* The same while one of the two words is set. */
 uint32_t bell_wait_skipping_completions(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);

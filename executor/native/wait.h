@@ -55,4 +55,10 @@ static inline void futex_wait_any(struct awaited *awaited, uint32_t count, uint6
 
 static inline void futex_wake_all(void *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
+/* Makes an eventfd readable, which does not block. */
+static inline void event_signal(int descriptor) {
+    uint64_t one = 1;
+    while (write(descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
 #endif

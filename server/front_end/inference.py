@@ -1,7 +1,7 @@
 """ModelInfer: bytes in, bytes out, with a thread that waits for the answer or without one.
 
 `Inference` plans requests, asks the response cache, and answers in the caller's thread. `NonBlockingInference` hands a
-request to the scheduler at once and has another thread answer it. It takes plain requests only: small ones, of a form
+request to the scheduler at once, and the loop answers it. It takes plain requests only: small ones, of a form
 that has been seen before, whose tensors are in the messages or in the clients' shared memory. All others, and whatever
 is wrong, go the blocking way.
 """
@@ -29,9 +29,10 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
-from gangway.server.requests.data_plane import DataPlane, Submission
+from gangway.server.requests.data_plane import Submission
 from gangway.server.requests.python_codec import PythonCodec
 from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
+from gangway.server.serving.loop import Completions, ServingLoop
 from gangway.server.threads import NO_THREAD
 
 _log = logging.getLogger(__name__)
@@ -230,85 +231,7 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
     return True
 
 
-LOOK_NS = 10**9  # how often requests are looked for whose time is over
-
-
-class AnswerThread:
-    """One thread that waits for the answers of many requests.
-
-    It calls `ended` with each request that has ended, `given_up` with those whose time is over, and `rest` before it
-    sleeps. The requests are in slots of `plane`, whose bell tells of their answers.
-    """
-
-    def __init__(
-        self,
-        plane: DataPlane,
-        ended: Callable[[ClientRequest], None],
-        given_up: Callable[[ClientRequest], None],
-        rest: Callable[[], None],
-    ) -> None:
-        self._plane = plane
-        self._ended = ended
-        self._given_up = given_up
-        self._rest = rest
-        # By slot. Single operations on it are atomic, so requests need no lock here.
-        self._waiting: dict[int, ClientRequest] = {}
-        self._look_ns = 0
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, whatever still waits; return when the thread has."""
-        self._stopping = True
-        self._plane.slots.bell.ring()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def add(self, slot: int, request: ClientRequest) -> None:
-        """Wait for this slot's answer, too. To be called before it is submitted."""
-        self._waiting[slot] = request
-
-    def discard(self, slot: int) -> bool:
-        """Wait for it no more; False if it is being dealt with already."""
-        return self._waiting.pop(slot, None) is not None
-
-    def _run(self) -> None:
-        bell = self._plane.slots.bell
-        seen = bell.seen()
-        while not self._stopping:
-            slots = self._plane.answered(self._waiting)
-            for slot in slots:
-                self._deal_with(slot, self._ended)
-            self._rest()
-            if not slots:
-                seen = bell.wait(seen, self._spin_us(), LOOK_NS // 1000)
-            if (now_ns := time.monotonic_ns()) >= self._look_ns:
-                self._look_ns = now_ns + LOOK_NS
-                self._give_up(now_ns)
-
-    def _spin_us(self) -> int:
-        """Return how long to wait awake: see `DataPlane.spin_for`."""
-        waiting = list(self._waiting.values())
-        return self._plane.spin_for(waiting[0].model.model_id) if len(waiting) == 1 else 0
-
-    def _give_up(self, now_ns: int) -> None:
-        for slot, request in list(self._waiting.items()):
-            if request.clock.end_ns < now_ns:
-                self._deal_with(slot, self._given_up)
-
-    def _deal_with(self, slot: int, how: Callable[[ClientRequest], None]) -> None:
-        request = self._waiting.pop(slot, None)
-        if request is not None:
-            try:
-                how(request)
-            except Exception:  # the others' answers must not be lost by it
-                _log.exception("a finished request could not be answered: a fault of the server", extra=OFTEN)
-
-
+LOOK_S: Final = 1.0  # how often requests are looked for whose time is over
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
 
 _INTERNAL: Final = RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
@@ -324,14 +247,15 @@ class NonBlockingCall(ClientCall, Protocol):
 class NonBlockingInference:
     """Safe for threads. `inference`: the blocking way, which knows the models."""
 
-    def __init__(self, resources: Resources, inference: Inference) -> None:
+    def __init__(self, resources: Resources, inference: Inference, serving: ServingLoop) -> None:
         self._resources = resources
         self._inference = inference
-        self._answers = AnswerThread(resources.plane, self._ended, self._expired, resources.afterwork.do)
-        self.start, self.stop = self._answers.start, self._answers.stop
+        self._completions = Completions(serving, resources.plane.slots, resources.afterwork.do)
+        self._waiting: dict[int, ClientRequest] = {}  # by slot
+        serving.every(LOOK_S, self._give_up)
 
     def begin(self, message: bytes, call: NonBlockingCall) -> bool:
-        """Hand a request to the scheduler; `call.answer` is called later, by another thread, with what the client gets.
+        """Hand a request to the scheduler; `call.answer` is called later, on the loop, with what the client gets.
 
         False: nothing has been done, the request is one for the blocking way.
         """
@@ -378,18 +302,30 @@ class NonBlockingInference:
             if copied > MAX_MESSAGE_BYTES:
                 submission.close()
                 return False
-        self._answers.add(submission.slot, request)
+        slot = submission.slot
+        self._waiting[slot] = request
+        self._completions.expect(slot, partial(self._ended, slot, request))
         try:
             request.submit(contents, by_bell=True)
         except Exception:
-            if not self._answers.discard(submission.slot):
+            if not self._completions.forget(slot):
                 return True  # it is being answered: UNAVAILABLE
+            del self._waiting[slot]
             submission.close()
             raise
         return True
 
-    def _ended(self, request: ClientRequest) -> None:
-        """Answer a request that has ended; in the thread for that. Counting it and the like come after the answer."""
+    def _give_up(self) -> None:
+        """Answer the requests whose time is over."""
+        now_ns = time.monotonic_ns()
+        for slot, request in list(self._waiting.items()):
+            if request.clock.end_ns < now_ns and self._completions.forget(slot):
+                del self._waiting[slot]
+                self._expired(request)
+
+    def _ended(self, slot: int, request: ClientRequest) -> None:
+        """Answer a request that has ended; on the loop. Counting it and the like come after the answer."""
+        del self._waiting[slot]
         assert request.submission is not None, "opened"
         status = request.submission.status()
         if request.may_wait(status):

@@ -424,6 +424,8 @@ def _of_server(reading: Reading) -> Iterator[str]:
     yield single("gangway_request_slots", "Requests that can be in flight at once", "gauge", reading.slots)
     text = "Calls answered UNAVAILABLE before their message was read, because the server was overloaded"
     yield single("gangway_calls_refused_unread_total", text, "counter", reading.refused_unread)
+    text = "The most that a front end's event loop was late for a timer in the last 10 to 20 seconds"
+    yield single("gangway_loop_lag_seconds", text, "gauge", reading.loop_lag_s)
     text = "Memory for tensors of requests in flight that is taken"
     yield single("gangway_heap_used_bytes", text, "gauge", reading.heap_bytes)
     text = "Memory for tensors of requests in flight that there can be"

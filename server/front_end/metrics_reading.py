@@ -159,6 +159,7 @@ class Reading:
     heap_bytes: int  # in use
     heap_capacity_bytes: int
     refused_unread: int
+    loop_lag_s: float
     machine: MachineReading | None
 
 
@@ -204,6 +205,7 @@ class Source:
             heap_bytes=usage.heap_bytes + self._peers.heap_bytes,
             heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
             refused_unread=self._plane.admission.refused + self._peers.refused_unread,
+            loop_lag_s=self._control.heartbeats.loop_lag_s(),
             machine=None if self._machine is None else self._machine.read(),
         )
 

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import grpc
 
-from gangway.artifact.host_limits import trim_heap
-from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
+from gangway.executor.control import BEAT_EVERY_S, ControlSegment
 from gangway.executor.logs import ProcessLog
-from gangway.executor.memory_budget import MESSAGE_SHARE, MemoryBudget, fresh_s, memory_budget
+from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
 from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
@@ -39,7 +38,7 @@ from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMeth
 from gangway.server.front_end.tracing import Tracer
 from gangway.server.front_end.watch import Watch
 from gangway.server.grpc.server import GrpcFrontEnd
-from gangway.server.grpc.streams import StreamLimits, Streams
+from gangway.server.grpc.streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.messages import (
     Agreed,
     AllKnown,
@@ -73,6 +72,8 @@ from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.memory import MemoryGuard
 from gangway.server.system import keep_freed_memory
 from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
@@ -101,6 +102,7 @@ class FrontEnd:
         self,
         plane: DataPlane,
         options: ServeOptions,
+        serving: ServingLoop,
         tell: Callable[[FrontEndMessage], bool] = lambda message: True,
         ask: Callable[[RepositoryCall], bool] = lambda message: False,
         propose: Callable[[FrontEndMessage], bool] | None = None,
@@ -115,7 +117,11 @@ class FrontEnd:
         peers: Peers = Peers(),  # noqa: B008 - frozen
         end: Callable[[], object] = lambda: None,
     ) -> None:
-        """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch."""
+        """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch.
+
+        `serving` runs; its maker stops it.
+        """
+        self._serving = serving
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
@@ -154,7 +160,7 @@ class FrontEnd:
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
             slots,
             options.grpc,
-            NonBlockingInference(resources, self.inference),
+            NonBlockingInference(resources, self.inference, serving),
             plane.admission,
             thread_share,
         )
@@ -179,6 +185,7 @@ class FrontEnd:
                 self._max_http_threads,
                 options,
                 self.ports,
+                self._serving,
                 self._watch,
                 lambda: self.descriptors.is_short,
             )
@@ -370,86 +377,6 @@ class Listeners:
             time.sleep(TELL_AGAIN_SECONDS)
 
 
-PERIOD_S: Final = 1.0
-IDLE_PERIODS: Final = 10  # memory that no request has needed for these is given back
-WORTH_BYTES: Final = 256 << 20  # less is kept,
-WORTH_SHARE: Final = 1 / 8  # or less than this of the memory limit
-IDLE_SHARE: Final = 1 / 8  # of the most since the last time
-LEAST_WATCH_S: Final = 0.005
-MOST_WATCH_S: Final = 0.1  # calls may wait for memory
-RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
-
-
-class MemoryGuard:
-    """Watches a front end's memory: stops admission while it is full, and returns what an overload has left.
-
-    Freed messages are kept for the next ones (`system.keep_freed_memory`), and so are the blocks of their tensors.
-    After an overload that is far more than they need. What gRPC receives is counted only when it is complete, so the
-    memory that is left is looked at as often as it could fill up (`memory_budget.fresh_s`).
-
-    `in_flight_bytes` tells how many bytes of tensors requests have at the moment. `tell` is called at each look, with
-    the text for refused calls, and whether memory is full: less than half of the budget's reserve is left. It returns
-    whether any call waits for memory.
-    """
-
-    def __init__(
-        self,
-        in_flight_bytes: Callable[[], int],
-        plane: DataPlane,
-        budget: MemoryBudget,
-        tell: Callable[[str, bool], bool] = lambda reason, is_full: False,
-    ) -> None:
-        self._in_flight_bytes = in_flight_bytes
-        self._plane = plane
-        self._budget = budget
-        self._tell = tell
-        self._reason = f"the server's memory is full, which is {budget.limit}"
-        self._worth_bytes = budget.share_bytes(WORTH_SHARE, WORTH_BYTES)
-        self._most_bytes = 0
-        self._returned_s = 0.0
-        self._is_short = False  # calls wait for memory
-
-    def run(self) -> None:
-        """Look after the memory for ever."""
-        periods, look_s = 0, 0.0
-        while True:
-            room_bytes = self.watch()
-            if (now_s := time.monotonic()) >= look_s:
-                look_s, periods = now_s + PERIOD_S, periods + 1
-                self.look()
-                if periods % IDLE_PERIODS == 0:
-                    self._plane.give_back_idle()
-            time.sleep(min(max(fresh_s(room_bytes), LEAST_WATCH_S), MOST_WATCH_S))
-
-    def watch(self) -> int:
-        """Stop admission while memory is full; return how many bytes the budget has left."""
-        room_bytes = self._budget.room_bytes()
-        if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
-            self._plane.give_back_waiting()
-            trim_heap()
-            self._returned_s = time.monotonic()
-            room_bytes = self._budget.room_bytes()
-        admission, is_full = self._plane.admission, room_bytes < -self._budget.reserve_bytes // 2
-        if is_full and not admission.full_reason:
-            left_bytes = max(0, room_bytes + self._budget.reserve_bytes)
-            _log.warning(
-                "memory is full, so new requests are refused: of %s %d bytes are left", self._budget.limit, left_bytes
-            )
-        admission.full_reason = self._reason if is_full else ""
-        self._is_short = self._tell(self._reason, is_full)
-        return room_bytes
-
-    def look(self) -> bool:
-        """Return memory to the system if much of it is not needed any more; say whether that was so."""
-        now_bytes = self._in_flight_bytes()
-        self._most_bytes = max(self._most_bytes, now_bytes)
-        if self._most_bytes < self._worth_bytes or now_bytes > IDLE_SHARE * self._most_bytes:
-            return False
-        self._most_bytes = now_bytes
-        trim_heap()
-        return True
-
-
 def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
     """Map the inherited io segment."""
     io = Segment.attach(options.io_fd)
@@ -477,13 +404,6 @@ def open_metrics(
     return serve_metrics(metrics, lambda: front_end.models, plane, control, peers, custom, front_end.ports)
 
 
-def beat(heartbeats: Heartbeats, index: int) -> None:
-    """Beat for ever: a beat shows that no thread of this process keeps the interpreter for itself."""
-    while True:
-        heartbeats.beat(index)
-        time.sleep(BEAT_EVERY_S)
-
-
 def run(options: FrontEndOptions, log: ProcessLog) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = front_end_peer(socket.socket(fileno=options.supervisor_fd))
@@ -499,10 +419,13 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         os._exit(1)
 
     try:
+        serving = ServingLoop()
+        serving.start()
         mappings = make_mappings(options, control)
         front_end = FrontEnd(
             plane,
             options.serve,
+            serving,
             say,
             say,
             say,
@@ -519,17 +442,17 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)
         return 1
-    memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
+    memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory, serving.aside)
     listeners = Listeners(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
         lambda: open_metrics(options, front_end, plane, control, shared.peers),
         say,
     )
-    threading.Thread(target=beat, args=(control.heartbeats, options.index), name="heartbeat", daemon=True).start()
-    threading.Thread(target=memory.run, name="memory", daemon=True).start()
-    threading.Thread(target=front_end.descriptors.run, name="descriptors", daemon=True).start()
-    threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
+    serving.every(BEAT_EVERY_S, lambda: control.heartbeats.beat(options.index, serving.lag.most_s))
+    serving.every(0.0, memory.turn)
+    serving.every(0.0, front_end.descriptors.turn, aside=True)
+    serving.every(PERIOD_S, front_end.streams.look)
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
     while True:
         try:

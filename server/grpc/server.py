@@ -217,12 +217,6 @@ Handlers: TypeAlias = dict[str, MethodHandler]
 class NonBlocking(Protocol):
     """`NonBlockingInference`."""
 
-    def start(self) -> None:
-        """Begin to answer."""
-
-    def stop(self) -> None:
-        """End, whatever still waits."""
-
     def begin(self, message: bytes, call: EarlyCall) -> bool:
         """Hand a request to the scheduler, which is answered later; False: a thread has to see to it."""
         ...
@@ -300,8 +294,6 @@ class GrpcFrontEnd:
     def start(self) -> None:
         """Answer requests from now on."""
         self._gate.cleaner.start()
-        if self._non_blocking is not None:
-            self._non_blocking.start()
         self._server.start()
         for early in self._early:
             early.start()
@@ -322,8 +314,6 @@ class GrpcFrontEnd:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
         self._server.stop(grace_seconds).wait(grace_seconds + 1.0)
         self._gate.cleaner.stop()
-        if self._non_blocking is not None:
-            self._non_blocking.stop()
 
     def _add(self, name: str, handlers: Handlers) -> None:
         self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))

@@ -597,12 +597,10 @@ class Streams:
         """Whether there is no stream any more, so that every answer has been sent."""
         return not self._streams
 
-    def watch(self) -> None:
-        """Look after the streams for ever."""
-        while True:
-            time.sleep(PERIOD_S)
-            self.end_stalled()
-            self.bound_unsent()
+    def look(self) -> None:
+        """Look after the streams; every PERIOD_S."""
+        self.end_stalled()
+        self.bound_unsent()
 
     def end_stalled(self) -> int:
         """End the streams whose clients do not take their answers; return how many."""

@@ -1,17 +1,14 @@
-"""The HTTP server: uvicorn's connections in an event loop of its own thread, and threads that answer."""
+"""The HTTP server: uvicorn's connections on the serving loop, and threads that answer."""
 
 import asyncio
 import os
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import uvicorn
-import uvloop
 from uvicorn.server import ServerState
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
@@ -42,6 +39,7 @@ from gangway.server.http.watching import Watchers, page
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.serving.limits import ConnectionLimit
+from gangway.server.serving.loop import ServingLoop
 from gangway.server.threads import CountingPool, NoThreadError
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -284,6 +282,7 @@ class HttpFrontEnd:
         max_in_flight: int,
         options: HttpOptions,
         ports: Ports,
+        serving: ServingLoop,
         watch: Watch | None = None,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -296,11 +295,8 @@ class HttpFrontEnd:
         self._app = App(service, threads, options.max_body_bytes, options.restrictions, watchers)
         self._reuse_port = options.reuse_port
         self._state = ServerState()
-        self._socket: socket.socket | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping: asyncio.Event | None = None
-        self._started = threading.Event()
+        self._serving = serving
+        self._server: asyncio.Server | None = None
 
     def listen(self, target: str) -> str:
         """Serve HTTP at "host:port", and return it with the port it has; do nothing for "".
@@ -310,17 +306,15 @@ class HttpFrontEnd:
         if not target:
             return ""
         try:
-            port = self._bind(target)
+            listener = self._bind(target)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise OSError(f"cannot listen on {target} for HTTP: {reason}") from None
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        self._ports.http = port_of(target, port)
+        self._server = self._serving.run(self._serve(listener, self._config()))
+        self._ports.http = port_of(target, int(listener.getsockname()[1]))
         return self._ports.http
 
-    def _bind(self, target: str) -> int:
+    def _bind(self, target: str) -> socket.socket:
         host, port, family = socket_address(target)
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
         listener = socket.create_server(
@@ -332,38 +326,34 @@ class HttpFrontEnd:
         for option, value in _KEEPALIVE:
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.setblocking(False)
-        self._socket = listener
-        return int(listener.getsockname()[1])
+        return listener
 
     @property
     def idle(self) -> bool:
         """Whether the kernel has every byte of every answer; also if it was never started."""
-        if self._loop is None or not self._loop.is_running():
+        if self._server is None:
             return True
         try:
-            return asyncio.run_coroutine_threadsafe(self._sent(), self._loop).result(IDLE_TIMEOUT_SECONDS)
+            return self._serving.run(self._sent(), IDLE_TIMEOUT_SECONDS)
         except TimeoutError:
             return False
 
     def stop(self) -> None:
         """Close every connection. Calling it again does nothing."""
-        if self._loop is not None and self._stopping is not None and self._thread is not None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+        if self._server is not None:
+            self._serving.run(self._close(self._server))
+            self._server = None
         self._threads.shutdown()
 
     async def _sent(self) -> bool:
         return all(connection.transport.get_write_buffer_size() == 0 for connection in self._state.connections)
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
+    async def _close(self, server: asyncio.Server) -> None:
+        server.close()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
 
-    async def _serve(self) -> None:
-        assert self._socket is not None, "bound"
-        loop = self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
+    def _config(self) -> uvicorn.Config:
         config = uvicorn.Config(
             self._app,
             http=BoundedConnection,
@@ -379,6 +369,10 @@ class HttpFrontEnd:
             timeout_keep_alive=IDLE_SECONDS,
         )
         config.load()
+        return config
+
+    async def _serve(self, listener: socket.socket, config: uvicorn.Config) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), self._is_short)
 
         def connection() -> BoundedConnection:
@@ -386,9 +380,4 @@ class HttpFrontEnd:
                 limit, self._ports, config=config, server_state=self._state, app_state={}, _loop=loop
             )
 
-        server = await loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
-        self._started.set()
-        await self._stopping.wait()
-        server.close()
-        for open_connection in list(self._state.connections):
-            open_connection.transport.abort()
+        return await loop.create_server(connection, sock=listener, backlog=BACKLOG)

@@ -440,7 +440,7 @@ class Submission:
         """Hand the request to the scheduler; the inputs must not change any more.
 
         What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
-        not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
+        not for a request whose answer is told by the bell (`loop.Completions`). `alone`: it is not joined to others.
         `last`: the scheduler is woken; otherwise another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
@@ -665,10 +665,6 @@ class DataPlane:
         sent = self._ring.send(message)
         self._bell.ring()
         return sent
-
-    def answered(self, requests: Mapping[int, object]) -> list[int]:
-        """Return the slots of those requests (by slot) that have ended."""
-        return self.slots.done(tuple(requests))
 
     def spin_for(self, model_id: int) -> int:
         """Return how many microseconds to spin for an answer before sleeping, which saves the wake-up of an idle core.

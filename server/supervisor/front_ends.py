@@ -427,6 +427,7 @@ class FrontEndControl:
                 index=index,
                 control_fd=memory.control.segment.fd,
                 io_fd=memory.io[index].fd,
+                bell_fd=memory.tables[index].bell.event_fd,
                 supervisor_fd=-1,
                 slots=SLOTS,
                 address=self._serve.grpc.target,

@@ -57,6 +57,7 @@ class SchedulerControl:
             trace=str(trace or ""),
             timeline=str(timeline or ""),
             nodes=nodes,
+            bell_fds=memory.bell_fds,
         )
         self._core = placement.scheduler
         self.process = SupervisedProcess("scheduler", self._launch, self._ended, begun=self._begun, needed=True)

@@ -95,12 +95,19 @@ class SharedMemory:
         for segment, table in zip(io, tables, strict=True):
             segment.allocate(0, table.size_bytes)
             table.init()
+        for table in tables[FRONT_END:]:
+            table.bell.make_event_fd()
         return cls(control, arenas, io, tables, StatisticsTable.create(front_ends), CustomMetricsTable.create())
 
     @property
     def io_fds(self) -> tuple[int, ...]:
         """Descriptors of the io segments."""
         return tuple(segment.fd for segment in self.io)
+
+    @property
+    def bell_fds(self) -> tuple[int, ...]:
+        """The front ends' eventfds, in their order: whoever finishes their requests inherits them."""
+        return tuple(table.bell.event_fd for table in self.tables[FRONT_END:])
 
     def own_data_plane(self) -> DataPlane:
         """Return the supervisor's own way to submit requests."""

@@ -57,6 +57,7 @@ class WorkerSet:
                 memory.io_fds,
                 cache_dir,
                 instances_fd=instances.fd,
+                bell_fds=memory.bell_fds,
             )
             for index, core in enumerate(cores)
         ]

@@ -108,3 +108,14 @@ def test_heartbeats_grow_stale(control: ControlSegment, monkeypatch: pytest.Monk
     assert not theirs.all_fresh(), "both must get on"
     ours.beat(ours.SUPERVISOR)
     assert theirs.all_fresh()
+
+
+def test_the_slowest_loop_of_all_front_ends_is_told() -> None:
+    control = ControlSegment.create(ControlLayout(workers=1, front_ends=3, leases=1))
+    ours, theirs = control.heartbeats, attached(control).heartbeats
+    assert theirs.loop_lag_s() == 0.0
+    for process in range(ours.SUPERVISOR + 1, ours.scheduler):
+        ours.beat(process, lag_s=0.004 / process)
+    assert theirs.loop_lag_s() == pytest.approx(0.004)
+    ours.beat(1)
+    assert theirs.loop_lag_s() < 0.004

@@ -4,6 +4,7 @@ The real ones are exercised by the tests that start the whole server; here a tes
 """
 
 import base64
+import os
 import queue
 import threading
 import time
@@ -32,6 +33,7 @@ from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
 from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
+from gangway.server.serving.loop import ServingLoop
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 
@@ -162,13 +164,16 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
     io = Segment.create(IO_BYTES, "test-io")
     slots = SlotTable(io, SLOTS)
     slots.init()
+    event_fd = slots.bell.make_event_fd()
+    serving = ServingLoop()
+    serving.start()
     scheduler = FakeScheduler(control, io, slots)
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
     http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS)
-    front_end = FrontEnd(plane, ServeOptions(grpc=options, http=http_options), stream_limits=limits)
+    front_end = FrontEnd(plane, ServeOptions(grpc=options, http=http_options), serving, stream_limits=limits)
     address = front_end.listen("127.0.0.1:0")
     http_address = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:
@@ -178,6 +183,8 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
         yield Server(address, front_end, plane, scheduler, client, options.max_message_bytes, http_address)
     front_end.http.stop()
     front_end.server.stop(5)
+    serving.stop()
+    os.close(event_fd)
     scheduler.stop()
     thread.join(20)
     assert not thread.is_alive()

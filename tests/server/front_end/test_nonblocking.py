@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
-from gangway.server.front_end import inference, model_run
+from gangway.server.front_end import model_run
 from gangway.server.front_end.request import Afterwork, ClientRequest
 from gangway.server.tracing.settings import TraceOverrides
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
@@ -131,8 +131,6 @@ def test_a_refusal_is_told(known: Any, simple_inputs: Inputs) -> None:
 
 def test_waiting_ends_if_nobody_answers(known: Any, simple_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_run, "MAX_WAIT_NS", 50_000_000)
-    monkeypatch.setattr(inference, "LOOK_NS", 20_000_000)
-    known.client.infer("simple", simple_inputs())  # its answer has the thread look at the new period
     known.scheduler.holding = True
     with pytest.raises(InferenceServerException, match="could not be executed now") as caught:
         known.client.infer("simple", simple_inputs())

@@ -51,7 +51,16 @@ class Supervised:
         self.slots.init()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(20)
-        options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address, serve=serve)
+        options = FrontEndOptions(
+            1,
+            self.control.segment.fd,
+            self.io.fd,
+            theirs.fileno(),
+            SLOTS,
+            address,
+            bell_fd=self.slots.bell.make_event_fd(),
+            serve=serve,
+        )
         self.process = options.start()
         theirs.close()
         self.send(AllKnown())
@@ -71,6 +80,7 @@ class Supervised:
         self.process.kill()
         self.process.wait()
         self.socket.close()
+        os.close(self.slots.bell.event_fd)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget, memory_budget
-from gangway.server.front_end.process import WORTH_BYTES, MemoryGuard
 from gangway.server.requests.data_plane import DataPlane
+from gangway.server.serving.memory import WORTH_BYTES, MemoryGuard
 from gangway.server.supervisor.shared_memory import SharedMemory
 
 LONG_QUEUE = f"""
 import os
 from gangway.executor.memory_budget import memory_budget
-from gangway.server.front_end.process import MemoryGuard
+from gangway.server.serving.memory import MemoryGuard
 from gangway.server.system import keep_freed_memory
 
 def resident_bytes():

@@ -1,0 +1,198 @@
+"""The front end's event loop: one thread, which everything that serves clients shares.
+
+What the loop calls never blocks, and takes no longer than about 1 ms: all other clients wait so long. Work that takes
+longer goes to a thread (`ServingLoop.aside`). Timers show how late the loop is (`Lag`).
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import uvloop
+
+from gangway.executor.logs import OFTEN
+from gangway.executor.slots import SlotTable
+from gangway.server.threads import CountingPool, NoThreadError
+
+_log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Due = Callable[[], float | None]  # what a timer does; it may return in how many seconds it is due again
+
+THREADS: Final = 2  # for work that would stop the loop
+LAG_WINDOW_S: Final = 10.0
+LOOK_S: Final = 0.1
+
+
+class Lag:
+    """The most that something was late in the last LAG_WINDOW_S, to twice that. `now_s`: any steady clock."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._end_s = now_s() + LAG_WINDOW_S
+        self._before_s = self._most_s = 0.0
+
+    def note(self, late_s: float) -> None:
+        """Something was late by so much."""
+        self._turn()
+        self._most_s = max(self._most_s, late_s)
+
+    @property
+    def most_s(self) -> float:
+        """The most that was noted."""
+        self._turn()
+        return max(self._before_s, self._most_s)
+
+    def _turn(self) -> None:
+        if (late_s := self._now_s() - self._end_s) >= 0:
+            self._before_s = self._most_s if late_s < LAG_WINDOW_S else 0.0
+            self._most_s = 0.0
+            self._end_s += LAG_WINDOW_S * (late_s // LAG_WINDOW_S + 1)
+
+
+class ServingLoop:
+    """An event loop in a thread of its own. Its methods are for any thread, from the beginning on.
+
+    `lag`: by how much timers were late, since the loop was at something else. For the loop's thread.
+    """
+
+    def __init__(self) -> None:
+        """Make it. Raises NoThreadError."""
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self.lag = Lag()
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._pool = CountingPool(THREADS, "aside", THREADS)
+
+    def start(self) -> None:
+        """Begin. Raises NoThreadError."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise NoThreadError from None
+
+    def stop(self) -> None:
+        """End, whatever is still due; return when the thread has. Calling it again does nothing."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        self.loop.close()
+        self._pool.shutdown(wait=False)
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the loop call it soon, unless it has been stopped."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
+        """Have the loop run a coroutine; return what that returns, or raise what it raises. Not for the loop's thread.
+
+        Raises TimeoutError.
+        """
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def every(self, period_s: float, function: Due, aside: bool = False) -> None:
+        """Call it every `period_s` seconds, or after as many as it has returned the last time.
+
+        `aside`: it may block, so a thread calls it. What it raises is logged, and it is called again.
+        """
+        self.call(_Timer(self, period_s, function, aside).wait)
+
+    def aside(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have one of THREADS threads call what may block, as soon as one is free. What it raises is logged."""
+        self._pool.submit(_logged, function, *arguments)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+class _Timer:
+    """Calls a function again and again. On the loop, but for `_work`."""
+
+    def __init__(self, serving: ServingLoop, period_s: float, function: Due, aside: bool) -> None:
+        self._serving = serving
+        self._period_s = period_s
+        self._function = function
+        self._aside = aside
+
+    def wait(self, seconds: float | None = None) -> None:
+        delay_s = self._period_s if seconds is None else seconds
+        self._serving.loop.call_later(delay_s, self._due, time.monotonic() + delay_s)
+
+    def _due(self, due_s: float) -> None:
+        self._serving.lag.note(time.monotonic() - due_s)
+        if self._aside:
+            self._serving.aside(self._work)
+        else:
+            self.wait(_logged(self._function))
+
+    def _work(self) -> None:
+        self._serving.call(self.wait, _logged(self._function))
+
+
+def _logged(function: Callable[..., Result], *arguments: Any) -> Result | None:
+    """Call it; log what it raises, and return None then."""
+    try:
+        return function(*arguments)
+    except Exception:
+        _log.exception("a part of the front end's loop failed: a fault of the server", extra=OFTEN)
+        return None
+
+
+class Completions:
+    """Says on the loop which requests in slots of `slots` have ended. They are submitted with `by_bell`.
+
+    Workers and scheduler make the bell's eventfd readable only once after the loop has found no further answer: while
+    it is busy with answers these cost them no system call. `rest` is called when a few have been dealt with.
+    """
+
+    def __init__(self, serving: ServingLoop, slots: SlotTable, rest: Callable[[], object] = lambda: None) -> None:
+        """Begin to look. Raises ValueError if the slots' bell has no eventfd."""
+        self._loop = serving.loop
+        self._slots = slots
+        self._event_fd = slots.bell.event_fd
+        if not self._event_fd:
+            raise ValueError("the bell of the slots has no eventfd")
+        self._rest = rest
+        # By slot. Single operations on them are atomic, so gRPC's thread may expect and forget, too.
+        self._waiting: dict[int, Callable[[], object]] = {}
+        self._ended: dict[int, Callable[[], object]] = {}  # those that are dealt with next
+        serving.call(self._loop.add_reader, self._event_fd, self._rung)
+        serving.call(self._look)
+        serving.every(LOOK_S, self._look)  # a worker that was killed while it rang has woken nobody
+
+    def expect(self, slot: int, then: Callable[[], object]) -> None:
+        """Call `then` once, on the loop, when the request in this slot has ended. To be called before it is submitted.
+
+        What `then` raises is logged.
+        """
+        self._waiting[slot] = then
+
+    def forget(self, slot: int) -> bool:
+        """Wait for it no more; False if `then` has been called, or is being called."""
+        return self._waiting.pop(slot, None) is not None or self._ended.pop(slot, None) is not None
+
+    def _rung(self) -> None:
+        os.eventfd_read(self._event_fd)
+        self._look()
+
+    def _look(self) -> None:
+        """Deal with all that have ended, then have the bell wake the loop."""
+        if found := self._found():
+            # At once, since one of them may forget another, whose slot then serves a new request.
+            self._ended.update([(slot, then) for slot in found if (then := self._waiting.pop(slot, None)) is not None])
+            for slot in found:
+                if (then := self._ended.pop(slot, None)) is not None:
+                    _logged(then)
+            _logged(self._rest)
+        self._slots.bell.arm()
+        if self._found():  # it ended before that
+            self._loop.call_soon(self._look)  # others on the loop have their turn
+
+    def _found(self) -> list[int]:
+        return self._slots.done(tuple(self._waiting))
