@@ -11,7 +11,7 @@ import time
 import tty
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
-from gangway.clients.connection import UnreachableError
+from gangway.clients.connection import InputError, Tls, UnreachableError, add_tls_options
 
 DESCRIPTION = (
     "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP. "
@@ -56,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     try:
-        return run(arguments.server, dict(arguments.header), arguments.once)
-    except UnreachableError as error:
+        return run(arguments.server, dict(arguments.header), arguments.once, Tls.of(arguments))
+    except (InputError, UnreachableError) as error:
         print(f"gangway top: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
@@ -83,14 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a header that the server wants (--http-restricted-api=statistics:KEY=VALUE)",
     )
+    add_tls_options(parser)
 
 
-def run(address: tuple[str, int], headers: Mapping[str, str], once: bool) -> int:
-    """Show states until there are no more. Raises UnreachableError."""
+def run(address: tuple[str, int], headers: Mapping[str, str], once: bool, tls: Tls | None = None) -> int:
+    """Show states until there are no more. Raises UnreachableError or InputError."""
     is_terminal = sys.stdout.isatty()
     console = Console(highlight=False) if is_terminal else Console(highlight=False, width=COLUMNS)
     where = f"{address[0]}:{address[1]}"
-    with closing(_states(address, headers)) as states:
+    with closing(_states(address, headers, tls)) as states:
         if once or not is_terminal:
             for state in states:
                 console.print(view(state, where, console.width, console.height if is_terminal else None))
@@ -147,9 +148,9 @@ def _keys(screen: _Screen) -> Iterator[_Screen]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-def _states(address: tuple[str, int], headers: Mapping[str, str]) -> Generator[State, None, None]:
+def _states(address: tuple[str, int], headers: Mapping[str, str], tls: Tls | None) -> Generator[State, None, None]:
     where = f"{address[0]}:{address[1]}"
-    with _answer(address, headers) as response:
+    with _answer(address, headers, tls) as response:
         _check(response, where)
         while True:
             try:
@@ -165,9 +166,13 @@ def _states(address: tuple[str, int], headers: Mapping[str, str]) -> Generator[S
 
 
 @contextmanager
-def _answer(address: tuple[str, int], headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
+def _answer(address: tuple[str, int], headers: Mapping[str, str], tls: Tls | None) -> Iterator[HTTPResponse]:
     where = f"{address[0]}:{address[1]}"
     connection = HTTPConnection(*address, timeout=TIMEOUT_S)
+    if tls is not None:
+        context = tls.context()
+        context.set_alpn_protocols(["http/1.1"])
+        connection = HTTPSConnection(*address, timeout=TIMEOUT_S, context=context)
     try:
         try:
             connection.request("GET", EVENTS_PATH, headers=dict(headers))

@@ -50,7 +50,7 @@ COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 ONLY_IN = {
     "tvm": ("compiler",),
     "onnx": ("compiler", "zoo"),
-    "uvicorn": ("server.http",),
+    "httptools": ("server.serving",),
     "uvloop": ("server.serving",),
 }
 # What is imported late, inside of a function, because it is heavy and seldom needed.
@@ -211,7 +211,6 @@ def is_heavy(module: str) -> bool:
         "rich",
         "grpc",
         "h2",
-        "uvicorn",
         "uvloop",
         "opentelemetry",
         "mlperf_loadgen",

@@ -3,9 +3,9 @@
 What is fuzzed is what a client can reach: bytes choose path, method and headers, the rest is the body.
 """
 
+import asyncio
 import base64
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -16,18 +16,25 @@ from google.protobuf.descriptor import MethodDescriptor
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.access import Ports
 from gangway.server.errors import RequestError
 from gangway.server.front_end.protocol import Method
-from gangway.server.http.replies import HttpCall, HttpError, Reply
-from gangway.server.http.routes import Incoming, Service, route_of, verbs_of
+from gangway.server.http.replies import HttpError, Reply
+from gangway.server.http.routes import route_of, verbs_of
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
 from gangway.server.models.tensors import item_bytes
+from gangway.server.options.endpoints import HttpOptions
 from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.contents import Raws
 from gangway.server.requests.validation import RequestPlan, make_plan
+from gangway.server.serving.http_call import Answering, HttpCall
+from gangway.server.serving.http_site import HttpSite
+from gangway.server.serving.limits import ConnectionLimit, Phase
+from gangway.server.serving.offload import Offload
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_AT_ONCE: Final = 16
 PATHS: Final = (
     b"/v2/models/simple/infer",
     b"/v2/models/text/infer",
@@ -64,8 +71,15 @@ def answer(data: bytes) -> Reply:
     route = route_of(path)
     if route is None:
         return HttpError(404, "Not Found").reply
-    verb = verbs_of(route)[-1]
-    return service().answer(Incoming(verb, route, headers, body, HttpCall(headers), time.monotonic_ns()))
+    connection = _Connection()
+    call = HttpCall(connection)
+    call.method, call.path, call.headers, call.length = verbs_of(route)[-1], path, headers, len(body)
+    call.add(body)
+    refused = site().open(call)
+    if refused is not None:
+        return refused
+    site().begin(call)
+    return connection.reply
 
 
 @cache
@@ -88,9 +102,42 @@ def checked_plan(header: bytes, raws: Raws) -> RequestPlan:
 
 
 @cache
-def service() -> Service:
-    """Return what answers."""
-    return Service(_Zeros(), _methods(), models, MAX_BODY_BYTES)  # type: ignore[arg-type]
+def site() -> HttpSite:
+    """Return what answers, all of it at once."""
+    inline = Offload(_call, _call, MAX_AT_ONCE, "")
+    options = HttpOptions(max_body_bytes=MAX_BODY_BYTES)
+    limit = ConnectionLimit(MAX_AT_ONCE)
+    return HttpSite(_Zeros(), _begin_none, _methods(), models, options, Ports(), inline, inline, limit)  # type: ignore[arg-type]
+
+
+def _call(function: Callable[..., object], *arguments: Any) -> None:
+    function(*arguments)
+
+
+def _begin_none(*_: Any) -> bool:
+    return False
+
+
+class _Connection(Answering):
+    """Keeps the reply."""
+
+    phase, since_s = Phase.ANSWERING, 0.0
+    reply: Reply
+
+    def give_way(self) -> None:
+        raise AssertionError("there is no other")
+
+    def tell(self, function: Callable[..., object], *arguments: Any) -> None:
+        function(*arguments)
+
+    def finish(self, call: HttpCall, reply: Reply) -> None:
+        self.reply = reply
+
+    def begin_stream(self, call: HttpCall, content_type: bytes) -> asyncio.Transport:
+        raise AssertionError("nobody watches")
+
+    def send(self, call: HttpCall, piece: bytes) -> None:
+        raise AssertionError("nobody watches")
 
 
 class _Zeros:

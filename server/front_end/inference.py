@@ -138,6 +138,13 @@ class Inference:
         known = self._planner.known(message)
         return known if known is not None and known.plan.model.uses.begin() else None
 
+    def take_plain_parts(self, header: bytes, request_id: bytes, raws: list[memoryview]) -> KnownRequest | None:
+        """Do the same with a request in parts, as `infer_parts` takes them."""
+        if self._refusal or self._resources.tracer.wants_tensors:
+            return None
+        known = self._planner.known_parts(header, request_id, raws)
+        return known if known is not None and known.plan.model.uses.begin() else None
+
     def order_of(self, header: bytes) -> str | None:
         """Return the model of a request, if its answers keep the order of the requests; None for any other model.
 
@@ -263,8 +270,18 @@ class NonBlockingInference:
         if len(message) > MAX_MESSAGE_BYTES:
             return False
         known = self._inference.take_plain(message)
-        if known is None:
+        return known is not None and self._begin_known(known, call, arrival_ns)
+
+    def begin_parts(
+        self, header: bytes, request_id: bytes, raws: list[memoryview], call: NonBlockingCall, arrival_ns: int
+    ) -> bool:
+        """Do the same with a request in parts, as `Inference.infer_parts` takes them."""
+        if sum(map(len, raws)) > MAX_MESSAGE_BYTES:
             return False
+        known = self._inference.take_plain_parts(header, request_id, raws)
+        return known is not None and self._begin_known(known, call, arrival_ns)
+
+    def _begin_known(self, known: KnownRequest, call: NonBlockingCall, arrival_ns: int) -> bool:
         plan, request_id, raws = known
         begun = False
         request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self._inference.infer_inner)

@@ -1,27 +1,17 @@
-"""The metrics of the server: families in Prometheus' text format, and the port that serves them.
+"""The metrics of the server: families in Prometheus' text format.
 
 Triton's metrics have its names, labels and meanings, so that dashboards made for it work unchanged. Our own ones are
 what Triton does not have, with base units in their names, as Prometheus wants them.
 """
 
-import errno
-import gzip
-import logging
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from itertools import accumulate, chain
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Literal
 
 from gangway.artifact.precision import BF16
 from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
-from gangway.server.access import HTTP2_PREFACE, Ports, socket_address
 from gangway.server.custom_metrics import HISTOGRAM, KINDS, CustomMetric, CustomMetricsTable
 from gangway.server.front_end.metrics_reading import (
     Labels,
@@ -39,9 +29,6 @@ from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, Figures
 
-_log = logging.getLogger(__name__)
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge"]
 
 
@@ -447,12 +434,8 @@ def _of_server(reading: Reading) -> Iterator[str]:
     yield family("gangway_build_info", text, "gauge", [(labels({"version": version("gangway-serve")}), 1)])
 
 
-MAX_HELD_SECONDS = 0.0005  # that a scrape holds the interpreter at a time, about
-PAUSE_SECONDS = 0.0002
-
-
 class Exposition:
-    """Writes what `source` reads, in Prometheus' text format, version 0.0.4. Safe for threads: they take turns.
+    """Writes what `source` reads, in Prometheus' text format, version 0.0.4. For one thread.
 
     The text is made without prometheus_client, which holds the interpreter longer, and wants `_total` at the end of
     every counter's name, which Triton's names lack. Tests read it with that library.
@@ -462,227 +445,24 @@ class Exposition:
         self._source = source
         self._options = options
         self._custom = custom
-        self._lock = threading.Lock()
 
-    def render(self) -> bytes:
-        """Return the metrics as they are now. Raises OSError if the machine's cannot be read."""
-        with self._lock:
-            reading = self._source.read()
-            custom = () if self._custom is None else custom_families(self._custom.read())
-            families = chain(triton_families(reading, self._options), gangway_families(reading), custom)
-            return _with_pauses(families).encode()
-
-
-def _with_pauses(families: Iterable[str]) -> str:
-    """Return the families, and let requests be answered in between."""
-    texts = []
-    begin_s = time.monotonic()
-    for text in families:
-        texts.append(text)
-        if time.monotonic() - begin_s > MAX_HELD_SECONDS:
-            time.sleep(PAUSE_SECONDS)
-            begin_s = time.monotonic()
-    return "".join(texts)
+    def families(self) -> Iterator[str]:
+        """Yield the metrics as they are at the first one, family by family. Raises OSError if /proc cannot be read."""
+        reading = self._source.read()
+        yield from triton_families(reading, self._options)
+        yield from gangway_families(reading)
+        if self._custom is not None:
+            yield from custom_families(self._custom.read())
 
 
-PATH = "/metrics"
-MAX_CONNECTIONS = 16
-NO_DESCRIPTOR_PAUSE_SECONDS = 0.1
-IO_TIMEOUT_SECONDS = 10.0
-MAX_READ_BYTES = 65536
-COMPRESSION_LEVEL = 3  # of 1 to 9: text like this becomes a tenth at any level
-_NO_THREAD = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\nno thread can be started\n"
-
-
-class MetricsEndpoint:
-    """The port of the metrics: GET /metrics, and nothing else. `render` makes the text.
-
-    It takes the address when it is made (port 0: any), and answers from `start` on. Each connection has a thread.
-    Beyond MAX_CONNECTIONS the oldest one is closed, so a slow or silent client holds up no other. `reuse_port`: other
-    processes may listen there, too. `ports`: where other requests are sent. Raises OSError if the address is not
-    available.
-    """
-
-    def __init__(self, host: str, port: int, render: Callable[[], bytes], reuse_port: bool, ports: Ports) -> None:
-        kind = _Server6 if ":" in host else _Server
-        self._server = kind((host, port), reuse_port)
-        self._server.render = render
-        self._server.ports = ports
-
-    @property
-    def address(self) -> str:
-        """ "host:port", the port as bound."""
-        host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
-
-    def start(self) -> None:
-        """Answer from now on, in threads of its own."""
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop and give the port back. Only after `start`."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128  # with the usual 5, a client that is not accepted at once tries again after a second
-    render: Callable[[], bytes]
-    ports: Ports
-
-    def __init__(self, address: tuple[str, int], reuse_port: bool) -> None:
-        self._reuse_port = reuse_port
-        self._lock = threading.Lock()
-        self._connections: dict[socket.socket, None] = {}  # the oldest first
-        super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Take the address. Without the name of the host, which the base class looks up, and which can take seconds."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, self._reuse_port)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Raises OSError; where descriptors lack after a pause, since there will be a next try."""
-        try:
-            return super().get_request()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
-            raise
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer one connection in a thread of its own; if there are too many, cut off the oldest."""
-        with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                oldest = next(iter(self._connections))
-                del self._connections[oldest]
-                _shut(oldest)
-            self._connections[request] = None
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:
-            with suppress(OSError):
-                request.sendall(_NO_THREAD)
-            self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        """One connection has come to its end."""
-        with self._lock:
-            self._connections.pop(request, None)
-            super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection broke off, or its client was too slow: not worth a line of the log."""
-        _log.debug("metrics: a connection from %s ended early", client_address, exc_info=True)
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(BaseHTTPRequestHandler):
-    raw_requestline: bytes
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
-    timeout = IO_TIMEOUT_SECONDS
-    server_version = "gangway"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Answer /metrics; 404 to everything else."""
-        if self.path.partition("?")[0] != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, f"{self._elsewhere}\n".encode())
-            return
-        try:
-            text = self.server.render()
-        except Exception:
-            _log.exception("metrics cannot be computed; the scraper is told 500")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the server's log\n")
-            return
-        if _accepts_gzip(self.headers.get("Accept-Encoding", "")):
-            packed = gzip.compress(text, COMPRESSION_LEVEL)  # without the interpreter's lock
-            self._answer(HTTPStatus.OK, packed, ("Content-Encoding", "gzip"))
-        else:
-            self._answer(HTTPStatus.OK, text)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def parse_request(self) -> bool:
-        """Read the head of a request. False if there is none, and the client has been told why."""
-        if not self.raw_requestline.startswith(HTTP2_PREFACE):
-            return super().parse_request()
-        from gangway.server.grpc_refusal import GrpcRefusal  # noqa: PLC0415 - few clients ask the wrong port
-
-        self.close_connection = True
-        refusal = GrpcRefusal(self._elsewhere)
-        data, ends = self.raw_requestline, False
-        while data and not ends:
-            answer, ends = refusal.receive(data)
-            self.wfile.write(answer)
-            data = b"" if ends else self.rfile.read1(MAX_READ_BYTES)
-        return False
-
-    @property
-    def _elsewhere(self) -> str:
-        return f"only {PATH} is served on this port: {self.server.ports.text}"
-
-    def _refuse(self) -> None:
-        if self.path.partition("?")[0] != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, f"{self._elsewhere}\n".encode())
-            return
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD are allowed\n", ("Allow", "GET, HEAD"))
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
-
-    def _answer(self, status: HTTPStatus, body: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        kind = CONTENT_TYPE if status is HTTPStatus.OK else "text/plain; charset=utf-8"
-        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), *headers):
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: a scrape is no event."""
-
-
-def _accepts_gzip(header: str) -> bool:
-    encodings = [part.strip().lower().replace(" ", "") for part in header.split(",")]
-    return any(name in ("gzip", "gzip;q=1", "gzip;q=1.0") for name in encodings)
-
-
-def _shut(connection: socket.socket) -> None:
-    """Close a connection; a thread that waits for it wakes up."""
-    with suppress(OSError):  # it has just ended
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def serve_metrics(
+def exposition_of(
     options: MetricsOptions,
     models: Callable[[], Models],
     plane: DataPlane,
     control: ControlSegment,
     peers: Peers,
     custom: CustomMetricsTable | None,
-    ports: Ports,
-) -> str:
-    """Answer on the metrics' port from now on; return its address ("host:port"), "" if metrics are off.
-
-    Raises OSError, which says why the port is not available.
-    """
-    if not options.target:
-        return ""
+) -> Exposition:
+    """Return what writes the metrics of all front ends."""
     machine = Machine(options.interval_ms / 1000) if options.cpu else None
-    exposition = Exposition(Source(models, plane, control, machine, peers), options, custom)
-    try:
-        host, port, _ = socket_address(options.target)
-        endpoint = MetricsEndpoint(host, port, exposition.render, options.reuse_port, ports)
-    except OSError as error:
-        raise OSError(f"cannot serve metrics on {options.target}: {error.strerror or error}") from error
-    endpoint.start()
-    return endpoint.address
+    return Exposition(Source(models, plane, control, machine, peers), options, custom)

@@ -81,7 +81,7 @@ from gangway.server.tracing.settings import TraceOverrides
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from gangway.server.http.server import HttpFrontEnd
+    from gangway.server.serving.http_front_end import HttpFrontEnd
 
 
 TELL_AGAIN_SECONDS = 0.01
@@ -153,6 +153,7 @@ class FrontEnd:
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
+        self._non_blocking = NonBlockingInference(resources, self.inference, serving)
         self.server = GrpcFrontEnd(
             self.inference.infer,
             self.streams,
@@ -160,7 +161,7 @@ class FrontEnd:
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
             slots,
             options.grpc,
-            NonBlockingInference(resources, self.inference, serving),
+            self._non_blocking,
             plane.admission,
             thread_share,
         )
@@ -175,11 +176,12 @@ class FrontEnd:
     def http(self) -> "HttpFrontEnd":
         """The HTTP server, made when it is first asked for: what it imports takes long, see `Listeners`."""
         if self._http is None:
-            from gangway.server.http.server import HttpFrontEnd  # noqa: PLC0415 - see above
+            from gangway.server.serving.http_front_end import HttpFrontEnd  # noqa: PLC0415 - see above
 
             options = self._options.http
             self._http = HttpFrontEnd(
                 self.inference.infer_parts,
+                self._non_blocking.begin_parts,
                 self._methods,
                 lambda: self.models,
                 self._max_http_threads,
@@ -397,11 +399,12 @@ def open_metrics(
     options: FrontEndOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
 ) -> str:
     """Serve the metrics of all front ends; return where. Raises OSError."""
-    from gangway.server.front_end.metrics import serve_metrics  # noqa: PLC0415 - see Listeners
+    from gangway.server.front_end.metrics import exposition_of  # noqa: PLC0415 - see Listeners
 
     fds, metrics = options.custom_metrics_fds, options.serve.metrics
     custom = CustomMetricsTable.attach(*fds) if fds else None
-    return serve_metrics(metrics, lambda: front_end.models, plane, control, peers, custom, front_end.ports)
+    exposition = exposition_of(metrics, lambda: front_end.models, plane, control, peers, custom)
+    return front_end.http.listen_for_metrics(metrics, exposition)
 
 
 def run(options: FrontEndOptions, log: ProcessLog) -> int:

@@ -1,8 +1,7 @@
 """What an HTTP request is answered with, compressed if wanted, and which status each refusal has."""
 
-import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,43 +10,6 @@ import grpc
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import dump
-
-
-class HttpCall:
-    """A request over HTTP as inference sees it: the part of grpc.ServicerContext that it uses. Safe for threads.
-
-    It ends when the answer has been handed to the connection, or when the client has gone.
-    """
-
-    front_end = "HTTP"  # in traces
-
-    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
-        self._headers = headers
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] | None = []
-
-    def time_remaining(self) -> None:
-        """HTTP states no deadline; the parameter `timeout` does."""
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call ends; False if it has ended."""
-        with self._lock:
-            if self._callbacks is None:
-                return False
-            self._callbacks.append(callback)
-            return True
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the headers; names are in lower case."""
-        return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers.items())
-
-    def end(self) -> None:
-        """End the call. Ending it again does nothing."""
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback()
-
 
 JSON: Final = b"application/json"
 BINARY: Final = b"application/octet-stream"
@@ -130,7 +92,7 @@ _RAW: Final = -15
 _WINDOW_BITS: Final = {"gzip": _GZIP, "deflate": _ZLIB}
 
 
-def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
+def inflate(body: bytes | memoryview, encoding: str, max_bytes: int) -> bytes | memoryview:
     """Return a body as it was before its compression by gzip or deflate. zlib lets other threads run meanwhile.
 
     Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory.
@@ -172,7 +134,7 @@ def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _has_zlib_header(body: bytes) -> bool:
+def _has_zlib_header(body: bytes | memoryview) -> bool:
     return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
 
 

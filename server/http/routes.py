@@ -5,54 +5,27 @@ The methods that are served come from `front_end/process.py`. A path whose metho
 
 import base64
 import binascii
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
 from google.protobuf.message import Message
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import RequestError, invalid, unsupported
-from gangway.server.front_end.protocol import AnyMethod
-from gangway.server.http.infer import (
-    JsonRequest,
-    JsonRequests,
-    JsonResponses,
-    generate_reply,
-    most_body_bytes,
-    read_generate,
-    read_raw,
-)
+from gangway.server.errors import invalid
 from gangway.server.http.json_text import (
     MAX_INT64,
     dump,
     kind_of,
     number_in,
-    parse_object,
     shown,
     string_of,
     utf8,
 )
-from gangway.server.http.replies import (
-    MIN_BYTES,
-    HttpCall,
-    HttpError,
-    Reply,
-    accepted,
-    deflate,
-    error_text,
-    inflate,
-    json_reply,
-    refusal,
-)
+from gangway.server.http.replies import Reply, json_reply
 from gangway.server.models.message_json import to_json
-from gangway.server.models.served import Models
-from gangway.server.requests.contents import Raws
-
-_log = logging.getLogger(__name__)
 
 MAX_PATH_BYTES = 4096
 
@@ -383,19 +356,6 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
 
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
 WATCHING = frozenset({"page", "state", "events"})  # always GET; no method of the service: see `watching.py`
-HEADER_LENGTH = b"inference-header-content-length"
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """A request. `headers` have names in lower case; `arrival_ns` is CLOCK_MONOTONIC."""
-
-    verb: str
-    route: Route
-    headers: Mapping[bytes, bytes]
-    body: bytes
-    call: HttpCall
-    arrival_ns: int
 
 
 def verbs_of(route: Route) -> tuple[str, ...]:
@@ -410,108 +370,3 @@ def method_of(route: Route, verb: str) -> str:
     if route.operation in WATCHING:
         return "ModelStatistics"
     return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
-
-
-class Infer(Protocol):
-    """`Inference.infer_parts`."""
-
-    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> bytes:
-        """Return the serialised ModelInferResponse. Raises RequestError."""
-        ...
-
-
-class Service:
-    """Answers requests whose bodies are there: what the threads of the HTTP server do. Safe for threads."""
-
-    def __init__(
-        self,
-        infer: Infer,
-        methods: Mapping[str, AnyMethod],
-        models: Callable[[], Models],
-        max_body_bytes: int,
-    ) -> None:
-        self._infer = infer
-        self._methods = methods
-        self._models = models
-        self._max_body_bytes = max_body_bytes
-        self._requests = JsonRequests()
-        self._responses = JsonResponses()
-
-    def answer(self, incoming: Incoming) -> Reply:
-        """Return the reply, also after any error."""
-        try:
-            reply = self._reply(incoming)
-            return _compressed(reply, incoming.headers) if incoming.route.operation == "infer" else reply
-        except RequestError as error:
-            return refusal(error)
-        except HttpError as error:
-            return error.reply
-        except Exception:
-            _log.exception("a request failed by a fault of the server; its client is told INTERNAL")
-            return Reply(500, (error_text("internal error, see the server's log"),))
-
-    def _reply(self, incoming: Incoming) -> Reply:
-        body = incoming.body
-        if b"content-encoding" in incoming.headers:
-            encoding = incoming.headers[b"content-encoding"].decode("latin-1").strip().lower()
-            body = inflate(body, encoding, self._most_bytes(incoming.route))
-        match incoming.route.operation:
-            case "infer":
-                return self._infer_reply(incoming, memoryview(body))
-            case "generate" | "generate_stream":
-                return self._generate(incoming, body)
-            case operation:
-                return self._ask(incoming, OPERATIONS[operation][incoming.verb], body)
-
-    def _most_bytes(self, route: Route) -> int:
-        """Return how long a body may be when it is inflated. Raises RequestError for inference with no such model."""
-        if route.operation not in INFERENCES:
-            return self._max_body_bytes
-        most_bytes = most_body_bytes(self._models().find(route.model, route.version))
-        return self._max_body_bytes if most_bytes is None else min(most_bytes, self._max_body_bytes)
-
-    def _ask(self, incoming: Incoming, operation: Operation, body: bytes) -> Reply:
-        content = parse_object(body) if incoming.verb == "POST" else {}
-        method = self._methods.get(operation.method)
-        if method is None:
-            unsupported(f"{operation.method} is not supported by this server")
-        return operation.reply(method.answer(operation.request(incoming.route, content)))
-
-    def _infer_reply(self, incoming: Incoming, body: memoryview) -> Reply:
-        route = incoming.route
-        json_bytes = _json_bytes(incoming.headers, len(body))
-        if json_bytes or HEADER_LENGTH not in incoming.headers:
-            request = self._requests.read(route.model, route.version, body[:json_bytes])
-        else:
-            request = read_raw(self._models().find(route.model, route.version), route.version, body)
-        return self._responses.reply(self._run(incoming, request, body[json_bytes:]), request.binary_outputs)
-
-    def _generate(self, incoming: Incoming, body: bytes) -> Reply:
-        route = incoming.route
-        model = self._models().find(route.model, route.version)
-        request = read_generate(model, route.version, body)
-        response = self._run(incoming, request, memoryview(b""))
-        return generate_reply(response, streamed=route.operation == "generate_stream")
-
-    def _run(self, incoming: Incoming, request: JsonRequest, binary: memoryview) -> bytes:
-        raws = request.raws(incoming.route.model, binary)
-        return self._infer(request.header, request.request_id, raws, incoming.call, incoming.arrival_ns)
-
-
-def _compressed(reply: Reply, headers: Mapping[bytes, bytes]) -> Reply:
-    """Compress tensors only, as Triton does: clients ask for it by default and do not expect it of anything else."""
-    encoding = accepted(headers.get(b"accept-encoding", b"").decode("latin-1"))
-    return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
-
-
-def _json_bytes(headers: Mapping[bytes, bytes], body_bytes: int) -> int:
-    """Return how many bytes of the body are JSON: all, if the header that says it is missing."""
-    text = headers.get(HEADER_LENGTH)
-    if text is None:
-        return body_bytes
-    if not (text.isdigit() and len(text) < 19 and int(text) <= body_bytes):
-        invalid(
-            f"Inference-Header-Content-Length: expected 0 to {body_bytes}, the length of the body, got"
-            f" '{text[:40].decode('latin-1')}'"
-        )
-    return int(text)

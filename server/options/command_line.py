@@ -63,7 +63,7 @@ ACCEPTED = (
     TritonFlag("--grpc-infer-thread-count", "N", "a request in flight has a thread", integer(1)),
     TritonFlag("--grpc-max-response-pool-size", "N", _OBJECTS, integer(1)),
     TritonFlag("--http-header-forward-pattern", "REGEX", "no model reads parameters of requests"),
-    TritonFlag("--http-thread-count", "N", "a request in flight has a thread", integer(1)),
+    TritonFlag("--http-thread-count", "N", "an event loop serves all connections", integer(1)),
     TritonFlag("--min-supported-compute-capability", "X", _GPU, float),
     TritonFlag("--model-load-gpu-limit", "GPU:FRACTION", _GPU),
     TritonFlag("--model-load-retry-count", "N", "a second try would fail as the first one did", integer(0)),
@@ -183,7 +183,7 @@ class ServeOptions:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the log shall say once: flags that have no effect, what is left open, secrets that others can read."""
-        given = (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings)
+        given = (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings, *self.http.warnings)
         return (*given, *self._open_elsewhere(), *self._visible())
 
     def _open_elsewhere(self) -> Iterator[str]:

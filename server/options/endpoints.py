@@ -5,7 +5,6 @@ import os
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from gangway.server.access import UNIX, Category, Restrictions, TlsError, TlsFiles, check_files, listen_target
 from gangway.server.options.values import (
@@ -92,7 +91,7 @@ def add_grpc_flags(parser: argparse._ArgumentGroup) -> None:
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
         help="serve these methods only to clients that send the metadata triton-grpc-protocol-KEY: VALUE; may be given "
         f"several times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
-    _add_tls_flags(parser)
+    _add_tls_flags(parser, "grpc")
     _add_keepalive_flags(parser)
 
 
@@ -101,11 +100,7 @@ def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
     address = arguments.grpc_address
     if address.startswith(UNIX) and not 0 < len(os.fsencode(address.removeprefix(UNIX))) <= MAX_UNIX_PATH_BYTES:
         raise OptionError("--grpc-address", f"the path of a socket has 1 to {MAX_UNIX_PATH_BYTES} bytes")
-    tls = _tls(arguments)
-    unused = [flag for flag in ("server-cert", "server-key", "root-cert") if _value(arguments, flag) and tls is None]
-    warnings = [f"--grpc-{flag} has no effect without --grpc-use-ssl=true" for flag in unused]
-    if tls is not None and not tls.mutual and arguments.grpc_root_cert:
-        warnings.append("--grpc-root-cert has no effect without --grpc-use-ssl-mutual=true")
+    tls, warnings = _tls(arguments, "grpc")
     return GrpcOptions(
         allowed=arguments.allow_grpc,
         address=address,
@@ -125,18 +120,19 @@ def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
         restrictions=restrictions("--grpc-restricted-protocol", arguments.grpc_restricted_protocol),
         compression=arguments.grpc_infer_response_compression_level,
         max_message_bytes=arguments.grpc_max_message_bytes,
-        warnings=tuple(warnings),
+        warnings=warnings,
     )
 
 
-def _add_tls_flags(parser: argparse._ArgumentGroup) -> None:
+def _add_tls_flags(parser: argparse._ArgumentGroup, protocol: str) -> None:
     add = parser.add_argument
-    add("--grpc-use-ssl", type=boolean, default=False, metavar="BOOL", help="speak TLS only (false)")
-    add("--grpc-use-ssl-mutual", type=boolean, default=False, metavar="BOOL",
+    add(f"--{protocol}-use-ssl", type=boolean, default=False, metavar="BOOL", help="speak TLS only (false)")
+    add(f"--{protocol}-use-ssl-mutual", type=boolean, default=False, metavar="BOOL",
         help="speak TLS only, and only with clients whose certificate the root certificate signs (false)")  # fmt: skip
-    add("--grpc-server-cert", type=readable_file, metavar="FILE", help="the server's certificate chain, PEM")
-    add("--grpc-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
-    add("--grpc-root-cert", type=readable_file, metavar="FILE", help="certificates that sign those of clients, PEM")
+    add(f"--{protocol}-server-cert", type=readable_file, metavar="FILE", help="the server's certificate chain, PEM")
+    add(f"--{protocol}-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
+    add(f"--{protocol}-root-cert", type=readable_file, metavar="FILE",
+        help="certificates that sign those of clients, PEM")  # fmt: skip
 
 
 def _add_keepalive_flags(parser: argparse._ArgumentGroup) -> None:
@@ -160,27 +156,27 @@ def _add_keepalive_flags(parser: argparse._ArgumentGroup) -> None:
         help="how long calls may go on after that (for ever)")  # fmt: skip
 
 
-def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
-    mutual = arguments.grpc_use_ssl_mutual
-    if not (arguments.grpc_use_ssl or mutual):
-        return None
-    needed = ["server-cert", "server-key", *["root-cert"] * mutual]
-    for flag in needed:
-        if _value(arguments, flag) is None:
-            why = "--grpc-use-ssl-mutual" if mutual else "--grpc-use-ssl"
-            raise OptionError(f"--grpc-{flag}", f"is needed for {why}")
-    root: Path | None = arguments.grpc_root_cert if mutual else None
-    files = TlsFiles(arguments.grpc_server_cert, arguments.grpc_server_key, root, mutual)
+def _tls(arguments: argparse.Namespace, protocol: str) -> tuple[TlsFiles | None, tuple[str, ...]]:
+    """Return the files of TLS, None without it, and what has no effect. Raises OptionError."""
+    given = vars(arguments)
+    wants, mutual = given[f"{protocol}_use_ssl"], given[f"{protocol}_use_ssl_mutual"]
+    certificate, key, root = (given[f"{protocol}_{name}"] for name in ("server_cert", "server_key", "root_cert"))
+    files = {"server-cert": certificate, "server-key": key, "root-cert": root}
+    if not (wants or mutual):
+        unused = [f"--{protocol}-{name}" for name, file in files.items() if file]
+        return None, tuple(f"{flag} has no effect without --{protocol}-use-ssl=true" for flag in unused)
+    for name, file in files.items():
+        if file is None and (mutual or name != "root-cert"):
+            why = f"--{protocol}-use-ssl-mutual" if mutual else f"--{protocol}-use-ssl"
+            raise OptionError(f"--{protocol}-{name}", f"is needed for {why}")
+    tls = TlsFiles(certificate, key, root if mutual else None, mutual)
     try:
-        check_files(files)
+        check_files(tls)
     except TlsError as error:
-        raise OptionError("--grpc-root-cert" if error.file == root else "--grpc-server-cert", str(error)) from None
-    return files
-
-
-def _value(arguments: argparse.Namespace, flag: str) -> Path | None:
-    value: Path | None = getattr(arguments, f"grpc_{flag.replace('-', '_')}")
-    return value
+        which = "root-cert" if error.file == tls.root else "server-cert"
+        raise OptionError(f"--{protocol}-{which}", str(error)) from None
+    without_effect = f"--{protocol}-root-cert has no effect without --{protocol}-use-ssl-mutual=true"
+    return tls, (without_effect,) if root and not mutual else ()
 
 
 def _compression(text: str) -> Compression:
@@ -200,7 +196,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 class HttpOptions:
     """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and which routes are restricted.
 
-    `reuse_port`: other servers may listen on the same port. `page`: the server can be watched.
+    `reuse_port`: other servers may listen on the same port. `page`: the server can be watched. `tls`: for HTTPS.
     """
 
     allowed: bool = True
@@ -210,6 +206,8 @@ class HttpOptions:
     page: bool = True
     max_body_bytes: int = MAX_BODY_BYTES
     restrictions: Restrictions = field(default_factory=Restrictions)
+    tls: TlsFiles | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -234,10 +232,12 @@ def add_http_flags(parser: argparse._ArgumentGroup) -> None:
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
         help="serve these routes only to clients that send the header KEY: VALUE; may be given several times, or be "
         f"lines of a file; categories: {', '.join(Category)}")  # fmt: skip
+    _add_tls_flags(parser, "http")
 
 
 def read_http(arguments: argparse.Namespace) -> HttpOptions:
     """Return the values. Raises OptionError."""
+    tls, warnings = _tls(arguments, "http")
     return HttpOptions(
         allowed=arguments.allow_http,
         address=arguments.http_address,
@@ -246,6 +246,8 @@ def read_http(arguments: argparse.Namespace) -> HttpOptions:
         page=arguments.allow_page,
         max_body_bytes=arguments.http_max_input_size,
         restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
+        tls=tls,
+        warnings=warnings,
     )
 
 

@@ -189,13 +189,19 @@ class RequestPlanner:
             if found is not None and (parts := found[0].split(message)) is not None:
                 return KnownRequest(found[1], *parts)
             header, request_id, raws = split_request(message)
-            plan = self._plans.known.get((header, bool(raws)))
-            if plan is None or plan.plain_codec is None:
-                return None
-            if not plan.regions and tuple(map(len, raws)) != plan.input_sizes:
-                return None
-            self._forms.add(key, (Form.of(message), plan), len(header))
+            known = self.known_parts(header, request_id, raws)
+            if known is not None:
+                self._forms.add(key, (Form.of(message), known.plan), len(header))
         except MalformedRequestError:
+            return None
+        return known
+
+    def known_parts(self, header: bytes, request_id: bytes, raws: list[memoryview]) -> KnownRequest | None:
+        """Do the same with a request in parts."""
+        plan = self._plans.known.get((header, bool(raws)))
+        if plan is None or plan.plain_codec is None:
+            return None
+        if not plan.regions and tuple(map(len, raws)) != plan.input_sizes:
             return None
         return KnownRequest(plan, request_id, raws)
 

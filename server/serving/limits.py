@@ -35,11 +35,13 @@ class ConnectionLimit:
     Beyond `limit` a new connection replaces the one for whose client the server has waited longest, so silent clients
     keep nobody out. Where all clients wait for the server, RESERVED more connections may ask for health; of these the
     oldest gives way. `is_short` says that descriptors lack: then new connections can ask for health only.
+    `patience`: the part of the usual times for which a client that is to act is waited for.
     """
 
-    def __init__(self, limit: int, is_short: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limit: int, is_short: Callable[[], bool] = lambda: False, patience: float = 1.0) -> None:
         self.limit = limit
         self._is_short = is_short
+        self._patience = patience
         self._by_phase: tuple[dict[LimitedConnection, None], ...] = tuple(
             {} for _ in Phase
         )  # each in the order of coming
@@ -94,6 +96,6 @@ class ConnectionLimit:
         graces_s = ((Phase.SILENT, 0.0), (Phase.IDLE, IDLE_GRACE_SECONDS), (Phase.RECEIVING, GRACE_SECONDS))
         for phase, grace_s in graces_s:
             oldest = next(iter(self._by_phase[phase]), new)
-            if oldest is not new and now_s - oldest.since_s >= grace_s:
+            if oldest is not new and now_s - oldest.since_s >= grace_s * self._patience:
                 return oldest
         return None

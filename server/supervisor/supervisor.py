@@ -303,7 +303,7 @@ def print_summary(
             0, f"alone      latency of a request on an idle server, {milliseconds(request_cost_us)} of it for any model"
         )
     if http_address:
-        lines.append(f"HTTP       {http_address}")
+        lines.append(f"HTTP       {http_address}" + ", TLS" * bool(options.http.tls))
     if address:
         lines.append(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
     if metrics_address:

@@ -25,7 +25,7 @@ from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.access import Restrictions, parse_restriction
+from gangway.server.access import Restrictions, TlsFiles, parse_restriction
 from gangway.server.front_end.process import FrontEnd
 from gangway.server.grpc.streams import StreamLimits
 from gangway.server.messages import InitialLoadDone, ModelReady
@@ -158,7 +158,7 @@ class Server:
 
 
 @contextmanager
-def front_end_server(options: GrpcOptions) -> Iterator[Server]:
+def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> Iterator[Server]:
     """A front end of its own. Nothing of it is left at the end."""
     control = ControlSegment.create(ControlLayout(workers=1, front_ends=1, leases=1))
     io = Segment.create(IO_BYTES, "test-io")
@@ -172,7 +172,7 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
-    http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS)
+    http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS, tls=http_tls)
     front_end = FrontEnd(plane, ServeOptions(grpc=options, http=http_options), serving, stream_limits=limits)
     address = front_end.listen("127.0.0.1:0")
     http_address = front_end.http.listen("127.0.0.1:0")
@@ -197,10 +197,10 @@ def running_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def start_front_end() -> Iterator[Callable[[GrpcOptions], Server]]:
+def start_front_end() -> Iterator[Callable[..., Server]]:
     """Starts a front end with options of gRPC; it lives as long as the module's tests."""
     with ExitStack() as stack:
-        yield lambda options: stack.enter_context(front_end_server(options))
+        yield lambda *options: stack.enter_context(front_end_server(*options))
 
 
 @pytest.fixture

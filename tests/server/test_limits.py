@@ -15,10 +15,9 @@ from gangway.server.descriptors import max_connections
 from gangway.server.front_end.protocol import MAX_WATCHERS
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.grpc.streams import StreamLimits
-from gangway.server.http import connection
 from gangway.server.http import json_text as tensors
-from gangway.server.http import server as app
 from gangway.server.requests.data_plane import Usage
+from gangway.server.serving import http1, http_site
 from gangway.server.supervisor.shared_memory import SLOTS
 from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
@@ -43,7 +42,7 @@ def padded(size_bytes: int) -> bytes:
 
 
 def test_bodies_of_all_requests_together(http: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(http_site, "MAX_HELD_BYTES", 1000)
     for _ in range(2):
         refused = http("POST", INFER, padded(1001))
         assert (refused.status, refused.content["error"]) == (503, "too many large requests at once")
@@ -90,7 +89,7 @@ def test_connections_are_as_many_as_descriptors_allow() -> None:
 
 
 def test_a_connection_without_a_request_is_closed(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(http1, "IDLE_SECONDS", 0.05)
     host, _, port = server.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as idle:
         assert idle.recv(1) == b""

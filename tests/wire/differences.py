@@ -6,4 +6,9 @@ stands here by protocol, server and name.
 
 from collections.abc import Mapping
 
-DELIBERATE: Mapping[tuple[str, str, str], str] = {}
+_ANSWERED_FIRST = "a request before what is no HTTP is answered, even if both come in one piece"
+
+DELIBERATE: Mapping[tuple[str, str, str], str] = {
+    ("http", "plain", "fuzz: head 26"): _ANSWERED_FIRST,
+    ("http", "plain", "fuzz: head 47"): _ANSWERED_FIRST,
+}

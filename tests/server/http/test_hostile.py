@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.processes import cpu_ns, memory_of
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.http import connection as connections
-from gangway.server.http import server as http_server
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving import http1 as connections
+from gangway.server.serving import http_front_end
 from gangway.server.serving import limits as connection_limit
 from tests.server.conftest import no_more_threads
 
@@ -290,7 +290,7 @@ def test_an_answer_that_is_not_taken_is_cut_off(server: Any, monkeypatch: pytest
 def narrow(start_front_end: Callable[[GrpcOptions], Any]) -> str:
     """Where HTTP listens for four connections, and some more for health."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_server, "MAX_CONNECTIONS", 4)
+        patch.setattr(http_front_end, "MAX_CONNECTIONS", 4)
         server = start_front_end(GrpcOptions())
     return str(server.http_address)
 
@@ -393,9 +393,10 @@ def test_other_transfer_codings_are_refused(unharmed: Any, coding: bytes) -> Non
 def test_a_request_that_gets_no_thread_is_refused(start_front_end: Callable[[GrpcOptions], Any]) -> None:
     server = start_front_end(GrpcOptions())
     server.scheduler.holding = True
-    request = HEAD % len(GOOD) + b"\r\n" + GOOD
+    reported = json.dumps({**json.loads(GOOD), "parameters": {"gangway_stats": True}}).encode()
+    request = HEAD % len(reported) + b"\r\n" + reported  # no plain one
     with ExitStack() as stack:
-        running = [stack.enter_context(connected(server.http_address)) for _ in range(http_server.READY_THREADS)]
+        running = [stack.enter_context(connected(server.http_address)) for _ in range(http_front_end.READY_THREADS)]
         for connection in running:
             connection.sendall(request)
         held = [server.scheduler.held.get(timeout=10) for _ in running]

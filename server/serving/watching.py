@@ -9,15 +9,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from gangway.server.front_end.watch import Watch
 from gangway.server.http.json_text import dump
 from gangway.server.http.replies import EVENTS, JSON, HttpError, Reply
+from gangway.server.serving.http_call import HttpCall
+from gangway.server.serving.pending import Pending
 from gangway.server.threads import NO_THREAD
 
 _log = logging.getLogger(__name__)
@@ -37,55 +39,44 @@ def page() -> Reply:
     return Reply(200, (Path(__file__).with_name("watch.html").read_bytes(),), HTML)
 
 
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
 class Watchers:
     """All watchers of a front end. For the event loop's thread, but for `_run`, which is a thread's."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, loop: asyncio.AbstractEventLoop) -> None:
         self._watch = watch
+        self._loop = loop
         self._count = 0
-        self._waiting: set[asyncio.Future[bytes]] = set()
+        self._waiting: set[Pending[bytes | None]] = set()  # for the next state
         self._stop = threading.Event()
         self._turn = threading.Lock()  # the thread before may not have ended yet
 
     async def state(self) -> Reply:
-        """Return the next state. Raises HttpError if there are too many watchers, or no thread."""
+        """Return the next state. Raises HttpError if there are too many watchers, no thread, or no state."""
         with self._watching():
-            return Reply(200, (await self._next(),), JSON)
+            content = await self._next()
+        if content is None:
+            raise HttpError(500, "internal error, see the server's log")
+        return Reply(200, (content,), JSON)
 
-    async def stream(self, receive: Receive, send: Send, transport: asyncio.Transport) -> None:
+    async def stream(self, call: HttpCall) -> None:
         """Send states as server-sent events until the watcher has gone. Raises HttpError before the first byte."""
         with self._watching():
+            transport = call.begin_stream(EVENTS)
             _limit_buffer(transport)
-            headers = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            leaving = asyncio.create_task(_until_left(receive))
+            next_state: Pending[bytes | None] = Pending()
+            is_there = call.add_callback(lambda: next_state.settle(None))
             behind = 0
-            try:
-                while (content := await self._next_before(leaving)) is not None:
-                    if not transport.get_write_buffer_size():
-                        behind = 0
-                        event = b"data: %b\n\n" % content
-                        await send({"type": "http.response.body", "body": event, "more_body": True})
-                    elif (behind := behind + 1) == MAX_BEHIND:
-                        transport.abort()
-            finally:
-                leaving.cancel()
-            await send({"type": "http.response.body", "body": b""})
-
-    async def _next_before(self, leaving: "asyncio.Task[None]") -> bytes | None:
-        """Return the next state; None if the watcher leaves before it, or it cannot be had."""
-        coming = asyncio.create_task(self._next())
-        try:
-            await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return coming.result() if coming.done() else None
-        except HttpError:
-            return None
-        finally:
-            coming.cancel()
+            while is_there and not call.is_answered:
+                next_state = self._next()
+                if (content := await next_state) is None:  # it has left, or a state cannot be had
+                    break
+                if not transport.get_write_buffer_size():
+                    behind = 0
+                    call.send(b"data: %b\n\n" % content)
+                elif (behind := behind + 1) == MAX_BEHIND:
+                    transport.abort()
+            self._waiting.discard(next_state)
+        call.send(b"")
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -93,9 +84,7 @@ class Watchers:
             raise HttpError(503, f"{MAX_WATCHERS} clients watch already, which is the limit")
         if not self._count:
             self._stop = threading.Event()
-            thread = threading.Thread(
-                target=self._run, args=(asyncio.get_running_loop(), self._stop), name="watch", daemon=True
-            )
+            thread = threading.Thread(target=self._run, args=(self._stop,), name="watch", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -108,28 +97,23 @@ class Watchers:
             if not self._count:
                 self._stop.set()
 
-    async def _next(self) -> bytes:
-        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    def _next(self) -> Pending[bytes | None]:
+        waiter: Pending[bytes | None] = Pending()
         self._waiting.add(waiter)
-        try:
-            return await waiter
-        finally:
-            self._waiting.discard(waiter)
+        return waiter
 
     def _tell(self, content: bytes | None) -> None:
         """Hand a state to all who wait; None: there was an error."""
-        for waiter in self._waiting:
-            if not waiter.done():
-                if content is None:
-                    waiter.set_exception(HttpError(500, "internal error, see the server's log"))
-                else:
-                    waiter.set_result(content)
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            waiter.settle(content)
 
-    def _run(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    def _run(self, stop: threading.Event) -> None:
+        loop = self._loop
         with self._turn, suppress(RuntimeError):  # the loop is closed
             while not stop.is_set():
                 try:
-                    self._look(loop, stop)
+                    self._look(stop)
                 except Exception:
                     if loop.is_closed():
                         return
@@ -137,7 +121,7 @@ class Watchers:
                     loop.call_soon_threadsafe(self._tell, None)
                     stop.wait(PERIOD_S)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    def _look(self, stop: threading.Event) -> None:
         watch, period_s = self._watch, PERIOD_S
         watch.begin()
         next_s = time.monotonic() + period_s
@@ -146,16 +130,11 @@ class Watchers:
             if time.monotonic() >= next_s:
                 begin_s = time.thread_time()
                 content = dump(watch.state())
-                loop.call_soon_threadsafe(self._tell, content)
+                self._loop.call_soon_threadsafe(self._tell, content)
                 spent_s = time.thread_time() - begin_s
                 period_s = min(max(PERIOD_S, spent_s / MOST_SHARE), LONGEST_PERIOD_S)
                 next_s = max(next_s + PERIOD_S, time.monotonic() + period_s - watch.sample_s)
         watch.end()
-
-
-async def _until_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _limit_buffer(transport: asyncio.Transport) -> None:
