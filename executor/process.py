@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.commands import ENDING
+from gangway.artifact.parent import signal_at_parents_end
 
-_PR_SET_PDEATHSIG: Final = 1
 _M_ARENA_MAX: Final = -8
 
 # A gang is as fast as its slowest rank, and each hop of a request waits for a core.
@@ -167,10 +167,7 @@ def die_with_parent() -> None:
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    signal_at_parents_end(signal.SIGKILL)
 
 
 def prefer_oom_kill() -> None:

@@ -1,6 +1,5 @@
 """Computations beside onnxruntime, the reference: in processes that can be stopped, and on examples of requests."""
 
-import ctypes
 import multiprocessing
 import os
 import resource
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gangway.artifact.parent import signal_at_parents_end
 from gangway.compiler.errors import EndedApartError, UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.specs import Array
@@ -20,7 +20,6 @@ WALL_S = 60
 END_S = 10  # of a process that has closed its pipe
 TIMED_RUNS = 5
 TIMED_S = 0.1
-_PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
 
@@ -62,8 +61,9 @@ def _ending(status: int | None, is_limited: bool) -> UnsupportedModelError:
 
 
 def _answer(pipe: Any, work: Callable[[], object], parent: int, is_limited: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended before that
+    try:
+        signal_at_parents_end(signal.SIGKILL, parent)
+    except ProcessLookupError:
         return
     if is_limited:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import mmap
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -17,21 +18,26 @@ from google.protobuf import text_format
 
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.command_line import CommandParser
+from gangway.artifact.commands import ending_signals
 from gangway.artifact.format import Engine
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.repairs import Change, Model, remedy_for, repair
-from gangway.server.check.trial import TrialServer, trial_server
+from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
     ONNX_SUFFIX,
+    PYTHON_BACKEND,
     composing_models,
     is_ensemble,
     read_config,
     without_effect,
 )
+from gangway.server.models.python_settings import CODE_SUFFIX
+from gangway.server.options.server import backend_setting
+from gangway.server.repository.ensembles import NOT_AVAILABLE
 from gangway.server.repository.repository import CONFIG_FILENAME, find_models
 
 DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
@@ -79,18 +85,21 @@ class Report:
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
     options = _parser().parse_args(argv)
+    for ending in ending_signals():
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         candidates = [each for directory in options.repository for each in _candidates(directory)]
         if not candidates:
             print(f"gangway check: no models in {options.repository[0]}: one lies there as NAME/1/model.onnx",
                   file=sys.stderr)  # fmt: skip
             return 1
-        with trial_server(options.cache_dir) as server:
-            reports = []
+        with trial_server(options.cache_dir, options.backend_config) as server:
+            reports: list[Report] = []
             for number, candidate in enumerate(_in_order(candidates), 1):
                 if sys.stderr.isatty():
                     print(f"{number}/{len(candidates)} {candidate.name} ...", end="\r", file=sys.stderr, flush=True)
-                reports.append(_check(server, candidate))
+                lost = {report.candidate.name for report in reports if report.verdict is Verdict.CANNOT}
+                reports.append(_check(server, candidate, lost))
                 if not options.json:
                     print("\n".join(_lines(reports[-1])), flush=True)
         changed = [report for report in reports if report.verdict is Verdict.CHANGES]
@@ -113,8 +122,23 @@ def _parser() -> argparse.ArgumentParser:
         help=f"write the changes; a config.pbtxt that is replaced is kept as {CONFIG_FILENAME}{KEPT_SUFFIX}",
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+    parser.add_argument(
+        "--backend-config",
+        type=_backend_setting,
+        action="append",
+        default=[],
+        metavar="[BACKEND,]SETTING=VALUE",
+        help="as for `gangway serve`; python,stub-timeout-seconds=N: how long `initialize` of a Python model may take"
+        f" here ({START_SECONDS})",
+    )
     add_cache_dir(parser)
     return parser
+
+
+def _backend_setting(text: str) -> str:
+    """Return what is passed on, if a server takes it."""
+    backend_setting(text)
+    return text
 
 
 def _candidates(directory: Path) -> Iterator[Candidate]:
@@ -153,10 +177,18 @@ def _written(candidate: Candidate) -> ModelConfig | None:
         return None
 
 
-def _check(server: TrialServer, candidate: Candidate) -> Report:
+def _check(server: TrialServer, candidate: Candidate, lost: set[str]) -> Report:
+    """Try a model; an ensemble of models that are `lost` is lost, and does not try them again."""
     name, target, written = candidate.name, server.repository / candidate.name, _written(candidate)
     _link(candidate, target)
-    first = server.load(name)
+    missing = ", ".join(sorted(lost & set(composing_models(written or ModelConfig()))))
+
+    def load() -> Outcome:
+        if missing:
+            return Outcome(reason=f"ensemble {name} {NOT_AVAILABLE}: {missing}")
+        return server.load(name)
+
+    first = load()
     if written is None:
         return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, first.reason, "correct the text"),))
     model = Model(name) if first.config else _known_of(server, candidate, written)
@@ -165,7 +197,7 @@ def _check(server: TrialServer, candidate: Candidate) -> Report:
     if found.changes:
         (target / CONFIG_FILENAME).unlink(missing_ok=True)
         (target / CONFIG_FILENAME).write_text(text_format.MessageToString(found.config))
-        outcome = server.load(name)
+        outcome = load()
     if outcome.config is None:
         return Report(
             candidate, Verdict.CANNOT, changes=(*found.changes, Change("model", outcome.reason, remedy_for(written)))
@@ -213,14 +245,16 @@ def _moved(candidate: Candidate) -> Change:
 
 
 def _known_of(server: TrialServer, candidate: Candidate, written: ModelConfig) -> Model:
-    """Return what is known of a model that is not served as it is."""
-    if is_ensemble(written):
+    """Return what is known of a model that is not served as it is: nothing where code says what its tensors are."""
+    if is_ensemble(written) or written.backend == PYTHON_BACKEND:
         return Model(candidate.name)
     versions = [item for item in candidate.folder.iterdir() if item.is_dir() and item.name.isdigit()]
     latest = max(versions, key=lambda item: int(item.name), default=candidate.folder)
     files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
     wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME
     filename = files[0] if len(files) == 1 and wanted not in files else wanted
+    if filename.endswith(CODE_SUFFIX) or not (latest / filename).exists():
+        return Model(candidate.name, files)
     return Model(
         candidate.name, files, server.load(candidate.name, ModelConfig(default_model_filename=filename)).config
     )

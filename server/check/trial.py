@@ -1,9 +1,10 @@
 """A server that tries models for `gangway check`: it loads one at a time, and says what comes of it."""
 
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ SERVICE: Final = "/inference.GRPCInferenceService/"
 Response = TypeVar("Response", bound=Message)
 POLL_S: Final = 0.5  # between two looks whether the server still runs
 STOP_S: Final = 40
+START_SECONDS: Final = 60  # of a Python model: people wait for what is said of it
+START_LIMIT: Final = f"python,stub-timeout-seconds={START_SECONDS}"
 
 
 @dataclass(frozen=True)
@@ -73,19 +76,20 @@ def _reason(details: str, name: str) -> str:
 
 
 @contextmanager
-def trial_server(cache_dir: str) -> Iterator[TrialServer]:
-    """Run a server over an empty repository until the block ends.
+def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterator[TrialServer]:
+    """Run a server over an empty repository until the block ends, or this process does.
 
     It listens on a Unix socket in a folder of its own, so nobody else reaches it. Settings in variables of the caller
-    do not reach it. Raises RuntimeError if it ends.
+    do not reach it. `backend_settings`: as `gangway serve --backend-config` has them. Raises RuntimeError if it ends.
     """
     with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder:
         repository, address, log = Path(folder, "models"), f"unix:{folder}/grpc.sock", Path(folder, "log")
         repository.mkdir()
-        arguments = ["serve", f"--model-repository={repository}"]
+        arguments = [folder, str(os.getpid()), f"--model-repository={repository}"]
         arguments += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
         arguments += [f"--grpc-address={address}", "--allow-http=false", "--allow-metrics=false"]
-        start = start_of("gangway", arguments)
+        arguments += [f"--backend-config={setting}" for setting in (START_LIMIT, *backend_settings)]
+        start = start_of("gangway.server.check.trial_process", arguments)
         environment = {name: value for name, value in start.environment.items() if not name.startswith(PREFIX)}
         with subprocess.Popen(
             start.command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

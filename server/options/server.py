@@ -200,7 +200,7 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
         help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
     add("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
         help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
-    add("--backend-config", type=_backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
+    add("--backend-config", type=backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
         help="default-max-batch-size=N: the batch of models without a configuration"
         f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
         " python,stub-timeout-seconds=N: how long `initialize` of one may take"
@@ -248,7 +248,7 @@ def _python_start_seconds(settings: Sequence[tuple[str, str, str]]) -> int:
     return given[-1] if given else ModelOptions.python_start_seconds
 
 
-def _backend_setting(text: str) -> tuple[str, str, str]:
+def backend_setting(text: str) -> tuple[str, str, str]:
     """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
     setting, equals, value = text.partition("=")
     backend, _, name = setting.rpartition(",")

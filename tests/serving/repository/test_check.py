@@ -1,6 +1,8 @@
 """`gangway check`: what it says of each kind of model is what a server then does with it."""
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +15,13 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
+from benchmarks.lib.processes import descendants_of
 from benchmarks.lib.repository import GANGWAY
-from gangway.server.check.trial import trial_server
+from gangway.server.check.trial import STOP_S, trial_server
 from gangway.server.models.config import read_config
-from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, write_all
+from tests.helpers import ensemble_configs
+from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, TENSORS, write_all
+from tests.helpers.whole_server import alive, until
 
 pytestmark = pytest.mark.long
 
@@ -130,3 +135,59 @@ def test_an_empty_repository_is_an_error_that_says_how_models_lie(tmp_path: Path
     done = subprocess.run([*GANGWAY, "check", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "NAME/1/model.onnx" in done.stderr
+
+
+HANGS = """import pathlib, threading
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with pathlib.Path("{started}").open("a") as file:
+            file.write("started\\n")
+        threading.Event().wait()
+"""
+
+
+def write_hanging(repository: Path, started: Path) -> None:
+    """A model whose `initialize` does not end, and an ensemble of it."""
+    (repository / "hangs" / "1").mkdir(parents=True)
+    (repository / "hangs" / "1" / "model.py").write_text(HANGS.format(started=started))
+    (repository / "hangs" / "config.pbtxt").write_text(f'backend: "python" {TENSORS}')
+    steps = [("hangs", "x=a", "y=b")]
+    ensemble_configs.write(repository, "above", ensemble_configs.config_of("a:FP32:4", "b:FP32:4", steps, 0))
+
+
+def test_a_model_that_hangs_is_started_once_and_has_the_time_that_a_flag_says(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    write_hanging(tmp_path / "models", started)
+    flags = [f"--cache-dir={tmp_path / 'cache'}", "--backend-config=python,stub-timeout-seconds=2"]
+    command = [*GANGWAY, "check", str(tmp_path / "models"), "--json", *flags]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    reasons = {report["name"]: report["changes"][-1]["reason"] for report in json.loads(done.stdout)}
+    assert reasons["hangs"].startswith("it is not initialised after 2 s")
+    assert reasons["above"] == "ensemble above contains models that are not available: hangs"
+    assert started.read_text() == "started\n" and done.returncode == 1
+
+
+def test_a_setting_that_no_server_takes_is_an_error_of_usage(tmp_path: Path) -> None:
+    command = [*GANGWAY, "check", str(tmp_path), "--backend-config=python,stub-timeout-seconds=soon"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "soon" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT, signal.SIGKILL])
+def test_whatever_ends_it_its_server_ends_and_nothing_stays(tmp_path: Path, number: signal.Signals) -> None:
+    started, scratch = tmp_path / "started", tmp_path / "scratch"
+    scratch.mkdir()
+    write_hanging(tmp_path / "models", started)
+    command = [*GANGWAY, "check", str(tmp_path / "models"), f"--cache-dir={tmp_path / 'cache'}"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}) as process:
+        until(started.exists)
+        pids = descendants_of(process.pid)
+        assert pids
+        assert list(scratch.iterdir())
+        process.send_signal(number)
+        status = process.wait(STOP_S)
+    assert status == (-number if number is signal.SIGKILL else 128 + number)
+    until(lambda: not alive(pids))
+    assert not list(scratch.iterdir())
