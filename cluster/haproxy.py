@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from gangway.artifact.parent import ending_with_this_process
 from gangway.clients.connection import ClientError
 from gangway.cluster.haproxy_config import socket_of
 
@@ -28,7 +29,8 @@ class Haproxy:
     """A running HAProxy. Raises RouterError if there is none, or if it cannot start.
 
     Each configuration has a process of its own: HAProxy's master (`-W`) loses signals that come while it executes
-    itself again, which it does after each start of a worker. Signals of a terminal do not reach it.
+    itself again, which it does after each start of a worker. Signals of a terminal do not reach it. It ends at once
+    when the thread that makes this object, or calls `reload`, ends with its process.
     """
 
     def __init__(self, config: Path) -> None:
@@ -68,7 +70,7 @@ class Haproxy:
         """Return a process when it listens."""
         with self._log.open("ab") as log:
             command_line = [find_haproxy(), "-db", "-f", str(self._config), *arguments]
-            process = subprocess.Popen(command_line, stderr=log, start_new_session=True)
+            process = subprocess.Popen(ending_with_this_process(command_line), stderr=log, start_new_session=True)
         end = time.monotonic() + START_TIMEOUT_S
         while not self._answers(process):
             if process.poll() is not None:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from benchmarks.lib.processes import children_of
 from gangway.cluster.haproxy import STOP_TIMEOUT_S, Haproxy, RouterError, command
 from gangway.cluster.haproxy_config import RouteOptions, configuration, maps
 from gangway.cluster.server_address import parse_server
-from tests.helpers.whole_server import alive
+from tests.helpers.whole_server import alive, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 
@@ -46,6 +48,28 @@ def test_it_ends_as_soon_as_it_answers(options: RouteOptions, reloads: int) -> N
         haproxy.stop()
         assert time.monotonic() - begin < STOP_TIMEOUT_S / 3
         assert not alive(set(children_of(os.getpid())) - before)
+
+
+ROUTER = """import pathlib, sys
+from gangway.cluster.haproxy import Haproxy
+
+haproxy = Haproxy(pathlib.Path(sys.argv[1]))
+for _ in range(int(sys.argv[2])):
+    haproxy.reload()
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("reloads", [0, 2])
+def test_none_outlives_a_router_that_is_killed(options: RouteOptions, reloads: int) -> None:
+    command_line = [sys.executable, "-c", ROUTER, str(options.config), str(reloads)]
+    with subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as router:
+        assert router.stdout is not None and router.stdout.readline()
+        haproxies = children_of(router.pid)
+        assert haproxies
+        router.kill()
+        until(lambda: not alive(haproxies))
 
 
 def test_what_cannot_listen_says_so_at_once(options: RouteOptions) -> None:
