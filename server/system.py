@@ -1,7 +1,8 @@
-"""What a process asks of the system for itself: memory, standard streams."""
+"""What a process asks of the system for itself: memory, standard streams, the version of its package."""
 
 import ctypes
 import os
+from functools import cache
 from typing import Final, TextIO
 
 from gangway.executor.memory_budget import memory_budget
@@ -33,3 +34,11 @@ def drop_unwritable(stream: TextIO) -> None:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@cache
+def own_version() -> str:
+    """Return the version of the server. The first call takes some 10 ms."""
+    from importlib.metadata import version  # noqa: PLC0415 - imports what reads mail, which a successor has no time for
+
+    return version("gangway-serve")

@@ -6,7 +6,6 @@ what Triton does not have, with base units in their names, as Prometheus wants t
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import accumulate
 from typing import Literal
 
@@ -28,6 +27,7 @@ from gangway.server.models.settings import FIRST_RESPONSE
 from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, Figures
+from gangway.server.system import own_version
 
 Kind = Literal["counter", "gauge"]
 
@@ -431,7 +431,7 @@ def _of_server(reading: Reading) -> Iterator[str]:
     text = "When the server was started, in seconds since 1970"
     yield single("gangway_start_time_seconds", text, "gauge", server.started_s)
     text = "1, with the server's version as a label"
-    yield family("gangway_build_info", text, "gauge", [(labels({"version": version("gangway-serve")}), 1)])
+    yield family("gangway_build_info", text, "gauge", [(labels({"version": own_version()}), 1)])
 
 
 class Exposition:

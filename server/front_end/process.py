@@ -74,7 +74,7 @@ from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
-from gangway.server.system import keep_freed_memory
+from gangway.server.system import keep_freed_memory, own_version
 from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -366,6 +366,7 @@ class Listeners:
         return True
 
     def _open_others(self) -> None:
+        own_version()  # so that no client waits for it
         try:
             metrics_address = self._metrics()
             http_address = self._http()

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
@@ -21,6 +20,7 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tensors import Tensor
 from gangway.server.options.server import SERVER_NAME
 from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, file_of
+from gangway.server.system import own_version
 
 EXTENSIONS = (  # only what works
     "binary_tensor_data",
@@ -60,7 +60,6 @@ class ServerMethods:
         self._name = name
         self._memory_bytes = memory_bytes
         self._is_served = is_served
-        self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Say yes: a server that answers is alive."""
@@ -82,7 +81,7 @@ class ServerMethods:
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""
-        return pb.ServerMetadataResponse(name=self._name, version=self._version, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=self._name, version=own_version(), extensions=EXTENSIONS)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return versions, inputs and outputs of a model."""

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from gangway.server.front_end.metrics_reading import ModelReading, Reading, Sour
 from gangway.server.messages import WHOLE_MODEL, Job, ModelUnavailable
 from gangway.server.models.served import Models
 from gangway.server.statistics import TIME_BOUNDS_NS, Figures
+from gangway.server.system import own_version
 
 WINDOW_S: Final = 10.0  # over which rates and percentiles are
 SAMPLE_S: Final = 0.02  # between two looks at the cores, of at most CORES_AT_ONCE of them; longer for more
@@ -97,7 +97,6 @@ class Watch:
         self._models = models
         self._jobs = jobs
         self._control = control
-        self._version = version("gangway-serve")
         self._workers = range(control.layout.workers)
         self.sample_s = SAMPLE_S * max(1.0, len(self._workers) / CORES_AT_ONCE)
         self._history: deque[_Moment] = deque()
@@ -142,7 +141,7 @@ class Watch:
         places = {model_id: place for place, model in enumerate(shown) for model_id in ids_of(model.model)}
         unavailable = self._models().unavailable
         state = {
-            "gangway": self._version,
+            "gangway": own_version(),
             "time_s": time.time(),
             "started_s": reading.server.started_s,
             "window_s": now.at_s - before.at_s,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.precision import FP32, PRECISIONS, WantedPrecision
@@ -21,7 +21,6 @@ from gangway.protos.model_config_pb2 import (
     ModelRateLimiter,
     ModelSequenceBatching,
 )
-from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config_table import (
     BATCHING_OFF,
@@ -30,6 +29,9 @@ from gangway.server.models.config_table import (
     PRECISION_PARAMETER,
 )
 from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
+
+if TYPE_CHECKING:
+    from gangway.scheduler.messages import LoadModel  # which a front end need not make
 
 AUTO: Final = "auto"
 OFF: Final = BATCHING_OFF
@@ -62,11 +64,11 @@ class ModelBatching:
         return replace(batching, joins=config.max_batch_size > 1)
 
     @classmethod
-    def of_spec(cls, spec: LoadModel) -> "ModelBatching":
+    def of_spec(cls, spec: "LoadModel") -> "ModelBatching":
         """Return what the scheduler was told of a model."""
         return cls(**{each.name: getattr(spec, each.name) for each in fields(cls)})
 
-    def applied_to(self, spec: LoadModel) -> LoadModel:
+    def applied_to(self, spec: "LoadModel") -> "LoadModel":
         """Return what the scheduler is told of the model, or of it compiled for certain sizes.
 
         What forbids to split requests does so still.
@@ -199,7 +201,7 @@ class ModelLimits:
             return cls(own)
         return cls((*own, *_shared(limiter, dict(rates.resources))), max(1, limiter.priority))
 
-    def applied_to(self, spec: LoadModel) -> LoadModel:
+    def applied_to(self, spec: "LoadModel") -> "LoadModel":
         """Return what the scheduler is told of the model, or of it compiled for certain sizes, with its limits."""
         return replace(spec, limits=self.limits, limit_priority=self.priority)
 

@@ -52,14 +52,15 @@ _log = logging.getLogger(__name__)
 Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
 Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
 Ended = Callable[["FrontEndProcess", Child], None]
-Prepare = Callable[["FrontEndProcess"], Awaitable[None]]
+Clean = Callable[["FrontEndProcess"], Awaitable[None]]
 
 
 class FrontEndProcess:
     """One front end: its process, which may be replaced, and the peer that it is.
 
-    `index` is its number in the control segment, `name` what the log calls it. `launch` calls `start_with`; it, `ended`
-    and `prepare` are as in SupervisedProcess. `hear` gets what the process says.
+    `index` is its number in the control segment, `name` what the log calls it. `launch` calls `start_with`; it and
+    `ended` are as in SupervisedProcess. `hear` gets what the process says. `clean` is awaited before a successor
+    listens: until then workers may write into the io segment for its predecessor. It starts meanwhile.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class FrontEndProcess:
         launch: Launch,
         hear: Hear,
         ended: Ended,
-        prepare: Prepare,
+        clean: Clean,
     ) -> None:
         self.index = index
         self.name = name
@@ -80,9 +81,10 @@ class FrontEndProcess:
         self._log = log
         self._hear = hear
         self._ended = ended
-        self.kept = SupervisedProcess(
-            name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun, needed=True
-        )
+        self.kept = SupervisedProcess(name, lambda: launch(self), self._has_ended, begun=self._begun, needed=True)
+        self._clean = clean
+        self._is_clean = True  # no front end has listened since
+        self._cleaning: asyncio.Task[None] | None = None
         self._our_end: socket.socket | None = None
         self._known: tuple[FrontEndMessage, ...] = ()
         self._peer: AsyncPeer[FrontEndMessage] | None = None
@@ -106,6 +108,20 @@ class FrontEndProcess:
         for message in self._known:
             self.send(message)
         self._our_end, self._known = None, ()
+        if self._is_clean:
+            self._let_listen()
+        elif self._cleaning is None:
+            self._cleaning = asyncio.get_running_loop().create_task(self._clean_then_listen())
+
+    def _let_listen(self) -> None:
+        self._is_clean = False
+        self.send(AllKnown())
+
+    async def _clean_then_listen(self) -> None:
+        await self._clean(self)
+        self._is_clean, self._cleaning = True, None
+        if self.is_up:  # else its successor finds it clean
+            self._let_listen()
 
     @property
     def pid(self) -> int:
@@ -134,6 +150,8 @@ class FrontEndProcess:
     async def end(self, timeout_seconds: float) -> bool:
         """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
         self.kept.stop_restarting()
+        if self._cleaning is not None:
+            self._cleaning.cancel()
         child = self.kept.child
         if child is None:
             return True
@@ -348,7 +366,7 @@ class FrontEndControl:
         cores = dict(enumerate(placement.front_ends, FRONT_END))
         self._all = {
             index: FrontEndProcess(
-                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._prepare
+                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._clean
             )
             for index, core in cores.items()
         }
@@ -440,7 +458,7 @@ class FrontEndControl:
                 spin_us=self._placement.spin_us(index - FRONT_END),
                 thread_share=self._thread_share,
             )
-            return process.start_with(options, [*known, AllKnown()])
+            return process.start_with(options, known)
 
     def _ended(self, process: FrontEndProcess, child: Child) -> None:
         self._announcements.front_end_ended(process.index)
@@ -449,7 +467,7 @@ class FrontEndControl:
         if not self._stopping:
             self._memory.control.server_block.front_end_restarted()
 
-    async def _prepare(self, process: FrontEndProcess) -> None:
+    async def _clean(self, process: FrontEndProcess) -> None:
         await self._scheduler.front_end_quiet(process.index)
         self._memory.tables[process.index].init()
         self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)

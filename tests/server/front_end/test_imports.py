@@ -6,7 +6,10 @@ import sys
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ITEM_BYTES
 
-HEAVY = ("numpy", "httptools", "orjson", "http.server", "onnx", "rich", "tvm", "opentelemetry")
+HEAVY = (
+    *("numpy", "httptools", "orjson", "http.server", "onnx", "rich", "tvm", "opentelemetry"),
+    *("email", "importlib.metadata", "gangway.scheduler.messages"),
+)
 
 
 def test_heavy_modules_come_after_grpc_listens() -> None:
