@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-import grpc
+from gangway.protos import StatusCode
 
 MAX_WORD_CHARACTERS = 200  # of one name or value out of a configuration
 MAX_REASON_CHARACTERS = 2000  # a reason travels to the front end in a message of limited size
@@ -42,7 +42,7 @@ MAX_DETAIL_CHARACTERS = 1000
 class RequestError(Exception):
     """A request was refused or failed; `code` and `message` are the answer."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message if len(message) <= MAX_DETAIL_CHARACTERS else f"{message[:MAX_DETAIL_CHARACTERS]}..."
@@ -50,19 +50,19 @@ class RequestError(Exception):
 
 def invalid(message: str) -> NoReturn:
     """Refuse a request that is wrong in itself."""
-    raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+    raise RequestError(StatusCode.INVALID_ARGUMENT, message)
 
 
 def unsupported(message: str) -> NoReturn:
     """Refuse a request for something this server does not do."""
-    raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
+    raise RequestError(StatusCode.UNIMPLEMENTED, message)
 
 
 def unavailable(message: str) -> NoReturn:
     """Refuse a request that may succeed later or elsewhere."""
-    raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+    raise RequestError(StatusCode.UNAVAILABLE, message)
 
 
 def internal(message: str) -> NoReturn:
     """Refuse what Triton refuses with INTERNAL, also where the mistake is the client's."""
-    raise RequestError(grpc.StatusCode.INTERNAL, message)
+    raise RequestError(StatusCode.INTERNAL, message)

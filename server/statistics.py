@@ -37,12 +37,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple
 
-import grpc
-
 from gangway.artifact.precision import BF16, FP32
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 
 _STEPS = (1, 2.5, 5)  # of each decade
@@ -355,12 +354,12 @@ def _batches_of(rows: Sequence[list[int]]) -> dict[int, BatchFigures]:
     return batches
 
 
-MISSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
+MISSES = (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.INTERNAL)
 _REASONS = {
-    grpc.StatusCode.UNAVAILABLE: "REJECTED",
-    grpc.StatusCode.CANCELLED: "CANCELED",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "CANCELED",  # the client is gone, as after a cancellation
-    grpc.StatusCode.INTERNAL: "BACKEND",
+    StatusCode.UNAVAILABLE: "REJECTED",
+    StatusCode.CANCELLED: "CANCELED",
+    StatusCode.DEADLINE_EXCEEDED: "CANCELED",  # the client is gone, as after a cancellation
+    StatusCode.INTERNAL: "BACKEND",
 }
 _FAILURE_OF = {code: FAILURES + REASONS.index(reason) for code, reason in _REASONS.items()}
 _OTHER_FAILURE = FAILURES + REASONS.index("OTHER")
@@ -460,12 +459,12 @@ class Statistics:
         """Count a request whose answer the cache did not have; `ns` is the time of looking it up and keeping it."""
         self._add(0, CACHE_MISS, 1, CACHE_MISS + 1, ns)
 
-    def failed(self, total_ns: int, code: grpc.StatusCode, had_target: bool) -> None:
+    def failed(self, total_ns: int, code: StatusCode, had_target: bool) -> None:
         """Count a request that reached the model and was not answered. A client that cancels misses nothing."""
         self._add(
             0,
             FAIL, 1, FAIL + 1, total_ns, _FAILURE_OF.get(code, _OTHER_FAILURE), 1,
-            _REFUSED, code is grpc.StatusCode.UNAVAILABLE, _QOS_MISSED, had_target and code in MISSES,
+            _REFUSED, code is StatusCode.UNAVAILABLE, _QOS_MISSED, had_target and code in MISSES,
         )  # fmt: skip
 
     def totals(self) -> Totals:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.access import Ports
@@ -96,7 +96,7 @@ def checked_plan(header: bytes, raws: Raws) -> RequestPlan:
     """Return the plan of a request whose contents are right for it. Raises RequestError."""
     plan = make_plan(models(), header, bool(raws))
     if plan.regions:
-        raise RequestError(grpc.StatusCode.NOT_FOUND, "there are no regions")
+        raise RequestError(StatusCode.NOT_FOUND, "there are no regions")
     plan.contents(raws() if callable(raws) else raws)
     return plan
 

@@ -15,10 +15,9 @@ from functools import reduce
 from types import TracebackType
 from typing import NamedTuple
 
-import grpc
-
 from gangway.artifact.format import ALIGNMENT_BYTES
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus, places_bytes
+from gangway.protos import StatusCode
 from gangway.server.errors import RequestError
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.front_end.python_runs import LeftRun, tell_gone
@@ -268,7 +267,7 @@ class Prepared:
             parts = codec.frame.parts_in(view)
         except ValueError as error:
             message = f"model '{model.name}' has written an answer that cannot be read: {error}"
-            raise RequestError(grpc.StatusCode.INTERNAL, message) from error
+            raise RequestError(StatusCode.INTERNAL, message) from error
         if parts is None:
             return None
         found = {}
@@ -307,7 +306,7 @@ def prepare_compiled(
         expected = rows * memory.input_bytes[index]
         if places[index][1] != expected:
             message = f"input '{name}' for model '{model.name}' has {places[index][1]} bytes, expected {expected}"
-            raise RequestError(grpc.StatusCode.INTERNAL, message)
+            raise RequestError(StatusCode.INTERNAL, message)
     taken = [pool.take(total_bytes(sizes))]
     try:
         outputs = places_within(taken[-1], sizes)
@@ -590,7 +589,7 @@ class EnsembleRun:
             missing = [name for name in step.outputs if name not in outputs]
             if missing:
                 message = f"the response of model '{step.model.name}' has no output '{missing[0]}'"
-                raise RequestError(grpc.StatusCode.INTERNAL, message)
+                raise RequestError(StatusCode.INTERNAL, message)
         except RequestError as error:
             raise self._failed(step, running.begin_ns, error) from error
         for name, tensor in step.outputs.items():

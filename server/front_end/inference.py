@@ -14,11 +14,11 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-import grpc
 from cachetools import LRUCache
 from google.protobuf.message import DecodeError
 
 from gangway.executor.logs import OFTEN
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
@@ -241,7 +241,7 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
 LOOK_S: Final = 1.0  # how often requests are looked for whose time is over
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
 
-_INTERNAL: Final = RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
+_INTERNAL: Final = RequestError(StatusCode.INTERNAL, "internal error, see the server's log")
 
 
 class NonBlockingCall(ClientCall, Protocol):
@@ -383,7 +383,7 @@ class NonBlockingInference:
         except RuntimeError:
             if request.submission is not None:
                 request.submission.close()
-            self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
+            self._fail(request, RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
 
     def _answer(self, request: ClientRequest, make: Callable[[], bytes | None]) -> None:
         response = self._response(request, make)

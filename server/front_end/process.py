@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc
-
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
@@ -23,6 +21,7 @@ from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
 from gangway.server.custom_metrics import CustomMetricsTable
@@ -227,7 +226,7 @@ class FrontEnd:
         They are told the reason if they have waited too long. If memory is full, end what takes it without being under
         way: calls that arrive, and the stream that holds most.
         """
-        error = RequestError(grpc.StatusCode.UNAVAILABLE, reason)
+        error = RequestError(StatusCode.UNAVAILABLE, reason)
         waits = self.server.look_at_arrivals(error)
         if is_full:
             self.server.end_arriving(error)

@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from gangway.protos import StatusCode, health_pb2
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.messages import WHOLE_MODEL, RegionChange
 from gangway.server.models.served import Models, ServedModel
@@ -74,7 +74,7 @@ class ServerMethods:
         try:
             self.models.find(request.name, request.version)
         except RequestError as error:
-            if error.code == grpc.StatusCode.INVALID_ARGUMENT:
+            if error.code is StatusCode.INVALID_ARGUMENT:
                 raise
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._is_served() and not self.leaving)
@@ -124,7 +124,7 @@ class ServerMethods:
     def health_check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         """Answer gRPC's own health check: SERVING when the server is ready."""
         if request.service not in HEALTH_SERVICES:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
+            raise RequestError(StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
         statuses = health_pb2.HealthCheckResponse.ServingStatus
         return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
 
@@ -180,7 +180,7 @@ class RegionMethods:
                 status.offset, status.byte_size = known.offset, known.size_bytes
         if request.name and not response.regions:
             message = f"Unable to find system shared memory region: '{request.name}'"
-            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+            raise RequestError(StatusCode.NOT_FOUND, message)
         return response
 
     def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
@@ -205,10 +205,10 @@ class RegionMethods:
         """Say that there are none."""
         if request.name in [known.name for known in self._regions.registrations()]:
             registered = "is registered as system shared memory, not CUDA shared memory"
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"The region named '{request.name}' {registered}")
+            raise RequestError(StatusCode.NOT_FOUND, f"The region named '{request.name}' {registered}")
         if request.name:
             message = f"Unable to find cuda shared memory region: '{request.name}'"
-            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+            raise RequestError(StatusCode.NOT_FOUND, message)
         return pb.CudaSharedMemoryStatusResponse()
 
     def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-import grpc
-
 from gangway.executor.slots import SlotStatus
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import Connection, Message, PayloadTooLargeError, is_same_user
 from gangway.server.errors import RequestError, unavailable
@@ -34,7 +33,7 @@ Infer = Callable[[bytes, bytes, Sequence[memoryview], InnerCall | InnerStream], 
 
 def refuse_inner(header: bytes, request_id: bytes, raws: Sequence[memoryview], call: InnerCall | InnerStream) -> bytes:
     """Stand for `Infer` where requests are of no Python model."""
-    raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "a request of this kind makes no requests to other models")
+    raise RequestError(StatusCode.UNIMPLEMENTED, "a request of this kind makes no requests to other models")
 
 
 class PythonResponse(NamedTuple):
@@ -137,13 +136,13 @@ class LeftRun:
         if self._call.is_over:
             return failure(self._codec.model.name, SlotStatus.CANCELLED, 0)
         message = f"an instance of model '{self._codec.model.name}' was lost; it is started again"
-        return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        return RequestError(StatusCode.UNAVAILABLE, message)
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             threading.Thread(target=self._guarded, args=(work, *arguments), name="python", daemon=True).start()
         except RuntimeError:
-            self._fail(RequestError(grpc.StatusCode.UNAVAILABLE, "no thread can be started"))
+            self._fail(RequestError(StatusCode.UNAVAILABLE, "no thread can be started"))
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -271,4 +270,4 @@ def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:
             request.parameters[key].int64_param = asked[key]
     with suppress(ValueError):
         return request.SerializeToString(), str(asked["id"]).encode(), raws
-    raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, "a request to another model is too large")
+    raise RequestError(StatusCode.INVALID_ARGUMENT, "a request to another model is too large")

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
-import grpc
-
 from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotStatus
+from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, ClientCall, failure
 from gangway.server.models.python_settings import PythonSettings
@@ -303,7 +302,7 @@ class WaitLimits:
         """Return what the client is told now; None: to wait on."""
         if in_backlog and now_ns >= self.slot_ns:
             message = f"timeout of the corresponding sequence has been expired for model '{self.model}'"
-            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            return RequestError(StatusCode.UNAVAILABLE, message)
         if now_ns >= self.late_ns:
             return failure(self.model, SlotStatus.LATE, 0)
         return failure(self.model, SlotStatus.UNAVAILABLE, 0) if now_ns >= self.end_ns else None
@@ -317,7 +316,7 @@ class WaitLimits:
     def ended_with_it(self) -> RequestError:
         """Return what those are told that wait behind a request that was given up."""
         message = f"the sequence of the request for model '{self.model}' has ended: an earlier request was cancelled"
-        return RequestError(grpc.StatusCode.CANCELLED, message)
+        return RequestError(StatusCode.CANCELLED, message)
 
 
 STATE_SHARE: Final = 4  # states may have a quarter of the front end's shared memory
@@ -450,7 +449,7 @@ class Sequences:
         """Refuse what has no slot, because the server is stopping."""
         with self._lock:
             for model in self._models.values():
-                refusal = RequestError(grpc.StatusCode.UNAVAILABLE, reason)
+                refusal = RequestError(StatusCode.UNAVAILABLE, reason)
                 self._apply(model, model.batcher.refuse_backlog(), refusal)
 
     def run(self) -> None:
@@ -594,7 +593,7 @@ class Sequences:
 
 def _replaced(name: str) -> RequestError:
     message = f"model '{name}' has been replaced or unloaded, which ends its sequences; start the sequence anew"
-    return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+    return RequestError(StatusCode.UNAVAILABLE, message)
 
 
 def _now_us() -> int:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import grpc
 import msgspec
 
 from gangway.executor.logs import ProcessLog
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
 from gangway.server.front_end.tracing import Tracer
@@ -110,7 +110,7 @@ class SupervisorCalls:
         if waiting.answer is None:
             unavailable(self._refusal or unanswered)
         if waiting.answer.code != OK:
-            raise RequestError(grpc.StatusCode[waiting.answer.code], waiting.answer.message)
+            raise RequestError(StatusCode[waiting.answer.code], waiting.answer.message)
 
     def answered(self, answer: Answer) -> None:
         """The supervisor has answered."""

@@ -23,6 +23,7 @@ from grpc._cython import cygrpc as _cygrpc  # type: ignore[attr-defined]
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
+from gangway.protos import StatusCode
 from gangway.server.errors import RequestError
 from gangway.server.grpc.gate import StalledCalls
 from gangway.server.requests.admission import AdmissionController
@@ -108,7 +109,7 @@ class EarlyCall:
             status = cygrpc.SendStatusFromServerOperation(None, cygrpc.StatusCode.ok, b"", _FLAGS)
         else:
             message = ()
-            code, details = result.code.value[0], result.message.encode()
+            code, details = int(result.code), result.message.encode()
             status = cygrpc.SendStatusFromServerOperation(None, code, details, _FLAGS)
         headers = cygrpc.SendInitialMetadataOperation(None, _FLAGS)
         self._event.call.start_server_batch((headers, *message, status), self._sent)
@@ -126,7 +127,7 @@ class EarlyCall:
             self._calls.arrivals.leave(self, len(message or b""))
         if message is None:  # the call has ended, or the client sends none
             details = _MESSAGE_EXPECTED.format(self._calls.path)
-            self.answer(RequestError(grpc.StatusCode.UNIMPLEMENTED, details))
+            self.answer(RequestError(StatusCode.UNIMPLEMENTED, details))
             return self._ended()
         if not self._unanswered.locked():
             self._entered = True
@@ -134,7 +135,7 @@ class EarlyCall:
         if self._has_begun(message):
             return self._ended()
         if not self._calls.has_thread():
-            self.answer(RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
+            self.answer(RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
         elif self._unanswered.acquire(blocking=False):
             self._in_pool = self._calls.give_to_pool(self, self._event, message)
             return None, ()

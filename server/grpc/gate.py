@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 import grpc
 
 from gangway.executor.logs import OFTEN
+from gangway.protos import StatusCode
 from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.threads import NO_THREAD, CountingPool, scaled, started_pool
@@ -200,7 +201,7 @@ class Gate:
             try:
                 admit(restriction, context)
             except RequestError as error:
-                context.abort(error.code, error.message)
+                context.abort(as_grpc(error.code), error.message)
             return inner(messages, context)
 
         return answer
@@ -232,6 +233,11 @@ class Gate:
             return response
 
         return answer
+
+
+def as_grpc(code: StatusCode) -> grpc.StatusCode:
+    """Return the status as grpcio knows it."""
+    return grpc.StatusCode[code.name]
 
 
 class GatedService(grpc.GenericRpcHandler):

@@ -26,7 +26,7 @@ from gangway.server.descriptors import borrowed_socket, max_connections
 from gangway.server.errors import RequestError, invalid
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health
 from gangway.server.grpc.early_calls import AVAILABLE, Arrivals, Begin, EarlyCall, EarlyCalls
-from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler, admit
+from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler, admit, as_grpc
 from gangway.server.grpc.streams import Streams
 from gangway.server.options.endpoints import Compression, GrpcOptions
 from gangway.server.requests.admission import AdmissionController
@@ -379,7 +379,7 @@ def _guarded(handle: Handler) -> Handler:
             return handle(message, context)
         except RequestError as error:
             _log.debug("refused: %s: %s", error.code.name, error.message, extra=OFTEN)
-            context.abort(error.code, error.message)
+            context.abort(as_grpc(error.code), error.message)
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
@@ -394,7 +394,7 @@ def _guarded_stream(handle: StreamHandler) -> StreamHandler:
         try:
             yield from handle(messages, context)
         except RequestError as error:
-            context.abort(error.code, error.message)
+            context.abort(as_grpc(error.code), error.message)
         except Exception:
             _log.exception("a stream failed by a fault of the server; its client is told INTERNAL")
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")

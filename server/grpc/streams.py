@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.models.sequences import ID, ID_KINDS, UINT64_MASK
@@ -403,7 +404,7 @@ class Stream:
 
     def _ends_with(self, error: RequestError) -> bool:
         """Whether the error is one of the whole stream. Only the stream has a deadline that can pass."""
-        return self._errors_end_it or error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        return self._errors_end_it or error.code is StatusCode.DEADLINE_EXCEEDED
 
     def _next_answer(self) -> _Answer | None:
         with self._changed:
@@ -438,7 +439,7 @@ class Stream:
             try:
                 self._start(self._take)
             except NoThreadError as error:
-                self._reading, self._refusal = False, RequestError(grpc.StatusCode.UNAVAILABLE, str(error))
+                self._reading, self._refusal = False, RequestError(StatusCode.UNAVAILABLE, str(error))
                 self._changed.notify_all()
 
     def _take(self) -> None:
@@ -469,7 +470,7 @@ class Stream:
             begins = self._sequences.enter(work)
             self._read_on()
         if problem:
-            self._put(work, _refused(work, RequestError(grpc.StatusCode.INVALID_ARGUMENT, problem)))
+            self._put(work, _refused(work, RequestError(StatusCode.INVALID_ARGUMENT, problem)))
         elif begins:
             self._work_off(work)
 
@@ -490,7 +491,7 @@ class Stream:
             return None
         except Exception:
             _log.exception("a stream failed by a fault of the server; its client is told INTERNAL")
-            self.refuse(RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
+            self.refuse(RequestError(StatusCode.INTERNAL, "internal error, see the server's log"))
             return None
 
     def _work_off(self, work: _Pending) -> None:
@@ -510,13 +511,13 @@ class Stream:
         except Exception:
             _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
             message = "internal error, see the server's log"
-            return _refused(work, RequestError(grpc.StatusCode.INTERNAL, message))
+            return _refused(work, RequestError(StatusCode.INTERNAL, message))
         if not response:
             return _Answer(b"", work.call)  # all responses are sent
         answer = _Answer(success(response), work.call)
         if len(answer.message) > self._limits.message_bytes:
             message = f"the answer has {len(answer.message)} bytes, {self._limits.message_bytes} are possible"
-            return _refused(work, RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
+            return _refused(work, RequestError(StatusCode.RESOURCE_EXHAUSTED, message))
         return answer
 
     def _respond(self, call: StreamedCall, response: bytes) -> None:
@@ -580,7 +581,7 @@ class Streams:
             self._refusal = reason
             streams = list(self._streams)
         for stream in streams:
-            stream.refuse(RequestError(grpc.StatusCode.UNAVAILABLE, reason))
+            stream.refuse(RequestError(StatusCode.UNAVAILABLE, reason))
 
     @property
     def count(self) -> int:

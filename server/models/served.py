@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import grpc
-
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.artifact.suggestion import did_you_mean
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import RequestError, invalid, unavailable
@@ -334,24 +333,24 @@ class Models:
         known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name and not _is_unknown(entry)}
         if not known:
             near = did_you_mean(name, {model.name for model in self.served()})
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found{near}")
+            raise RequestError(StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found{near}")
         if number is None:
             usable = [entry for entry in known.values() if isinstance(entry, ServedModel)]
             if not usable and all(_is_unloaded(entry) for entry in known.values()):
                 message = f"Request for unknown model: '{name}' has no available versions"
-                raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+                raise RequestError(StatusCode.NOT_FOUND, message)
             entry = usable[-1] if usable else known.get(WHOLE_MODEL, known[max(known)])
         elif number in known:
             entry = known[number]
         else:
             message = f"Request for unknown model: '{name}' version {number} is not found"
-            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+            raise RequestError(StatusCode.NOT_FOUND, message)
         entry = self.state_of(entry)
         if isinstance(entry, ModelUnavailable):
             which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
             if entry.at_fault:
                 message = f"model '{name}'{which} is not executed any more: {entry.reason}"
-                raise RequestError(grpc.StatusCode.INTERNAL, message)
+                raise RequestError(StatusCode.INTERNAL, message)
             unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
         return entry
 

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Final
 
-import grpc
-
+from gangway.protos import StatusCode
 from gangway.scheduler.backoff import Backoff
 from gangway.server.errors import LOAD_ERRORS, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
@@ -153,9 +152,9 @@ class ModelControl:
         async with self._locks.hold(name):
             entries = await asyncio.to_thread(self._read, name, override)
             if not entries:
-                raise RequestError(grpc.StatusCode.INTERNAL, NOT_FOUND.format(name))
+                raise RequestError(StatusCode.INTERNAL, NOT_FOUND.format(name))
             if _is_duplicate(entries):
-                raise RequestError(grpc.StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
+                raise RequestError(StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
             failures = await self._serve_entries(name, entries)
             if override is not None and override.folder is not None and not self._models.of(name):
                 self._models.forget(name)  # a model that no repository has does not count as missing
@@ -167,7 +166,7 @@ class ModelControl:
                 entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
                 for entry in failures
             )
-            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
+            raise RequestError(StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError, RequestError, invalid, unavailable
@@ -281,10 +281,10 @@ def _write_file(name: str, folder: Path, key: str, parameter: pb.ModelRepository
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             unavailable(f"no place for the model's files: {error.strerror}")
         # Triton's public clients know this status for a name that no file can have.
-        _not_polled(name, f"Invalid file parameter '{key}': {error.strerror}", grpc.StatusCode.INTERNAL)
+        _not_polled(name, f"Invalid file parameter '{key}': {error.strerror}", StatusCode.INTERNAL)
 
 
-def _not_polled(name: str, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> NoReturn:
+def _not_polled(name: str, reason: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> NoReturn:
     message = f"failed to load '{name}', failed to poll from model repository: {reason}"
     raise RequestError(code, message)
 

@@ -4,8 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-import grpc
-
+from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.messages import (
     DUPLICATE,
@@ -97,7 +96,7 @@ class RepositoryService:
                 "the %s of model %s failed by a fault of the server; its client is told INTERNAL", call.kind, call.name
             )
             message = "internal error, see the server's log"
-            return RepositoryAnswer(call.number, grpc.StatusCode.INTERNAL.name, message)
+            return RepositoryAnswer(call.number, StatusCode.INTERNAL.name, message)
 
     async def _do(self, call: RepositoryCall) -> None:
         if call.kind == "index":

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import grpc
-
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
 from gangway.executor.frames import Frame, Part, header_of, join_strings, needed_bytes, plan_frame, read_frame
 from gangway.executor.slots import SlotOutcome
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
 from gangway.server.models.served import Compiled, ServedModel
@@ -260,7 +259,7 @@ class FramedAnswer:
             return read_frame(view).parts
         if needed > MAX_ANSWER_BYTES:
             message = f"the answer of model '{self.model.name}' has {needed} bytes"
-            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
         self.answer_size.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
         return None
 

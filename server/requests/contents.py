@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models.tensors import Tensor, item_bytes
@@ -483,7 +483,7 @@ def check_sources(sources: Sources, model: str) -> None:
     size_bytes = sum(source.size_bytes for source in sources if source is not None)
     if size_bytes > MAX_REGION_BYTES:
         message = f"inputs of {size_bytes} bytes for model '{model}', {MAX_REGION_BYTES} are possible"
-        raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
 
 
 def _from_region(source: RegionRange, tensor: Tensor, regions: Mapping[str, Region]) -> Content:

@@ -12,9 +12,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Final, TypeAlias
 
-import grpc
-
 from gangway.executor.slots import compound_number
+from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, invalid
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
@@ -177,7 +176,7 @@ class _Builder:
         """The supervisor has looked at it, but an inner ensemble may have been replaced since."""
         if len(self.steps) > MAX_STEPS or len(path) >= MAX_DEPTH:
             message = f"ensemble '{self.name}' has more than {MAX_STEPS} steps with those of inner ensembles"
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            raise RequestError(StatusCode.UNAVAILABLE, message)
 
     def _check_names(
         self, member: ServedModel, inputs: Mapping[str, TensorName], outputs: Mapping[str, TensorName], title: str
@@ -186,13 +185,13 @@ class _Builder:
         strangers += [name for name in outputs if name not in member.outputs]
         if strangers:
             message = f"in ensemble '{self.name}', {title}: the model has no tensor '{strangers[0]}'"
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            raise RequestError(StatusCode.UNAVAILABLE, message)
         if member.is_decoupled:
             message = f"in ensemble '{self.name}', {title}: the model is decoupled, which steps cannot be"
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            raise RequestError(StatusCode.UNAVAILABLE, message)
         if member.sequence is not None:
             message = f"in ensemble '{self.name}', {title}: the model has sequences, which steps cannot have"
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            raise RequestError(StatusCode.UNAVAILABLE, message)
 
     def _find(self, name: str, version: int, title: str) -> ServedModel:
         try:
@@ -201,7 +200,7 @@ class _Builder:
         except RequestError as error:
             # A composing model that is gone is no mistake of the client's.
             message = f"in ensemble '{self.name}', {title}: {error.message}"
-            raise RequestError(grpc.StatusCode.UNAVAILABLE, message) from None
+            raise RequestError(StatusCode.UNAVAILABLE, message) from None
 
 
 MAX_STEP_CODECS = 256  # that are remembered; those of a few requests with other shapes
@@ -323,7 +322,7 @@ class EnsembleCodec:
         if not tensor.may_have(own, model.least_rows):
             message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
             message += f" Expected {list(tensor.shape)}, got {list(shape)}"
-            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+            raise RequestError(StatusCode.INVALID_ARGUMENT, message)
         return own
 
     def _template(self, found: tuple[tuple[Shape, int], ...]) -> ResponseTemplate:
@@ -340,7 +339,7 @@ class EnsembleCodec:
         total_bytes = sum(size_bytes for _, size_bytes in found)
         if total_bytes > MAX_ANSWER_BYTES:
             message = f"the answer of ensemble '{model.name}' has {total_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
-            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
         answered = []
         for tensor, (shape, size_bytes) in zip(self.outputs, found, strict=True):
             sink = self.sinks.get(tensor.index)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-import grpc
-
 from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
 from gangway.executor.python_program import STATUS_BYTES
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import ERROR_CODES
 from gangway.server.errors import RequestError
@@ -37,18 +36,18 @@ from gangway.server.requests.codecs import (
 from gangway.server.requests.data_plane import FrameLayout, Submission
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
-STATUS: Final[Mapping[str, grpc.StatusCode]] = {
-    "UNKNOWN": grpc.StatusCode.UNKNOWN,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
-    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
-    "INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT,
-    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "UNSUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
-    "ALREADY_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
-    "CANCELLED": grpc.StatusCode.CANCELLED,
-    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,  # an answer that is too large: no code of Triton's
+STATUS: Final[Mapping[str, StatusCode]] = {
+    "UNKNOWN": StatusCode.UNKNOWN,
+    "INTERNAL": StatusCode.INTERNAL,
+    "NOT_FOUND": StatusCode.NOT_FOUND,
+    "INVALID_ARG": StatusCode.INVALID_ARGUMENT,
+    "UNAVAILABLE": StatusCode.UNAVAILABLE,
+    "UNSUPPORTED": StatusCode.UNIMPLEMENTED,
+    "ALREADY_EXISTS": StatusCode.ALREADY_EXISTS,
+    "CANCELLED": StatusCode.CANCELLED,
+    "RESOURCE_EXHAUSTED": StatusCode.RESOURCE_EXHAUSTED,  # an answer that is too large: no code of Triton's
 }
-CODES: Final[Mapping[grpc.StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
+CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
 MAX_TEMPLATES: Final = 64
 ANY_INSTANCE: Final = -1
 _NOTHING: Final = ((), 0)
@@ -159,7 +158,7 @@ class PythonCodec:
     def _read(self, view: memoryview) -> tuple[Sequence[Part], Mapping[str, Any]]:
         """Return the places of the outputs and the status."""
         if not 0 < needed_bytes(view) <= len(view):
-            raise RequestError(grpc.StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
+            raise RequestError(StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
         *parts, last = self._reader.read(view).parts
         text = bytes(view[last.offset : last.offset + last.size_bytes])
         return parts, {} if text == b"{}" else json.loads(text)  # most say nothing
@@ -219,7 +218,7 @@ class PythonCodec:
     def too_large(self, size_bytes: int) -> RequestError:
         """Return the error of an answer that cannot be sent."""
         message = f"the answer of model '{self.model.name}' has {size_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
-        return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        return RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
 
     def _template(self, answered: Sequence[Answered]) -> ResponseTemplate:
         key = tuple((tensor.index, shape, size_bytes) for tensor, shape, size_bytes, _ in answered)
@@ -235,7 +234,7 @@ class PythonCodec:
         found = self.read(submission.outputs[0])
         if isinstance(found, Left):
             message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
-            raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
+            raise RequestError(StatusCode.UNIMPLEMENTED, message)
         return self.response(request_id, found.outputs, found.parameters, regions)
 
 
@@ -253,7 +252,7 @@ def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
 
 def error_of(code: str, message: str) -> RequestError:
     """Return the error that a model answers with."""
-    return RequestError(STATUS.get(code, grpc.StatusCode.INTERNAL), message)
+    return RequestError(STATUS.get(code, StatusCode.INTERNAL), message)
 
 
 def python_codec_of(

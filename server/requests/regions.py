@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-import grpc
-
 from gangway.executor.memory_budget import memory_budget
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.descriptors import max_regions
 from gangway.server.errors import RequestError, internal, invalid
@@ -130,7 +129,7 @@ class Region:
                 done += os.pwrite(self.descriptor, content[done:], begin + done)
         except OSError as error:  # a sparse segment, and no memory left
             message = f"shared memory region '{self.registration.name}' cannot be written: {error.strerror}"
-            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message) from error
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message) from error
 
     def _refuse_shrunk(self, needed_bytes: int) -> None:
         size_bytes = os.fstat(self.descriptor).st_size
@@ -179,10 +178,10 @@ class Regions:
         with self._lock:
             if name in self._regions:
                 message = f"shared memory region '{name}' already in manager"
-                raise RequestError(grpc.StatusCode.ALREADY_EXISTS, message)
+                raise RequestError(StatusCode.ALREADY_EXISTS, message)
             if len(self._regions) >= max_regions():
                 message = f"{len(self._regions)} shared memory regions are registered already"
-                raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+                raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
             self._regions[name] = Region(registration, _open(registration))
 
     def unregister(self, name: str) -> None:
@@ -227,7 +226,7 @@ class Regions:
     def _take(self, name: str) -> Region:
         region = self._regions.get(name)
         if region is None:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
+            raise RequestError(StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         region.users += 1
         return region
 

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
+
+from gangway.protos import StatusCode
 
 FILES = {"grpc_service_pb2": "service_pb2", "model_config_pb2": "model_config_pb2"}
 
@@ -117,3 +120,7 @@ def test_both_modules_load_in_one_process(order: tuple[str, str]) -> None:
     code = "\n".join([*order, EXCHANGE])
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_statuses_are_grpc_s() -> None:
+    assert {code.name: code.value for code in StatusCode} == {code.name: code.value[0] for code in grpc.StatusCode}

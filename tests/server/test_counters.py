@@ -7,12 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 
-import grpc
 import pytest
 
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
+from gangway.protos import StatusCode
 from gangway.server import statistics as counters
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.statistics import TIME_BOUNDS_NS, Statistics, StatisticsTable, Times
@@ -57,7 +57,7 @@ def test_what_front_ends_count_adds_up_whoever_is_asked(table: StatisticsTable) 
     counted(first, rows=4)
     counted(second, rows=1)
     counted(second, rows=4, times=2)
-    second.failed(7, grpc.StatusCode.UNAVAILABLE, had_target=True)
+    second.failed(7, StatusCode.UNAVAILABLE, had_target=True)
     figures = first.figures()
     assert figures == second.figures() == table.figures(MODEL)
     assert (figures.success.count, figures.success.ns, figures.inferences) == (5, 5 * TIMES.total, 15)

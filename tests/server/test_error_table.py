@@ -13,6 +13,7 @@ import pytest
 
 from gangway.clients.connection import SERVICE
 from gangway.executor.slots import SlotStatus
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import set_parameters
@@ -349,11 +350,11 @@ def test_codes_have_triton_s_statuses() -> None:
         "ALREADY_EXISTS": 400,
         "CANCELLED": 400,
     }
-    assert {name: STATUSES[grpc.StatusCode[name]] for name in triton} == triton
+    assert {name: STATUSES[StatusCode[name]] for name in triton} == triton
 
 
 def test_a_message_that_is_quoted_has_an_end(http: Ask) -> None:
     answer = http("POST", f"/v2/models/{'x' * 3000}/infer", {"inputs": []})
     assert answer.status == 404
     assert len(answer.content["error"]) <= 1003
-    assert len(RequestError(grpc.StatusCode.INTERNAL, "x" * 3000).message) == 1003
+    assert len(RequestError(StatusCode.INTERNAL, "x" * 3000).message) == 1003

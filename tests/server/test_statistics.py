@@ -1,10 +1,10 @@
 """What is counted of a model, and that all views of it agree."""
 
-import grpc
 import pytest
 from google.protobuf import text_format
 
 from gangway.executor.slots import SlotCounts
+from gangway.protos import StatusCode
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import FIRST_RESPONSE, response_bounds_ns
@@ -97,15 +97,15 @@ def test_an_answer_from_the_cache_is_no_inference() -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "REJECTED"),
-        (grpc.StatusCode.CANCELLED, "CANCELED"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "CANCELED"),
-        (grpc.StatusCode.INTERNAL, "BACKEND"),
-        (grpc.StatusCode.INVALID_ARGUMENT, "OTHER"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OTHER"),
+        (StatusCode.UNAVAILABLE, "REJECTED"),
+        (StatusCode.CANCELLED, "CANCELED"),
+        (StatusCode.DEADLINE_EXCEEDED, "CANCELED"),
+        (StatusCode.INTERNAL, "BACKEND"),
+        (StatusCode.INVALID_ARGUMENT, "OTHER"),
+        (StatusCode.RESOURCE_EXHAUSTED, "OTHER"),
     ],
 )
-def test_reasons_of_failure(code: grpc.StatusCode, reason: str) -> None:
+def test_reasons_of_failure(code: StatusCode, reason: str) -> None:
     statistics = Statistics()
     statistics.failed(MS, code, had_target=False)
     figures = statistics.figures()

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import grpc
 import pytest
 from google.protobuf import text_format
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.slots import SlotStatus
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
@@ -187,7 +187,7 @@ def test_states_have_bounded_memory(engine: Engine) -> None:
             begun += 1
             with front.turn(begun, start=True) as plan:
                 plan.codec.layout([bytes(4)])
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.code is StatusCode.UNAVAILABLE
     assert "the states of sequences may have 16384 bytes in all" in caught.value.message
     assert front.sequences.state_bytes <= 16384
     front.serve(announced())
@@ -203,14 +203,14 @@ def test_ten_thousand_sequences_leave_nothing() -> None:
     assert front.plane.usage() == Usage(0, 0)
 
 
-def refused(front: Front, identity: int | str, code: grpc.StatusCode, text: str, **more: int | bool) -> None:
+def refused(front: Front, identity: int | str, code: StatusCode, text: str, **more: int | bool) -> None:
     with pytest.raises(RequestError, match=text) as caught, front.turn(identity, **more):
         raise AssertionError("it may not be executed")
     assert caught.value.code is code
 
 
 def test_what_is_no_sequence(front: Front) -> None:
-    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    invalid = StatusCode.INVALID_ARGUMENT
     refused(
         front, 5, invalid, "inference request for sequence 5 to model 'sums' must specify the START flag on the first"
     )
@@ -225,8 +225,8 @@ def test_what_is_no_sequence(front: Front) -> None:
 def test_a_request_waits_for_a_slot_no_longer_than_it_says(front: Front) -> None:
     front.add(1, 1, start=True)
     text = "timeout of the corresponding sequence has been expired"
-    refused(front, 2, grpc.StatusCode.UNAVAILABLE, text, start=True, timeout_us=1000)
-    refused(front, 2, grpc.StatusCode.INVALID_ARGUMENT, "must specify the START flag")
+    refused(front, 2, StatusCode.UNAVAILABLE, text, start=True, timeout_us=1000)
+    refused(front, 2, StatusCode.INVALID_ARGUMENT, "must specify the START flag")
     assert front.add(1, 1) == 2
 
 
@@ -234,7 +234,7 @@ def test_late_requests_are_refused_where_the_model_says_so() -> None:
     late = 'parameters { key: "late" value: { string_value: "reject" } }'
     front = Front(announced(late))
     with front.turn(1, start=True):
-        refused(front, 1, grpc.StatusCode.UNAVAILABLE, "Request timeout expired", timeout_us=1000)
+        refused(front, 1, StatusCode.UNAVAILABLE, "Request timeout expired", timeout_us=1000)
 
 
 class Waiting:
@@ -290,7 +290,7 @@ def test_a_client_that_goes_ends_its_sequence(front: Front) -> None:
         gone.caller.end()
         assert gone.result() == (False, "CANCELLED") and behind.result() == (False, "CANCELLED")
         assert behind.error is not None and "an earlier request was cancelled" in behind.error.message
-    refused(front, 1, grpc.StatusCode.INVALID_ARGUMENT, "must specify the START flag")
+    refused(front, 1, StatusCode.INVALID_ARGUMENT, "must specify the START flag")
     assert front.sequences.open == 0 and front.sequences.state_bytes == 0
 
 
@@ -306,7 +306,7 @@ def test_a_model_s_queue_is_bounded() -> None:
     front = Front(announced('parameters { key: "max_queue_size" value: { string_value: "1" } }'))
     front.add(1, 1, start=True)
     waiting = Waiting(front, front.plan(2, start=True))
-    refused(front, 3, grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size: 1 requests of", start=True)
+    refused(front, 3, StatusCode.UNAVAILABLE, "Exceeds maximum queue size: 1 requests of", start=True)
     front.sequences.refuse("the server is stopping")
     assert waiting.result() == (False, "UNAVAILABLE")
 
@@ -315,7 +315,7 @@ def test_all_that_wait_are_bounded(front: Front) -> None:
     """A front end with four slots: two may wait."""
     front.add(1, 1, start=True)
     waiting = [Waiting(front, front.plan(identity, start=True)) for identity in (2, 3)]
-    refused(front, 4, grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", start=True)
+    refused(front, 4, StatusCode.UNAVAILABLE, "Exceeds maximum queue size", start=True)
     front.serve(replace(announced(), model_id=1))  # the model is loaded anew
     assert [one.result() for one in waiting] == [(False, "UNAVAILABLE")] * 2
     assert waiting[0].error is not None and "has been replaced or unloaded" in waiting[0].error.message

@@ -16,6 +16,7 @@ from h2.events import StreamEnded
 
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.messages import Submit
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
@@ -273,7 +274,7 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
         with lock:
             running[sequence] -= 1
         if identity.endswith(b"1"):
-            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
+            raise RequestError(StatusCode.INVALID_ARGUMENT, "not this one")
         return pb.ModelInferResponse(id=identity.decode()).SerializeToString()
 
     streams = Streams(infer, lambda header: None, 8, StreamLimits())

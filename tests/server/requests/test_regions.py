@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget
+from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
 from gangway.server.requests.regions import Regions, Registration
@@ -153,7 +154,7 @@ def test_holes_count_when_answers_fill_them(segments: Segments, monkeypatch: pyt
         blocks = segments.path("sparse").stat().st_blocks
         with pytest.raises(RequestError, match="cannot be written: the server's memory is full") as caught:
             region.write(0, memoryview(bytes(63 * page)))
-        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
         assert taken == [page]
         assert segments.path("sparse").stat().st_blocks == blocks
         view = memoryview(bytearray(2 * page))

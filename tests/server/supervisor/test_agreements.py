@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc
 import pytest
 
+from gangway.protos import StatusCode
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError, RequestError
 from gangway.server.front_end.supervisor_calls import MAX_WAITING_CHANGES, SharedChanges
@@ -140,7 +140,7 @@ def test_a_client_hears_what_all_have_said() -> None:
     proposing(lambda message: Settled(message.number)).make(REGION)
     with pytest.raises(RequestError, match="no") as caught:
         proposing(lambda message: Settled(message.number, "NOT_FOUND", "no")).make(REGION)
-    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    assert caught.value.code is StatusCode.NOT_FOUND
     changes = proposing(lambda message: None)
     errors: list[RequestError] = []
 
@@ -157,7 +157,7 @@ def test_a_client_hears_what_all_have_said() -> None:
     for thread in waiting:
         thread.join(5)
     assert len(errors) == MAX_WAITING_CHANGES + 1
-    assert {error.code for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    assert {error.code for error in errors} == {StatusCode.UNAVAILABLE}
 
 
 def test_sequences_need_one_front_end() -> None:

@@ -1,8 +1,7 @@
 """What the log says about a model."""
 
-import grpc
-
 from gangway.executor.slots import SlotCounts
+from gangway.protos import StatusCode
 from gangway.server.statistics import Statistics, Times
 from gangway.server.supervisor.log import NOTHING, describe
 
@@ -14,8 +13,8 @@ def test_a_line_of_a_busy_model() -> None:
     statistics.succeeded(1, TIMES, True, SlotCounts(blocks=2, conflicts=1, preemptions=0, versions=0b1))
     statistics.succeeded(2, TIMES, False, SlotCounts(blocks=1, conflicts=0, preemptions=1, versions=0b100))
     before = statistics.totals()
-    statistics.failed(1, grpc.StatusCode.UNAVAILABLE, had_target=True)
-    statistics.failed(1, grpc.StatusCode.CANCELLED, had_target=True)
+    statistics.failed(1, StatusCode.UNAVAILABLE, had_target=True)
+    statistics.failed(1, StatusCode.CANCELLED, had_target=True)
     totals = statistics.totals()
     assert describe(totals) == (
         "2 answered, 1 refused, 1 failed; latency targets met 1, missed 2 (33.3% met);"
