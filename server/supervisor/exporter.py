@@ -1,19 +1,22 @@
 """The exporter's process as the supervisor sees it: started when traces are wanted, replaced when it dies."""
 
-import asyncio
 import logging
 import socket
 import subprocess
 
 from gangway.executor.peer import peer_sockets
 from gangway.executor.python_process import start_of
+from gangway.scheduler.backoff import Backoff
 from gangway.server.process_options import as_stdin
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, SupervisedProcess
 from gangway.server.tracing.exporter import STOP
 from gangway.server.tracing.settings import TraceConfig
 
-RESTART_SECONDS = 1.0  # after a death; traces wait or are dropped meanwhile, requests are not concerned
+FIRST_PAUSE_SECONDS = 1.0  # after the second death in a row; requests are not concerned
+SETTLED_SECONDS = 60.0  # of a life, after which it counts as one that works: a start takes seconds on a busy machine
+LONGEST_PAUSE_SECONDS = 600.0  # where each one ends: whoever reads the log knows by then
+LOSS = "traces are lost: the lines before say why; remove the cause, or turn tracing off"
 _log = logging.getLogger(__name__)
 
 
@@ -24,9 +27,8 @@ class ExporterControl:
         self.config = config
         self._log = log
         self._ours, self._theirs = peer_sockets()
-        self._kept = SupervisedProcess(
-            "trace exporter", self._launch, self._ended, prepare=lambda: asyncio.sleep(RESTART_SECONDS)
-        )
+        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, free=1)
+        self._kept = SupervisedProcess("trace exporter", self._launch, self._ended, pauses=pauses, loss=LOSS)
         self._wanted = False
         self._predecessors = 0
         if config.level:

@@ -244,6 +244,7 @@ class SupervisedProcess:
     when the process is watched, `ended` with each that has ended, before another one is launched; between the two
     `prepare` is awaited. `missing` is called each time that there is none. `needed`: without it the server cannot
     start, so StartError is raised in the event loop where it ends again and again before `has_become_ready` is called.
+    `pauses`: before others are launched. `loss`: what its absence costs, and what to do, said where there is a pause.
     """
 
     def __init__(
@@ -255,6 +256,8 @@ class SupervisedProcess:
         begun: Callable[[], None] = lambda: None,
         missing: Callable[[], None] = lambda: None,
         needed: bool = False,
+        pauses: Backoff | None = None,
+        loss: str = "",
     ) -> None:
         self.name = name
         self._tries_left = MOST_FIRST_TRIES if needed else None
@@ -263,7 +266,8 @@ class SupervisedProcess:
         self._prepare = prepare
         self._begun = begun
         self._missing = missing
-        self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
+        self._pauses = pauses or Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
+        self._loss = f", and until then {loss}" if loss else ""
         self._again: asyncio.Task[None] | None = None
         self._stopping = False
         self._said = ""
@@ -312,7 +316,7 @@ class SupervisedProcess:
                 if not self._tries_left:
                     raise StartError(self.name, child.exit_text())
             pause_seconds = self._pauses.failed()
-            when = f" in {pause_seconds:.2g} s" if pause_seconds else ""
+            when = f" in {pause_seconds:.3g} s{self._loss}" if pause_seconds else ""
             _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.exit_text(), when)
             self._again = asyncio.get_running_loop().create_task(self._start_again(pause_seconds))
 
@@ -328,7 +332,9 @@ class SupervisedProcess:
             except OSError as error:
                 pause_seconds = self._pauses.not_begun()
                 if str(error) != self._said:  # else every few seconds
-                    _log.error("the %s cannot be started, which is tried again every few seconds: %s", self.name, error)
+                    _log.error(
+                        "the %s cannot be started, which is tried again and again%s: %s", self.name, self._loss, error
+                    )
                 self._said = str(error)
                 self._missing()
         if self._said:

@@ -1,6 +1,7 @@
 """Traces of a real server in mode opentelemetry: the SDK's exporter talks to a collector that keeps what it gets."""
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from benchmarks.lib.live_server import LiveServer, live_server, stop
 from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.otlp_collector import CollectedSpan, OtlpCollector
 from gangway.protos import grpc_service_pb2 as pb
+from tests.helpers.whole_server import small_repository, until
 
 SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -186,3 +188,21 @@ def test_last_a_dead_collector_costs_spans_and_nothing_else(traced: Traced) -> N
     assert "spans were dropped, because the collector" in said
     assert lost >= 150, "three for each request"
     assert sum("spans" in line["message"] for line in lines) <= 2, "not one line for each batch"
+
+
+def test_an_exporter_that_never_starts_says_what_is_lost_and_is_tried_less_and_less(
+    tmp_path: Path, compiled_zoo: Any, simple_inputs: Any
+) -> None:
+    (tmp_path / "requests.py").write_text("raise ImportError('half a package')")
+    flags = [f"--trace-config={setting}" for setting in ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1")]
+    repository = small_repository(tmp_path / "models", compiled_zoo, "simple")
+    prefix = ["env", f"PYTHONPATH={tmp_path}"]
+    with (
+        live_server(repository, [*flags, f"--cache-dir={compiled_zoo.cache_dir}"], prefix=prefix) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        until(lambda: "starting another in 8 s" in server.log.read_text())
+        ends = re.findall(r"the trace exporter .* exited with status 1; starting another(.*)", server.log.read_text())
+        assert client.infer("simple", simple_inputs(), request_id="still").get_response().id == "still"
+    said = ", and until then traces are lost: the lines before say why; remove the cause, or turn tracing off"
+    assert ends == ["", *(f" in {seconds} s{said}" for seconds in (1, 2, 4, 8))]
