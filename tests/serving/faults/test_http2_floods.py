@@ -7,17 +7,15 @@ away is its own choice; what is asserted is that nobody else notices.
 import itertools
 import resource
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import memory_of, open_descriptors
+from benchmarks.lib.processes import memory_of
 from gangway.clients.inputs import infer_request
 from tests.helpers.http2_frames import (
     END_HEADERS,
@@ -34,14 +32,9 @@ from tests.helpers.http2_frames import (
     settings,
     window,
 )
-from tests.helpers.whole_server import until
+from tests.helpers.neighbour import PATIENCE_S, SMALL, nobody_else_notices
 
-PATIENCE_S = 1.0  # of another client, at most
-CALLS = 10  # of it, at least
-KEPT_BYTES = 48 << 20  # that allocators may keep of what came and went
-VALUES = np.ones((1, 16), np.int32)
 IMAGE = np.zeros((1, 3, 224, 224), np.float32)
-SMALL = infer_request("simple", "", dict.fromkeys(("INPUT0", "INPUT1"), ("INT32", VALUES))).SerializeToString()
 LARGE = infer_request("mobilenetv2", "", {"input": ("FP32", IMAGE)}).SerializeToString()
 PING = frame(Kind.PING, 0, 0, b"12345678")
 HALF_CALLS = 10  # gRPC's core holds room for the largest message for each, so more of them hold up others
@@ -53,59 +46,6 @@ def framed(message: bytes) -> bytes:
 
 
 INFER = framed(SMALL)
-
-
-class Neighbour:
-    """Another client, which asks all the time, over a connection of its own."""
-
-    def __init__(self, server: LiveServer) -> None:
-        self._server = server
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.waits_s: list[float] = []
-        self.errors: list[Exception] = []
-
-    def start(self) -> None:
-        self._thread.start()
-        until(lambda: self.waits_s or self.errors)
-
-    def stop(self) -> None:
-        until(lambda: len(self.waits_s) >= CALLS or self.errors)
-        self._ends.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with raw_channel(self._server.url) as channel:
-            infer = raw_infer(channel)
-            infer(SMALL, timeout=20)
-            while not self._ends.wait(0.01):
-                begin = time.monotonic()
-                try:
-                    infer(SMALL, timeout=5)
-                except Exception as error:
-                    self.errors.append(error)
-                    return
-                self.waits_s.append(time.monotonic() - begin)
-
-
-@contextmanager
-def nobody_else_notices(server: LiveServer) -> Iterator[None]:
-    """Others are served while the block lasts; then descriptors and memory are what they were, and the process, too."""
-    pids = server.pids()
-    (pid,) = pids["front end"]
-    neighbour = Neighbour(server)
-    neighbour.start()
-    descriptors, private_bytes = open_descriptors(pid), memory_of(pid).private_bytes
-    try:
-        yield
-    finally:
-        neighbour.stop()
-    assert not neighbour.errors
-    assert max(neighbour.waits_s) < PATIENCE_S
-    until(lambda: open_descriptors(pid) <= descriptors)
-    until(lambda: server.busy_slots() == 0)
-    assert memory_of(pid).private_bytes - private_bytes < KEPT_BYTES
-    assert server.pids() == pids
 
 
 def streams(first: int = 1) -> Iterator[int]:
