@@ -28,6 +28,7 @@ HEADER_CONNECTIONS, HEADER_PAUSE_S = 4, 0.02
 PARTS = [(b"x-part", b"x" * 3000)] * 10  # of metadata; all but the first are references to it
 EMPTY_MESSAGE = bytes(5)
 KILLS = 5
+REFUSED = 400
 CONFIG = """backend: "python"
 input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [-1] }
@@ -44,7 +45,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", %s)]) for _ in requests]
 """
 FORKS = "os.fork() or time.sleep(3600)"
-HANGS = f"time.sleep({FAULT_S}); raise ValueError('at last')"
+HANGS = "time.sleep(3600)"
+START_LIMIT = f"--backend-config=python,stub-timeout-seconds={FAULT_S:.0f}"
 ZERO = "np.zeros(1, np.float32)"
 TWO_GIB = "np.broadcast_to(np.float32(0), 1 << 29)"  # a view of four bytes
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0]}]}).encode()
@@ -126,8 +128,10 @@ def _status(scene: Scene, model: str) -> int:
 
 
 def _hung(scene: Scene) -> None:
-    """A model is loaded whose `initialize` takes seconds, and fails then."""
-    _repository(scene, "load", "hangs")
+    """A model is loaded whose `initialize` does not end, until the server ends it."""
+    begin_s = time.monotonic()
+    if (status := _repository(scene, "load", "hangs")) != REFUSED or time.monotonic() - begin_s < FAULT_S:
+        raise RuntimeError(f"a model that hangs was answered with {status}, not by the limit of its start")
 
 
 def _huge(scene: Scene) -> None:
@@ -142,6 +146,6 @@ GUARDED = (
     Situation("400 idle connections each, 256 descriptors", _idle, bounds_p99=True, open_files=256),
     Situation("metadata of references", _tables, bounds_p99=True),
     Situation("a Python instance that has forked is killed", _forked, write=writes("forks", FORKS)),
-    Situation("initialize hangs", _hung, bounds_p99=True, write=writes("hangs", HANGS)),
+    Situation("initialize hangs", _hung, bounds_p99=True, write=writes("hangs", HANGS), flags=(START_LIMIT,)),
     Situation("answers of 2 GiB", _huge, bounds_p99=True, write=writes("huge", answer=TWO_GIB)),
 )

@@ -114,6 +114,7 @@ class Situation:
     What `disturb` returns is how many seconds that was away which it disturbed, for others than those that watch.
     `bounds_p99`: others shall not be slowed down while it lasts; where processes die or hang the outage counts.
     `open_files`: `ulimit -n` of the server. `write`: adds models to its repository, which are loaded on demand.
+    `flags`: further ones of the server.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Situation:
     bounds_p99: bool = False
     open_files: int = 0
     write: Callable[[Path], None] | None = None
+    flags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -413,7 +415,7 @@ def watch(situation: Situation, zoo: Path) -> Watched:
         prefix = [*(cgroup.prefix if cgroup else ())]
         if situation.open_files:
             prefix += ["sh", "-c", f'ulimit -n {situation.open_files} && exec "$@"', "sh"]
-        flags = [f"--cache-dir={cache_dir}"]
+        flags = [f"--cache-dir={cache_dir}", *situation.flags]
         if situation.write is not None:
             flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in os.listdir(repository))]
             situation.write(repository)
