@@ -153,7 +153,7 @@ def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-FRONT_END_THREADS: Final = 4096  # in pools, with 1024 request slots; tests/server/test_limits.py adds them up
+FRONT_END_THREADS: Final = 2304  # in pools, with 1024 request slots; tests/server/test_limits.py adds them up
 LEAST_POOL_THREADS: Final = 64
 FRONT_END_OTHERS: Final = 80  # gRPC's core, metrics, what looks after something, and the least of each pool
 SERVER_OTHERS: Final = 32  # processes and threads of supervisor, scheduler, trace exporter, a job that compiles

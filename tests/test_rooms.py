@@ -43,7 +43,7 @@ ARROWS: Mapping[str, set[str]] = {
     "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
 }
 # The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
-FRONT_END = ("server.front_end", "server.grpc", "server.http", "server.serving")
+FRONT_END = ("server.front_end", "server.http", "server.serving")
 SUPERVISOR = ("server.supervisor", "server.repository")
 COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 # Packages that only one room, or only the modules named here, may import.
@@ -52,6 +52,7 @@ ONLY_IN = {
     "onnx": ("compiler", "zoo"),
     "httptools": ("server.serving",),
     "uvloop": ("server.serving",),
+    "ngh2": ("clients", "server.serving.http2"),
 }
 # What is imported late, inside of a function, because it is heavy and seldom needed.
 HEAVY = {

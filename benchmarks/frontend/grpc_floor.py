@@ -1,4 +1,4 @@
-"""A gRPC server of the same library and with the same settings as ours that does nothing but answer.
+"""A gRPC server by grpcio that does nothing but answer.
 
 `python -m benchmarks.frontend.grpc_floor PORT ANSWERS CORE`: ANSWERS/MODEL has what ModelInfer answers for a model.
 Its ModelStatistics answers when messages have come since the last time: CLOCK_MONOTONIC, ns, 8 bytes each.
@@ -23,11 +23,11 @@ from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import infer_request
 from gangway.executor.process import raise_priority
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.grpc.server import channel_options
-from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.options.endpoints import MAX_MESSAGE_BYTES
 from gangway.server.system import keep_freed_memory
 
 THREADS = 64
+OPTIONS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
 START_TIMEOUT_S = 20
 DATATYPE = "FP32"
 
@@ -75,7 +75,7 @@ def serve(port: int, answers: Mapping[bytes, bytes]) -> None:
         del came_ns[:]
         return taken
 
-    server = grpc.server(ThreadPoolExecutor(THREADS), options=channel_options(GrpcOptions()))
+    server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS)
     methods = {
         "ModelInfer": infer,
         "ModelStatistics": statistics,

@@ -24,7 +24,6 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
 from gangway.server.front_end.request import ClientRequest, Resources
 from gangway.server.front_end.sequences import Sequences
-from gangway.server.grpc.gate import LARGE_ANSWER_BYTES
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
@@ -239,7 +238,7 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
 
 
 LOOK_S: Final = 1.0  # how often requests are looked for whose time is over
-MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
+MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while the loop copies a tensor
 
 _INTERNAL: Final = RequestError(StatusCode.INTERNAL, "internal error, see the server's log")
 
@@ -303,8 +302,8 @@ class NonBlockingInference:
         request.decide(contents)
         plan = request.plan
         codec = plan.plain_codec
-        if codec is None or codec.answer_bytes(plan.shapes.rows) >= LARGE_ANSWER_BYTES:
-            return False  # the gate sees to it that such answers are taken
+        if codec is None or codec.answer_bytes(plan.shapes.rows) > MAX_MESSAGE_BYTES:
+            return False
         if isinstance(codec, PythonCodec):
             if codec.was_left:
                 return False  # one that waits for other models needs a thread

@@ -36,8 +36,6 @@ from gangway.server.front_end.sequences import Sequences
 from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
 from gangway.server.front_end.watch import Watch
-from gangway.server.grpc.server import GrpcFrontEnd
-from gangway.server.grpc.streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.messages import (
     Agreed,
     AllKnown,
@@ -71,6 +69,8 @@ from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
+from gangway.server.serving.grpc import GrpcFrontEnd
+from gangway.server.serving.grpc_streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
 from gangway.server.system import keep_freed_memory, own_version
@@ -133,7 +133,7 @@ class FrontEnd:
         limits = replace(limits, streams=scaled(limits.streams, thread_share))
         slots = plane.slots.slots
         in_threads = scaled(slots, thread_share)
-        self.streams = Streams(self.inference.infer_parts, self.inference.order_of, in_threads, limits)
+        self.streams = Streams(self.inference.order_of, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[Job, ...] = ()
         self._watch: Watch | None = None
@@ -154,7 +154,9 @@ class FrontEnd:
         methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
         self._non_blocking = NonBlockingInference(resources, self.inference, serving)
         self.server = GrpcFrontEnd(
+            serving,
             self.inference.infer,
+            self.inference.infer_parts,
             self.streams,
             methods,
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
@@ -163,8 +165,9 @@ class FrontEnd:
             self._non_blocking,
             plane.admission,
             thread_share,
+            lambda: self.descriptors.is_short,
         )
-        self.descriptors = DescriptorWatch(self.server.connections, end)
+        self.descriptors = DescriptorWatch(self.server, end)
         self._methods = methods
         self._options = options
         self._max_http_threads = in_threads
@@ -298,7 +301,8 @@ class FrontEnd:
             time.sleep(IDLE_POLL_SECONDS)
 
     def _is_idle(self) -> bool:
-        return self.inference.idle and self.streams.idle and (self._http is None or self._http.idle)
+        is_done = self.inference.idle and self.streams.idle
+        return is_done and self.server.idle and (self._http is None or self._http.idle)
 
 
 def methods_of(

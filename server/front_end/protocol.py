@@ -4,13 +4,11 @@ A further method is added to `process.methods_of`, and gRPC and HTTP both serve 
 """
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from gangway.protos import StatusCode, health_pb2
 from gangway.protos import grpc_service_pb2 as pb
@@ -252,45 +250,20 @@ AnyMethod: TypeAlias = Method[Any]
 
 
 PERIOD_S = 0.25  # how late a watcher may learn of a change
-MAX_WATCHERS = 64  # each has a thread
+MAX_WATCHERS = 64  # each has a timer
 
 _Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class Health:
-    """gRPC's own health service. `check` is a method like the others; `watch` answers at once and at every change."""
+    """gRPC's own health service. `check` is a method like the others; `status` is what those who watch are told."""
 
     def __init__(self, answers: ServerMethods, max_watchers: int = MAX_WATCHERS) -> None:
         self._answers = answers
-        self._max_watchers = max_watchers
-        self._watchers = threading.BoundedSemaphore(max_watchers)
+        self.max_watchers = max_watchers
         self.check: AnyMethod = Method(health_pb2.HealthCheckRequest, answers.health_check)
 
-    def watch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Yield the status of a service whenever it has changed, until the call ends."""
-        try:
-            request = health_pb2.HealthCheckRequest.FromString(message)
-        except DecodeError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
-        if not self._watchers.acquire(blocking=False):
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._max_watchers} watch the health already")
-        ended = threading.Event()
-
-        def end() -> None:
-            self._watchers.release()
-            ended.set()
-
-        if not context.add_callback(end):
-            end()
-        told: health_pb2.HealthCheckResponse | None = None
-        while not ended.is_set():
-            status = self._status(request)
-            if status != told:
-                told = status
-                yield status.SerializeToString()
-            ended.wait(PERIOD_S)
-
-    def _status(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+    def status(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         """Return the status; a service that is not known is none that fails: it may come."""
         if request.service not in HEALTH_SERVICES:
             return health_pb2.HealthCheckResponse(status=_Status.SERVICE_UNKNOWN)

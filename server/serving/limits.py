@@ -1,6 +1,7 @@
-"""How many connections a front end has, and which of them gives way to a new one: one rule for every protocol."""
+"""Who gives way when there is too much: connections, and calls that wait for their clients. For every protocol."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Final, Protocol
 
@@ -88,6 +89,14 @@ class ConnectionLimit:
         if self._by_phase[connection.phase].pop(connection, 0) is None:
             self._count -= 1
 
+    def end_idle(self, count: int, before_s: float) -> int:
+        """Close so many connections that have no request, for as long as since `before_s`; return how many."""
+        idle = [each for phase in (Phase.SILENT, Phase.IDLE) for each in self._by_phase[phase]]
+        ended = [each for each in idle if each.since_s <= before_s][:count]
+        for each in ended:
+            self._send_away(each)
+        return len(ended)
+
     def _send_away(self, other: LimitedConnection) -> None:
         self.leave(other)
         other.give_way()
@@ -99,3 +108,54 @@ class ConnectionLimit:
             if oldest is not new and now_s - oldest.since_s >= grace_s * self._patience:
                 return oldest
         return None
+
+
+class StalledCall(Protocol):
+    """A call that waits for its client."""
+
+    def cancel(self) -> object:
+        """End the call."""
+
+
+class StalledCalls:
+    """Calls that wait for their client: for the rest of a request, or for an answer to be taken.
+
+    Such a call holds memory, and one of the places that there are for calls. When there are too many, those that have
+    waited longest are ended. A slow client stays as long as there is room. `grace_s` seconds are granted to every call,
+    whatever the others hold. For one event loop's thread.
+    """
+
+    def __init__(self, max_calls: int, max_bytes: int, grace_s: float) -> None:
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
+        self._grace_s = grace_s
+        self._calls: dict[StalledCall, tuple[float, int]] = {}  # in the order of their coming
+
+    def __iter__(self) -> Iterator[StalledCall]:
+        """Return all that wait now."""
+        return iter(tuple(self._calls))
+
+    @property
+    def count(self) -> int:
+        """How many calls wait now."""
+        return len(self._calls)
+
+    def enter(self, call: StalledCall, held_bytes: int = 0) -> None:
+        """Note that a call waits from now on, and how much memory it holds."""
+        self._calls[call] = (time.monotonic(), held_bytes)
+
+    def leave(self, call: StalledCall) -> None:
+        """Note that it does not wait any more."""
+        self._calls.pop(call, None)
+
+    def look(self) -> int:
+        """End calls while there are too many; return how many were ended."""
+        count, held_bytes = len(self._calls), sum(size for _, size in self._calls.values())
+        now_s, ended = time.monotonic(), 0
+        for call, (since_s, size) in tuple(self._calls.items()):
+            if (count <= self._max_calls and held_bytes <= self._max_bytes) or now_s - since_s < self._grace_s:
+                break
+            count, held_bytes, ended = count - 1, held_bytes - size, ended + 1
+            self.leave(call)
+            call.cancel()
+        return ended

@@ -13,11 +13,10 @@ import pytest
 from gangway.protos import health_pb2
 from gangway.server.descriptors import max_connections
 from gangway.server.front_end.protocol import MAX_WATCHERS
-from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
-from gangway.server.grpc.streams import StreamLimits
 from gangway.server.http import json_text as tensors
 from gangway.server.requests.data_plane import Usage
 from gangway.server.serving import http1, http_site
+from gangway.server.serving.grpc import SPARE_THREADS
 from gangway.server.supervisor.shared_memory import SLOTS
 from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
@@ -66,14 +65,12 @@ def test_tensors_of_one_request(http: Ask, kind: str) -> None:
 
 
 def test_threads_are_shared_out_under_a_limit() -> None:
-    streams = StreamLimits().streams
-    grpc_threads = SLOTS + MAX_PLAIN + MAX_ARRIVING + MAX_WATCHERS + streams
-    assert grpc_threads + streams + SLOTS + SLOTS <= FRONT_END_THREADS, "gRPC's, those of streams, HTTP's"
+    assert 2 * (SLOTS + SPARE_THREADS) <= FRONT_END_THREADS, "gRPC's, HTTP's"
     assert thread_share(None, 64, 16) == thread_share(1 << 20, 64, 16) == 1.0
     assert scaled(128, 1.0) == 128
     some = thread_share(1024, 8, 1)
     assert 0.1 < some < 0.5
-    assert scaled(MAX_PLAIN, some) < MAX_PLAIN
+    assert scaled(SLOTS, some) < SLOTS
     assert scaled(1, some) == 1
     with pytest.raises(TooFewThreadsError, match=r"only 100 processes and threads .*: raise the limit"):
         thread_share(100, 8, 1)

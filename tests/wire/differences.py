@@ -7,8 +7,22 @@ stands here by protocol, server and name.
 from collections.abc import Mapping
 
 _ANSWERED_FIRST = "a request before what is no HTTP is answered, even if both come in one piece"
+_MALFORMED = "RFC 9113, 8.1.1: the stream of a malformed request is reset with PROTOCOL_ERROR"
+_NO_REPR = "the path is a text, without Python's mark of bytes"
 
 DELIBERATE: Mapping[tuple[str, str, str], str] = {
     ("http", "plain", "fuzz: head 26"): _ANSWERED_FIRST,
     ("http", "plain", "fuzz: head 47"): _ANSWERED_FIRST,
+    ("grpc", "plain", "calls: content type of JSON"): "a request that is none of gRPC's is answered with 415",
+    ("grpc", "plain", "calls: another te"): _MALFORMED,
+    ("grpc", "plain", "calls: no method"): _MALFORMED,
+    ("grpc", "plain", "calls: no scheme"): _MALFORMED,
+    ("grpc", "plain", "calls: no authority"): _MALFORMED,
+    ("grpc", "plain", "calls: no path"): _MALFORMED,
+    ("grpc", "plain", "calls: a path that is empty"): _MALFORMED,
+    ("grpc", "plain", "calls: a path without a slash"): _MALFORMED,
+    ("grpc", "plain", "calls: a connection header"): _MALFORMED,
+    ("grpc", "plain", "calls: blanks around a value"): _MALFORMED,
+    ("grpc", "plain", "calls: metadata of too much"): "all metadata count, not the longest value alone",
+    ("grpc", "plain", "messages: no message of a metadata method"): _NO_REPR,
 }

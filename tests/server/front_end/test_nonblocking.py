@@ -171,19 +171,26 @@ def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inp
 def test_statistics_wait_for_answers_that_are_not_counted(
     known: Any, simple_inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, may_count = success_count(known), threading.Event()
+    counted, begun, may_count = success_count(known), threading.Event(), threading.Event()
     conclude = ClientRequest.conclude
 
     def late(self: ClientRequest, *answer: Any) -> None:
+        begun.set()
         assert may_count.wait(20)
         conclude(self, *answer)
 
+    def ask() -> int:
+        statistics = known.front_end.models.find("simple", "").statistics
+        return int(statistics.message("simple", 1, 0).inference_stats.success.count)
+
     monkeypatch.setattr(ClientRequest, "conclude", late)
-    known.client.infer("simple", simple_inputs())
-    with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(success_count, known)
+    with ThreadPoolExecutor(2) as threads:
+        answered = threads.submit(known.client.infer, "simple", simple_inputs())
+        assert begun.wait(20)
+        asked = threads.submit(ask)
         may_count.set()
         assert asked.result(20) == counted + 1
+        assert answered.result(20)
 
 
 def test_nobody_passes_what_is_left_of_an_answer() -> None:

@@ -1,8 +1,6 @@
 """Calls that wait for their client: the oldest are ended when there are too many, or they hold too much."""
 
-import time
-
-from gangway.server.grpc.gate import PeriodicCleaner, StalledCalls
+from gangway.server.serving.limits import StalledCalls
 
 
 class Call:
@@ -52,15 +50,3 @@ def test_who_does_not_wait_any_more_does_not_count() -> None:
     stalled.leave(second)
     assert stalled.look() == 0
     assert not third.ended
-
-
-def test_somebody_looks() -> None:
-    stalled = StalledCalls(max_calls=0, max_bytes=0, grace_s=0.0)
-    cleaner = PeriodicCleaner(stalled)
-    cleaner.start()
-    (call,) = entered(stalled, 1)
-    deadline = time.monotonic() + 10
-    while not call.ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    cleaner.stop()
-    assert call.ended

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.grpc.streams import AnswerOrder, SequenceQueues, sequence_of
+from gangway.server.serving.stream_messages import sequence_of
+from gangway.server.serving.stream_order import AnswerOrder, SequenceQueues
 
 
 @dataclass(frozen=True)

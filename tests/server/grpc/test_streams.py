@@ -12,19 +12,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from h2.events import StreamEnded
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
 from gangway.server.front_end.protocol import Health, ServerMethods
-from gangway.server.grpc.server import GrpcFrontEnd
-from gangway.server.grpc.streams import READY_THREADS, StreamedCall, StreamLimits, Streams, sequence_of
 from gangway.server.messages import ModelRemoved
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving.grpc import READY_THREADS, GrpcFrontEnd
+from gangway.server.serving.grpc_streams import StreamedCall, StreamLimits, Streams
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.stream_messages import sequence_of
 from tests.helpers.raw_stream import RawStream, simple_request
 from tests.server.conftest import no_more_threads
 
@@ -44,6 +44,13 @@ def await_true(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def front_end_of(serving: ServingLoop, infer: Any, limits: StreamLimits) -> GrpcFrontEnd:
+    """A server whose only model is this function."""
+    streams = Streams(lambda header: None, limits)
+    health = Health(ServerMethods())
+    return GrpcFrontEnd(serving, lambda message, call: b"", infer, streams, {}, health, 8, GrpcOptions())
 
 
 def held_by_rows(server: Any, count: int) -> dict[int, Submit]:
@@ -257,7 +264,7 @@ def test_too_many_unsent_answers_end_the_stream_that_has_most(server: Any, strea
         assert not streams.bound_unsent()
 
 
-def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
+def test_requests_of_a_sequence_are_executed_one_after_the_other(serving: ServingLoop) -> None:
     """No model here keeps state, so the model is this function."""
     running: dict[object, int] = {}
     order: list[bytes] = []
@@ -277,8 +284,7 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
             raise RequestError(StatusCode.INVALID_ARGUMENT, "not this one")
         return pb.ModelInferResponse(id=identity.decode()).SerializeToString()
 
-    streams = Streams(infer, lambda header: None, 8, StreamLimits())
-    front_end = GrpcFrontEnd(lambda message, context: b"", streams, {}, Health(ServerMethods()), 8, GrpcOptions())
+    front_end = front_end_of(serving, infer, StreamLimits())
     address = front_end.bind("127.0.0.1:0")
     front_end.start()
     with RawStream(address) as stream:
@@ -298,18 +304,32 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
         assert [bool(answer.error_message) for answer in mine] == [False, True, False, False, False]
 
 
-def test_a_stream_that_gets_no_thread_is_refused(start_front_end: Callable[[GrpcOptions], Any]) -> None:
-    server = start_front_end(GrpcOptions())
-    with RawConnection(server.address) as connection, no_more_threads():
-        for _ in range(READY_THREADS + 1):
-            connection.begin("ModelStreamInfer")
-        while not (ended := {event.stream_id for event in connection.events if isinstance(event, StreamEnded)}):
-            connection.read()
-        (refused,) = ended  # whichever comes last to the pool: gRPC's threads take them side by side
-        headers, _ = connection.answer(refused)
-        assert headers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-        assert "no further thread can be started" in headers["grpc-message"]
-    await_true(lambda: server.front_end.streams.idle)
+@pytest.fixture
+def serving() -> Iterator[ServingLoop]:
+    loop = ServingLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def test_a_request_that_gets_no_thread_is_refused(serving: ServingLoop) -> None:
+    may_end = threading.Event()
+
+    def infer(header: bytes, identity: bytes, raws: list[memoryview], call: StreamedCall, arrival_ns: int) -> bytes:
+        may_end.wait(WAIT_S)
+        return b""
+
+    front_end = front_end_of(serving, infer, StreamLimits())
+    with RawStream(front_end.bind("127.0.0.1:0")) as stream:
+        front_end.start()
+        with no_more_threads():
+            for _ in range(READY_THREADS + 1):
+                stream.send(pb.ModelInferRequest(id="any"))
+            assert "no further thread can be started" in stream.receive().error_message
+        may_end.set()
+        stream.half_close()
+        assert list(stream.call) == []
+    front_end.stop(1)
 
 
 def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from benchmarks.perf_analyzer.modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
 from gangway.server.access import TlsError, TlsFiles
-from gangway.server.grpc.server import Certificates
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving.tls import Certificates
 from tests.helpers.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]
@@ -183,9 +184,10 @@ def test_changed_files_are_used_for_new_connections(plain_tls: Any, simple_input
         new.infer("simple", simple_inputs())
 
 
-def connections(certificates: Certificates) -> list[bool]:
-    """Whether each of three connections gets something new."""
-    return [certificates.changed() is not None for _ in range(3)]
+def connections(certificates: Certificates, before: ssl.SSLContext) -> list[bool]:
+    """Whether each of three connections uses something else than the one before."""
+    used = [before, *(certificates.context() for _ in range(3))]
+    return [old is not new for old, new in pairwise(used)]
 
 
 @pytest.mark.parametrize("lost", ["key", "certificate"])
@@ -193,29 +195,31 @@ def test_a_missing_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     """Not at each connection; a file that is back as it was is no news, and lost again it is said again."""
     authority = Authority(tmp_path)
     identity = authority.issue("server")
-    certificates = Certificates(TlsFiles(identity.certificate, identity.key))
+    certificates = Certificates(TlsFiles(identity.certificate, identity.key), ("h2",))
     path, kept = getattr(identity, lost), tmp_path / "kept"
     for _ in range(2):
+        before = certificates.context()
         caplog.clear()
         path.rename(kept)
-        assert connections(certificates) == [False] * 3
+        assert connections(certificates, before) == [False] * 3
         (record,) = caplog.records
         assert record.levelname == "ERROR"
         assert record.getMessage().endswith(f"{path} cannot be read: No such file or directory")
         kept.rename(path)
-        connections(certificates)
+        before = certificates.context()
     authority.issue("server")
-    assert connections(certificates) == [True, False, False]
+    assert connections(certificates, before) == [True, False, False]
 
 
 def test_a_file_that_can_be_read_later_is_used_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = Authority(tmp_path)
     identity = authority.issue("server")
-    certificates = Certificates(TlsFiles(identity.certificate, identity.key))
+    certificates = Certificates(TlsFiles(identity.certificate, identity.key), ("h2",))
+    before = certificates.context()
     identity.key.write_text("half a k")
-    assert connections(certificates) == [False] * 3 and len(caplog.records) == 1
+    assert connections(certificates, before) == [False] * 3 and len(caplog.records) == 1
     authority.issue("server")
-    assert connections(certificates) == [True, False, False]
+    assert connections(certificates, before) == [True, False, False]
 
 
 # --- files that are wrong
@@ -288,4 +292,4 @@ def test_files_without_tls_are_remarked_upon(pki: Pki) -> None:
 def test_a_front_end_with_bad_files_says_so(pki: Pki) -> None:
     """The supervisor has checked them, but they may change before a successor starts."""
     with pytest.raises(TlsError, match="cannot be used with the key"):
-        Certificates(TlsFiles(pki.server.certificate, pki.client.key))
+        Certificates(TlsFiles(pki.server.certificate, pki.client.key), ("h2",))

@@ -14,11 +14,14 @@ import tritonclient.grpc as triton
 from benchmarks.faults.surroundings import Cgroup
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.raw_connection import RawConnection
-from gangway.server.grpc.server import READY_THREADS
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.serving.grpc import READY_THREADS
 from tests.helpers.http_requests import ask_http
 from tests.helpers.whole_server import small_repository, until
 
 OPEN_FILES = 512
+MLP = pb.RepositoryModelLoadRequest(model_name="mlp").SerializeToString()
+LOAD = b"\0" + len(MLP).to_bytes(4) + MLP  # holds a thread until the model is loaded
 SILENT = 400  # to each port: more than it may have
 BODY = json.dumps(
     {"inputs": [{"name": n, "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for n in ("INPUT0", "INPUT1")]}
@@ -80,12 +83,15 @@ def test_a_server_without_further_threads_refuses_and_lives(server: LiveServer, 
     pids = server.pids()
     with RawConnection(server.url) as connection, triton.InferenceServerClient(server.url) as client:
         group.write("pids.max", group.read("pids.current"))
-        for stream in [connection.begin("ModelMetadata") for _ in range(3 * READY_THREADS)][2 * READY_THREADS :]:
+        streams = [connection.begin("RepositoryModelLoad") for _ in range(3 * READY_THREADS)]
+        for stream in streams:
+            connection.send(stream, LOAD, end=True)
+        for stream in streams[2 * READY_THREADS :]:
             headers, _ = connection.answer(stream)
             assert headers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
             assert "no further thread can be started" in headers["grpc-message"]
-        assert client.is_server_ready() and client.is_model_ready("simple")
-        assert ask_http(server.http_url, "GET", "/v2/health/ready").status == 200
+        assert client.is_server_live() and client.is_model_ready("simple")
+        assert ask_http(server.http_url, "GET", "/v2/health/live").status == 200
         assert ask_http(server.http_url, "POST", "/v2/models/simple/infer", BODY).status == 200
         connection.socket.close()
         until(lambda: _metadata_of(client) == "simple")  # the threads that there are suffice

@@ -1,1 +1,0 @@
-"""gRPC: the protocol's methods, their calls and streams."""

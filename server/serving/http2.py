@@ -1,0 +1,541 @@
+"""HTTP/2 of a server, as a state machine over bytes: connections, streams, flow control, keepalive, bounds.
+
+This is the only file that knows ngh2, which is nghttp2 without sockets. What a stream means is up to its user.
+All of it runs in the event loop's thread.
+
+Flow control is the backpressure. A client may send `WINDOW_BYTES` of a stream; further bytes are asked for as the user
+acknowledges what has come. Answers leave as the client's windows and the transport have room.
+
+Bounds for hostile peers stand below, each as a constant. A peer beyond one of them loses its connection, nobody else
+notices.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias, cast
+
+import ngh2
+from ngh2 import events as h2
+from ngh2.enums import ErrorCode, Setting
+
+from gangway.server.options.endpoints import KeepaliveOptions
+from gangway.server.serving.limits import ConnectionLimit, Phase
+from gangway.server.serving.tls import ArrivingConnection
+
+_log = logging.getLogger(__name__)
+
+Header: TypeAlias = tuple[bytes, bytes]
+Headers: TypeAlias = Sequence[Header]
+
+MAX_STREAMS: Final = 1024  # of a connection at a time, as many as request slots
+TABLE_BYTES: Final = 4096  # of headers that the client may refer to, and the server: HTTP/2's own
+FRAME_BYTES: Final = 16384  # the least that HTTP/2 allows: each piece of a body is passed on as soon as it has come
+WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
+CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
+WRITE_BYTES: Final = 256 << 10  # are given to the transport at once
+BUFFER_BYTES: Final = 1 << 20  # of a transport that the client's socket does not take
+
+MAX_EXPANDED_BYTES: Final = 256 * 1024  # of headers, unpacked, that are read at all
+MAX_EXPANDED_HEADERS: Final = 8192
+MAX_CONTINUATIONS: Final = 16  # frames of one header block
+RESETS: Final = (2000, 1000)  # streams that a client may reset at once, and in a second
+GLITCHES: Final = (10_000, 330)  # frames that make no sense, but do no harm: at once, and in a second
+MAX_UNSENT_ACKS: Final = 1000  # of pings and settings, to a client that does not read
+MAX_SETTINGS: Final = 32  # in one frame
+MAX_FRUITLESS: Final = 10_000  # frames in a row without a request, bytes of a message, or room for an answer
+SETTINGS_TIMEOUT_S: Final = 20.0  # for the client's hello, and to acknowledge ours
+STALL_S: Final = 60.0  # a client that takes no byte for so long, while the transport has some for it, counts as gone
+CLOSE_S: Final = 5.0  # for a client to take what is sent last
+INTERNAL_ERROR: Final = ErrorCode.INTERNAL_ERROR
+UNCALLED_PING_S: Final = 7200.0  # between pings of clients without calls, unless they may
+
+_CONFIGURATION: Final = ngh2.Configuration(
+    auto_window_update=False,
+    max_deflate_dynamic_table_size=TABLE_BYTES,
+    max_outbound_ack=MAX_UNSENT_ACKS,
+    max_settings=MAX_SETTINGS,
+    stream_reset_rate_limit=RESETS,
+    glitch_rate_limit=GLITCHES,
+    max_continuations=MAX_CONTINUATIONS,
+    max_inbound_header_list_size=MAX_EXPANDED_BYTES,
+    max_inbound_header_count=MAX_EXPANDED_HEADERS,
+)
+_SETTINGS: Final = {
+    Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+    Setting.MAX_FRAME_SIZE: FRAME_BYTES,
+    Setting.HEADER_TABLE_SIZE: TABLE_BYTES,
+}
+_GOAWAY: Final = struct.Struct(">BHBBIII")  # length (3 bytes), type, flags, stream, last stream, code
+_GOAWAY_TYPE: Final = 7
+_PING: Final = b"gangway!"
+_ANY_STREAM: Final = (1 << 31) - 1  # may have been dealt with, so the client repeats none by itself
+
+
+class StreamUser(Protocol):
+    """What a stream is used for, such as a call of gRPC."""
+
+    def receive(self, data: bytes, ended: bool) -> None:
+        """Bytes have come, which are to be acknowledged; `ended`: they are the last ones."""
+
+    def progressed(self) -> None:
+        """Something has been sent. Only who has asked `watch` for it is told."""
+
+    def closed(self) -> None:
+        """The stream is over: all has been sent, or the client has given it up, or the connection is lost."""
+
+
+class Application(Protocol):
+    """What connections serve."""
+
+    def begin(self, connection: "Http2Connection", stream: int, headers: Headers) -> StreamUser | None:
+        """Return who uses a stream that begins; None: it has been dealt with."""
+        ...
+
+
+@dataclass
+class Connections:
+    """What the connections of a server share. For one event loop's thread.
+
+    `header_bytes`: of a stream, that clients are asked not to exceed. `window_bytes`: see WINDOW_BYTES.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    application: Application
+    limit: ConnectionLimit
+    keepalive: KeepaliveOptions
+    header_bytes: int
+    window_bytes: int = WINDOW_BYTES
+
+    def __post_init__(self) -> None:
+        self.open: set[Http2Connection] = set()
+
+    def make(self) -> "Http2Connection":
+        """Return the protocol of a further connection."""
+        return Http2Connection(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the system has every byte of every answer."""
+        return all(connection.idle for connection in self.open)
+
+
+class Http2Connection(asyncio.Protocol, ArrivingConnection):
+    """One connection. Its `streams` are used by what the application returns for each.
+
+    `waiting`: how many streams wait for the server, as their users say; the connection of none may give way.
+    """
+
+    __slots__ = (
+        "_age_timer",
+        "_arriving",
+        "_ends",
+        "_fruitless",
+        "_has_sent",
+        "_http",
+        "_is_acknowledged",
+        "_is_flushing",
+        "_is_paused",
+        "_last_ping_s",
+        "_pinged_s",
+        "_pings",
+        "_received_s",
+        "_shared",
+        "_stall_timer",
+        "_strikes",
+        "_timer",
+        "_to_reset",
+        "_transport",
+        "_watching",
+        "_will_flush",
+        "is_for_health",
+        "phase",
+        "since_s",
+        "streams",
+        "waiting",
+    )
+
+    def __init__(self, shared: Connections) -> None:
+        self._shared = shared
+        self._http = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._arriving: socket.socket | None = None  # until the TLS handshake is over
+        self.streams: dict[int, StreamUser] = {}
+        self.waiting = 0
+        self.phase = Phase.SILENT
+        self.since_s = self._received_s = shared.loop.time()
+        self.is_for_health = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._is_acknowledged = self._is_paused = self._is_flushing = self._will_flush = self._ends = False
+        self._has_sent = False  # something of an answer since the client's last ping
+        self._fruitless = self._strikes = self._pings = 0
+        self._last_ping_s = -math.inf
+        self._pinged_s = 0.0  # when the ping was sent that is not answered; 0: there is none
+        self._to_reset: list[int] = []
+        self._watching: set[StreamUser] = set()
+
+    # -- the transport's side
+
+    def arrive(self, own: socket.socket) -> bool:
+        """A client has connected, and its TLS handshake begins; False: there is no room for it."""
+        self._arriving = own
+        if self._shared.limit.admit(self, self.since_s):
+            return True
+        self._shared.limit.leave(self)
+        return False
+
+    def depart(self) -> None:
+        """The handshake has failed."""
+        self._shared.limit.leave(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello, or refuse what is too much."""
+        self._transport = cast("asyncio.Transport", transport)
+        shared = self._shared
+        if self._arriving is None and not shared.limit.admit(self, self.since_s):
+            self._transport.abort()
+            return
+        self._arriving = None
+        shared.open.add(self)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        own = {
+            Setting.INITIAL_WINDOW_SIZE: shared.window_bytes,
+            Setting.MAX_HEADER_LIST_SIZE: shared.header_bytes,
+        }
+        self._http.initiate_connection({**_SETTINGS, **own})
+        self._http.set_local_window_size(CONNECTION_WINDOW_BYTES)
+        self._timer = shared.loop.call_later(SETTINGS_TIMEOUT_S, self._look)
+        if (age_ms := shared.keepalive.max_connection_age_ms) is not None:
+            self._age_timer = shared.loop.call_later(age_ms / 1000, self._grow_old)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End what is under way."""
+        self._shared.open.discard(self)
+        self._shared.limit.leave(self)
+        for timer in (self._timer, self._age_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._age_timer = self._stall_timer = None
+        users, self.streams = self.streams, {}
+        for user in users.values():
+            user.closed()
+
+    def give_way(self) -> None:
+        """Close in favour of another connection."""
+        if self._arriving is not None:
+            with suppress(OSError):
+                self._arriving.shutdown(socket.SHUT_RDWR)
+        elif self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self.end(ErrorCode.NO_ERROR)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """Keep what is to be sent, and see whether the client takes what the transport has."""
+        self._is_paused = True
+        size_bytes = self._transport.get_write_buffer_size()
+        self._stall_timer = self._shared.loop.call_later(STALL_S, self._look_at_stall, size_bytes)
+
+    def resume_writing(self) -> None:
+        """Send on."""
+        self._is_paused = False
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Do what the bytes mean."""
+        if self._ends:
+            return
+        self._received_s = self._shared.loop.time()
+        self._is_flushing = True  # all that is answered at once leaves together
+        try:
+            self._http.receive_data(data)
+            self._handle(self._http.events())
+        except ngh2.NGH2Error as error:  # too much, or no HTTP/2 at all: nghttp2 says nothing more itself
+            _log.debug("a connection is ended: %s", error)
+            denied = isinstance(error, ngh2.DenialOfServiceError)
+            self._break_off(ErrorCode.ENHANCE_YOUR_CALM if denied else ErrorCode.PROTOCOL_ERROR)
+            return
+        finally:
+            self._is_flushing = False
+        self.flush()
+        self._note_phase()
+
+    # -- the users' side
+
+    @property
+    def idle(self) -> bool:
+        """Whether the system has every byte of every answer that has ended."""
+        return self._transport.get_write_buffer_size() == 0
+
+    def acknowledge(self, stream: int, size: int) -> None:
+        """The user has taken so many bytes: the client may send as many more."""
+        if size:
+            with suppress(ngh2.NGH2Error):
+                self._http.acknowledge_received_data(size, stream)
+            self._flush_soon()
+
+    def watch(self, user: StreamUser) -> None:
+        """Tell a user from now on when something has been sent."""
+        self._watching.add(user)
+
+    def start(self, stream: int, headers: Headers) -> None:
+        """Begin an answer."""
+        with suppress(ngh2.NGH2Error):
+            self._http.send_response(stream, headers)
+            self._sent()
+
+    def send(self, stream: int, parts: Iterable[bytes]) -> None:
+        """Send bytes of an answer that has begun."""
+        with suppress(ngh2.NGH2Error):
+            for part in parts:
+                self._http.send_data(stream, part)
+            self._sent()
+
+    def finish(self, stream: int, trailers: Headers) -> None:
+        """End an answer that has begun."""
+        with suppress(ngh2.NGH2Error):
+            self._http.send_trailers(stream, trailers)
+            self._to_reset.append(stream)
+            self._sent()
+
+    def respond(self, stream: int, headers: Headers, parts: Iterable[bytes], trailers: Headers) -> None:
+        """Send a whole answer."""
+        http = self._http
+        with suppress(ngh2.NGH2Error):
+            http.send_response(stream, headers)
+            for part in parts:
+                http.send_data(stream, part)
+            http.send_trailers(stream, trailers)
+            self._to_reset.append(stream)
+            self._sent()
+
+    def refuse(self, stream: int, headers: Headers) -> None:
+        """Send an answer that has no body."""
+        with suppress(ngh2.NGH2Error):
+            self._http.send_response(stream, headers, end_stream=True)
+            self._to_reset.append(stream)
+            self._sent()
+
+    def reset(self, stream: int, code: int = ErrorCode.CANCEL) -> None:
+        """Give a stream up."""
+        with suppress(ngh2.NGH2Error):
+            self._http.reset_stream(stream, code)
+            self._sent()
+
+    def unsent_bytes(self, stream: int) -> int:
+        """Return how many bytes of an answer wait for the client's window, or for the transport."""
+        try:
+            return self._http.queued_body_size(stream)
+        except ngh2.NGH2Error:
+            return 0
+
+    def flush(self) -> None:
+        """Give the transport what there is to send."""
+        self._will_flush = False
+        if self._ends or self._is_flushing:
+            return
+        http, transport = self._http, self._transport
+        try:
+            while not self._is_full() and (out := http.data_to_send(WRITE_BYTES)):
+                transport.write(out)
+            self._handle(http.events())
+            if self._to_reset:
+                self._reset_answered()
+            for user in tuple(self._watching):
+                user.progressed()
+            if not http.want_read and not http.want_write:
+                self._close()
+        except ngh2.NGH2Error as error:
+            _log.debug("a connection is ended: %s", error)
+            self._break_off(ErrorCode.INTERNAL_ERROR)
+
+    def end(self, code: int, reason: bytes = b"") -> None:
+        """Say that the connection ends, and why, and close it."""
+        if not self._ends:
+            with suppress(ngh2.NGH2Error):
+                self._http.send_goaway(code, debug_data=reason)
+                self._transport.write(self._http.data_to_send())
+            self._close()
+
+    # -- what has come
+
+    def _handle(self, events: Iterable[h2.Event]) -> None:
+        for event in events:
+            kind = type(event)
+            if kind is h2.DataReceived:
+                self._data(cast("h2.DataReceived", event))
+            elif kind is h2.RequestReceived:
+                self._request(cast("h2.RequestReceived", event))
+            elif kind is h2.StreamClosed:
+                user = self.streams.pop(cast("h2.StreamClosed", event).stream_id, None)
+                if user is not None:
+                    self._watching.discard(user)
+                    user.closed()
+            else:
+                self._other(event)
+
+    def _request(self, event: h2.RequestReceived) -> None:
+        self._fruitless = 0
+        stream = event.stream_id
+        if self.phase is Phase.SILENT or self.is_for_health:
+            self.is_for_health = self._shared.limit.is_reserved(self)
+            self._shared.limit.enter(self, Phase.RECEIVING)  # also if it is answered before anybody looks
+        user = self._shared.application.begin(self, stream, cast("Headers", event.headers))
+        if user is not None:
+            self.streams[stream] = user
+            if event.end_stream:
+                user.receive(b"", True)
+
+    def _data(self, event: h2.DataReceived) -> None:
+        data, user = event.data, self.streams.get(event.stream_id)
+        if data:
+            self._fruitless = 0
+        if user is not None:
+            user.receive(data, event.end_stream)
+        else:
+            self.acknowledge(event.stream_id, len(data))
+
+    def _other(self, event: h2.Event) -> None:
+        """Frames that ask for nothing. Too many of them in a row are all that a client wants."""
+        if isinstance(event, h2.WindowUpdated) and self.streams:
+            return
+        self._fruitless += 1
+        if self._fruitless > MAX_FRUITLESS:
+            self.end(ErrorCode.ENHANCE_YOUR_CALM, b"too many frames without a request")
+        elif isinstance(event, h2.PingReceived):
+            self._judge_ping()
+        elif isinstance(event, h2.SettingsAcknowledged):
+            self._is_acknowledged = True
+        elif isinstance(event, h2.TrailersReceived):
+            user = self.streams.get(event.stream_id)
+            if user is not None:
+                user.receive(b"", True)
+
+    def _judge_ping(self) -> None:
+        """Send a client away that pings too often without anything being sent to it, as gRPC's core does."""
+        keepalive, now_s = self._shared.keepalive, self._shared.loop.time()
+        least_s = keepalive.min_recv_ping_interval_without_data_ms / 1000
+        if not self.streams and not keepalive.permit_without_calls:
+            least_s = UNCALLED_PING_S
+        if self._has_sent:
+            self._strikes = 0
+        elif now_s < self._last_ping_s + least_s:
+            self._strikes += 1
+        self._last_ping_s, self._has_sent = now_s, False
+        if self._strikes > keepalive.max_ping_strikes > 0:
+            self.end(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+
+    # -- what is sent
+
+    def _is_full(self) -> bool:
+        """Whether the transport wants no further bytes."""
+        return self._is_paused
+
+    def _sent(self) -> None:
+        """Something of an answer is on its way."""
+        self._has_sent = True
+        self._pings = self._fruitless = 0
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Send, together with what else is answered in the same turn of the loop."""
+        if not self._is_flushing and not self._will_flush:
+            self._will_flush = True
+            self._shared.loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self.flush()
+        self._note_phase()
+
+    def _reset_answered(self) -> None:
+        """End streams that are answered, but whose client has not said that it sends nothing more."""
+        open_streams = [stream for stream in self._to_reset if stream in self.streams]
+        self._to_reset = [stream for stream in open_streams if self.unsent_bytes(stream)]
+        if len(open_streams) > len(self._to_reset):
+            for stream in open_streams:
+                if stream not in self._to_reset:
+                    self._http.reset_stream(stream, ErrorCode.NO_ERROR)
+            self.flush()
+
+    def _note_phase(self) -> None:
+        """Say what the connection is doing."""
+        phase = Phase.ANSWERING if self.waiting else Phase.RECEIVING if self.streams else Phase.IDLE
+        if phase is not self.phase and not (phase is Phase.IDLE and self.phase is Phase.SILENT):
+            self.since_s = self._shared.loop.time()
+            self._shared.limit.enter(self, phase)
+
+    def _break_off(self, code: int) -> None:
+        """End a connection of which nghttp2 wants to know nothing more."""
+        if not self._ends:
+            self._transport.write(_GOAWAY.pack(0, 8, _GOAWAY_TYPE, 0, 0, _ANY_STREAM, code))
+            self._close()
+
+    def _close(self) -> None:
+        self._ends = True
+        self._transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._shared.loop.call_later(CLOSE_S, self._transport.abort)
+
+    # -- time
+
+    def _look(self) -> None:
+        """Look whether the client is there: by its hello at first, by pings later."""
+        shared, now_s = self._shared, self._shared.loop.time()
+        if not self._is_acknowledged:
+            self._break_off(ErrorCode.SETTINGS_TIMEOUT)
+            return
+        keepalive = shared.keepalive
+        if self._pinged_s and self._received_s <= self._pinged_s:
+            self._transport.abort()
+            return
+        self._pinged_s = 0.0
+        next_s = self._received_s + keepalive.time_ms / 1000
+        if next_s <= now_s:
+            next_s = now_s + keepalive.time_ms / 1000
+            may_ping = self._pings < keepalive.max_pings_without_data or not keepalive.max_pings_without_data
+            if may_ping and (self.streams or keepalive.permit_without_calls):
+                self._pings += 1
+                self._pinged_s, next_s = now_s, now_s + keepalive.timeout_ms / 1000
+                self._http.ping(_PING)
+                self.flush()
+        if not self._ends:
+            self._timer = shared.loop.call_later(next_s - now_s, self._look)
+
+    def _look_at_stall(self, before_bytes: int) -> None:
+        """Look whether the client has taken anything of what the transport has for it."""
+        size_bytes = self._transport.get_write_buffer_size()
+        if size_bytes >= before_bytes:
+            self._transport.abort()
+        else:
+            self._stall_timer = self._shared.loop.call_later(STALL_S, self._look_at_stall, size_bytes)
+
+    def _grow_old(self) -> None:
+        """Ask the client to connect anew; calls that are under way may go on for the grace time."""
+        grace_ms = self._shared.keepalive.max_connection_age_grace_ms
+        self._age_timer = None
+        if grace_ms is not None:
+            self._age_timer = self._shared.loop.call_later(grace_ms / 1000, self._transport.abort)
+        self.go_away()
+
+    def go_away(self) -> None:
+        """Take no further stream, and close when those that there are have ended."""
+        if not self._ends:
+            with suppress(ngh2.NGH2Error):
+                self._http.send_goaway(ErrorCode.NO_ERROR)
+            self.flush()
