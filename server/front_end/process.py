@@ -390,13 +390,11 @@ def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPl
     return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
 
 
-def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings | None:
+def make_mappings(options: FrontEndOptions, control: ControlSegment, serving: ServingLoop) -> Mappings | None:
     """Begin to speak with the supervisor about regions, if there is a socket for that."""
     if options.regions_fd < 0:
         return None
-    mappings = Mappings(region_peer(socket.socket(fileno=options.regions_fd)), control.lost_regions)
-    mappings.start()
-    return mappings
+    return Mappings(region_peer(socket.socket(fileno=options.regions_fd)), control.lost_regions, serving.loop)
 
 
 def open_metrics(
@@ -428,7 +426,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     try:
         serving = ServingLoop()
         serving.start()
-        mappings = make_mappings(options, control)
+        mappings = make_mappings(options, control, serving)
         front_end = FrontEnd(
             plane,
             options.serve,

@@ -6,11 +6,11 @@ request, and tensors that do not begin at a multiple of their elements' size. Sm
 cheaper than the checks.
 """
 
-import contextlib
+import asyncio
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from gangway.artifact.format import ITEM_BYTES
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
-from gangway.executor.peer import Peer
+from gangway.executor.peer import Peer, close_descriptor
 from gangway.executor.regions import OfferRegion, RegionMapped, RegionMessage, WithdrawRegion
 from gangway.executor.slots import place_in_region
 from gangway.server.models.tensors import Shapes, Tensor
@@ -34,22 +34,19 @@ class Mappings:
     them.
 
     A region is offered when a request could first use it in place. Until the workers have mapped it, and if they do
-    not, requests are served with copies. Only two threads wait for the supervisor. Safe for threads, with one lock for
-    what regions say of themselves (`offered`, `mapped`, `closed`).
+    not, requests are served with copies. The loop speaks with the supervisor. Safe for threads, with one lock for what
+    regions say of themselves (`offered`, `mapped`, `closed`).
     """
 
-    def __init__(self, supervisor: Peer[RegionMessage], lost: LostRegions) -> None:
+    def __init__(self, supervisor: Peer[RegionMessage], lost: LostRegions, loop: asyncio.AbstractEventLoop) -> None:
         self._supervisor = supervisor
         self._lost = lost
+        self._loop = loop
         self._lock = threading.Lock()
         self._tokens = 0
         self._offered: dict[int, Region] = {}  # by token; not answered yet
-        self._unsent: queue.SimpleQueue[tuple[RegionMessage, int]] = queue.SimpleQueue()
-
-    def start(self) -> None:
-        """Begin to speak with the supervisor."""
-        for work in (self._speak, self._listen):
-            threading.Thread(target=work, name="regions", daemon=True).start()
+        self._unsent: deque[tuple[RegionMessage, int]] = deque()
+        loop.call_soon_threadsafe(loop.add_reader, supervisor.fileno(), self._hear)
 
     def offer(self, region: Region) -> None:
         """Have workers map a region, which the caller holds, unless that has been tried already."""
@@ -66,7 +63,7 @@ class Mappings:
             self._answered(token, 0)
             return
         registration = region.registration
-        self._unsent.put((OfferRegion(token, registration.offset, registration.size_bytes), descriptor))
+        self._say(OfferRegion(token, registration.offset, registration.size_bytes), descriptor)
 
     def forget(self, region: Region) -> None:
         """The region is about to be closed. It is unmapped when the last request that is under way has ended."""
@@ -86,29 +83,40 @@ class Mappings:
         return self._lost.is_lost(mapped.number)
 
     def _withdraw(self, mapped: MappedRegion) -> None:
-        mapped.uses.close(lambda: self._unsent.put((WithdrawRegion(mapped.token), -1)))
+        mapped.uses.close(lambda: self._say(WithdrawRegion(mapped.token)))
+
+    def _say(self, message: RegionMessage, descriptor: int = -1) -> None:
+        """Tell the supervisor, in order; then the descriptor is closed."""
+        self._unsent.append((message, descriptor))
+        self._loop.call_soon_threadsafe(self._speak)
+
+    # -- on the loop
 
     def _speak(self) -> None:
-        while True:
-            message, descriptor = self._unsent.get()
+        while self._unsent:
+            message, descriptor = self._unsent[0]
             try:
-                self._supervisor.send(message, descriptor, wait=True)
+                self._supervisor.send(message, descriptor)
+            except BlockingIOError:
+                self._loop.add_writer(self._supervisor.fileno(), self._speak)
+                return
             except (BrokenPipeError, ConnectionError):
                 return  # the supervisor is gone, and this process is about to be
             except OSError as error:
                 _log.error("a client's shared memory cannot be mapped, so its tensors are copied: %s", error)
                 if isinstance(message, OfferRegion):
                     self._answered(message.token, 0)
-            finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
+            self._unsent.popleft()
+            close_descriptor(descriptor)
+        self._loop.remove_writer(self._supervisor.fileno())
 
-    def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                message, _ = self._supervisor.wait()
+    def _hear(self) -> None:
+        try:
+            while (message := self._supervisor.receive()) is not None:
                 if isinstance(message, RegionMapped):
                     self._answered(message.token, message.number)
+        except (EOFError, OSError):
+            self._loop.remove_reader(self._supervisor.fileno())
 
     def _answered(self, token: int, number: int) -> None:
         with self._lock:
