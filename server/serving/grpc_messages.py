@@ -7,6 +7,7 @@ import binascii
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
@@ -67,15 +68,14 @@ class MessageReader:
     `place` is called; those of a long message are written into its place then.
     """
 
-    __slots__ = ("_compressed", "_kept", "_kept_bytes", "_limit", "_place", "_written", "due_bytes")
+    __slots__ = ("_at", "_compressed", "_kept", "_kept_bytes", "_limit", "_place", "due_bytes")
 
     def __init__(self, limit: int) -> None:
         """Make it. `limit`: the longest message."""
         self._limit = limit
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = self._at = 0  # `_at`: so much of the first piece is taken
         self._place: bytearray | None = None
-        self._written = 0
         self._compressed = False
         self.due_bytes = -1
 
@@ -86,10 +86,9 @@ class MessageReader:
 
     def feed(self, data: bytes) -> None:
         """Take further bytes."""
-        if self._place is not None and self._written + len(data) <= self.due_bytes:
-            self._place[self._written : self._written + len(data)] = data
-            self._written += len(data)
-        else:
+        if self._place is not None and len(self._place) + len(data) <= self.due_bytes:
+            self._place += data
+        elif data:
             self._kept.append(data)
             self._kept_bytes += len(data)
 
@@ -108,9 +107,9 @@ class MessageReader:
         return True
 
     def place(self) -> None:
-        """Make the place of a long message. Nothing of it is written before, however long it is said to be."""
+        """Begin with the place of a long message. It grows with what comes, however long the message is said to be."""
         if self.due_bytes >= WHOLE_BYTES and self._place is None:
-            self._place = bytearray(self.due_bytes)
+            self._place = bytearray()
             self._fill(self._place)
 
     def take(self) -> tuple[bool, bytes] | None:
@@ -120,27 +119,33 @@ class MessageReader:
         """
         if self._place is not None:
             self._fill(self._place)
-            if self._written < self.due_bytes:
+            if len(self._place) < self.due_bytes:
                 return None
             message = cast("bytes", self._place)
         elif self._kept_bytes < self.due_bytes:
             return None
         else:
             message = self._cut(self.due_bytes)
-        self._place, self._written, self.due_bytes = None, 0, -1
+        self._place, self.due_bytes = None, -1
         return self._compressed, message
 
     def _fill(self, place: bytearray) -> None:
-        if part := self._cut(min(self._kept_bytes, self.due_bytes - self._written)):
-            place[self._written : self._written + len(part)] = part
-            self._written += len(part)
+        if self._kept_bytes:
+            place += self._cut(min(self._kept_bytes, self.due_bytes - len(place)))
 
     def _cut(self, size: int) -> bytes:
         """Take so many of the kept bytes, which are there."""
-        kept = self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
-        rest = kept[size:]
-        self._kept, self._kept_bytes = [rest] if rest else [], len(rest)
-        return kept[:size]
+        self._kept_bytes -= size
+        parts = []
+        while size > 0:
+            part = self._kept[0][self._at : self._at + size]
+            parts.append(part)
+            size -= len(part)
+            self._at += len(part)
+            if self._at == len(self._kept[0]):
+                self._kept.popleft()
+                self._at = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def inflate(message: bytes, encoding: bytes, limit: int) -> bytes:
