@@ -49,6 +49,10 @@ They depend on where the numbers stand, on shapes or on the processor, or to fol
 
 A task of Sin, Cos, Tan or Mod with fmod that meets an angle beyond 2^20, or a quotient beyond 2^26, is computed once
 more in a slower way, which is exact.
+
+ReduceSum, ReduceMean, ReduceProd, ReduceL1, ReduceL2 and ReduceSumSquare of integers are computed in float64, as by
+onnxruntime: a total beyond 2^53 is rounded, one that overflows is the largest or the least integer. CumSum wraps
+around.
 """
 _DIFFERENCES = """## Other differences from onnxruntime
 
