@@ -46,7 +46,7 @@ Way = Callable[[str, bytes, float, int], Cost]
 
 
 def ours(url: str, request: bytes, rate_per_s: float, count: int, client: str = RAW) -> Cost:
-    """`gangway perf`: by default the library h2 on one connection, in one thread."""
+    """`gangway perf`: by default the library ngh2 on one connection, in one thread."""
     arrivals = Arrivals(np.arange(count) / rate_per_s * 1e6, np.zeros(count, dtype=np.int64))
     run = drive(url, {"model": request}, arrivals, TIMEOUT_S, client=client)
     p50_us = summarise(run.outcomes, {}).total.p50_us

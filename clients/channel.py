@@ -26,7 +26,7 @@ class Channel(Protocol):
     """A connection that calls ModelInfer. Not for several threads.
 
     The owner waits until `fileno()` is readable or, while `wants_write`, writable, then calls `receive` or `flush`.
-    A lost connection raises OSError, or h2's ProtocolError, and all calls are lost; or it ends each as UNAVAILABLE.
+    A lost connection raises OSError, and all calls are lost; or it ends each as UNAVAILABLE.
     """
 
     @property

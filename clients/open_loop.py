@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 
 import numpy as np
-from h2.exceptions import ProtocolError
 
 from gangway.clients.channel import CallResult, Channel, Connect
 from gangway.clients.connection import Tls, UnreachableError
@@ -258,7 +257,7 @@ class _Loop:
                 channel.flush()
             if readable:
                 self._record_all(channel.receive())
-        except (OSError, ProtocolError) as error:
+        except OSError as error:
             self._fail_outstanding(str(error))
 
     def _record_all(self, ended: Sequence[CallResult]) -> None:

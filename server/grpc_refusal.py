@@ -7,13 +7,11 @@ with a status and a message (RFC 9113; PROTOCOL-HTTP2.md of gRPC).
 from typing import Final
 from urllib.parse import quote
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, RequestReceived
-from h2.exceptions import ProtocolError
+import ngh2
+from ngh2.events import GoAwayReceived, RequestReceived
 
 MAX_REQUESTS: Final = 100  # of a connection, which then ends
-UNIMPLEMENTED: Final = "12"  # of gRPC: clients do not try again
+UNIMPLEMENTED: Final = b"12"  # of gRPC: clients do not try again
 
 
 class GrpcRefusal:
@@ -25,31 +23,36 @@ class GrpcRefusal:
     def __init__(self, reason: str) -> None:
         self._reason = reason
         self._requests = 0
-        self._connection = H2Connection(H2Configuration(client_side=False))
+        self._connection = ngh2.Connection(ngh2.Role.SERVER)
         self._connection.initiate_connection()
 
     def receive(self, data: bytes) -> tuple[bytes, bool]:
         """Take what a client has sent; return what it is to be sent, and whether the connection ends then."""
+        ends = False
         try:
-            events = self._connection.receive_data(data)
-            for event in events:
+            self._connection.receive_data(data)
+            for event in self._connection.events():
                 if isinstance(event, RequestReceived):
                     self._refuse(event.stream_id, dict(event.headers))
-            ends = self._requests >= MAX_REQUESTS
-            if ends:
-                self._connection.close_connection()
-        except ProtocolError:
-            return self._connection.data_to_send(), True
-        ends = ends or any(isinstance(event, ConnectionTerminated) for event in events)
-        return self._connection.data_to_send(), ends
+                ends |= isinstance(event, GoAwayReceived)
+            if self._requests >= MAX_REQUESTS:
+                ends = True
+                self._connection.send_goaway()
+        except ngh2.NGH2Error:
+            ends = True
+        answer = self._connection.data_to_send()
+        return answer, ends or not self._connection.want_read
 
     def _refuse(self, stream: int, headers: dict[bytes, bytes]) -> None:
         self._requests += 1
         kind = headers.get(b"content-type", b"")
         if kind.startswith(b"application/grpc"):
-            message = quote(self._reason, safe=" !#$&'()*+,/:;=?@[]~")
-            status = [("content-type", "application/grpc"), ("grpc-status", UNIMPLEMENTED), ("grpc-message", message)]
-            self._connection.send_headers(stream, [(":status", "200"), *status], end_stream=True)
+            message = quote(self._reason, safe=" !#$&'()*+,/:;=?@[]~").encode()
+            status = [(b"content-type", b"application/grpc"), (b"grpc-status", UNIMPLEMENTED)]
+            self._connection.send_response(
+                stream, [(b":status", b"200"), *status, (b"grpc-message", message)], end_stream=True
+            )
             return
-        self._connection.send_headers(stream, [(":status", "505"), ("content-type", "text/plain; charset=utf-8")])
+        about = [(b":status", b"505"), (b"content-type", b"text/plain; charset=utf-8")]
+        self._connection.send_response(stream, about)
         self._connection.send_data(stream, f"{self._reason}\n".encode(), end_stream=True)

@@ -51,14 +51,13 @@ ONLY_IN = {
     "tvm": ("compiler",),
     "onnx": ("compiler", "zoo"),
     "httptools": ("server.serving",),
+    "ngh2": ("clients.raw_channel", "server.grpc_refusal", "server.repository.trials", "server.serving.http2"),
     "uvloop": ("server.serving",),
-    "ngh2": ("clients", "server.serving.http2"),
 }
 # What is imported late, inside of a function, because it is heavy and seldom needed.
 HEAVY = {
     "concurrent.futures",
     "fsspec",
-    "h2.connection",
     "hashlib",
     "matplotlib",
     "matplotlib.figure",
@@ -211,7 +210,7 @@ def is_heavy(module: str) -> bool:
         "matplotlib",
         "rich",
         "grpc",
-        "h2",
+        "ngh2",
         "uvloop",
         "opentelemetry",
         "mlperf_loadgen",

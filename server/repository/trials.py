@@ -19,10 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import StreamEnded, StreamReset
-from h2.exceptions import ProtocolError
+import ngh2
+from ngh2.events import StreamClosed
 
 from gangway.artifact.files import file_beside
 from gangway.artifact.format import Engine, Manifest
@@ -306,12 +304,12 @@ RECEIVE_BYTES: Final = 1 << 16
 EMPTY_MESSAGE: Final = bytes(5)  # gRPC's prefix of a message without fields
 EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 HEADERS: Final = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/inference.GRPCInferenceService/ServerLive"),
-    (":authority", "localhost"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/inference.GRPCInferenceService/ServerLive"),
+    (b":authority", b"localhost"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
 ]
 
 
@@ -324,7 +322,7 @@ def measure_request_cost_us(options: GrpcOptions) -> float:
     try:
         with _connected(options) as connection:
             cost_us = statistics.quantiles(_round_trips_us(connection), n=4)[0]
-    except (OSError, ProtocolError) as error:
+    except (OSError, ngh2.NGH2Error) as error:
         _log.info(
             "a request without a model is assumed to take %.3f ms, because it cannot be measured: %s",
             USUAL_US / 1e3,
@@ -362,7 +360,7 @@ def _connected(options: GrpcOptions) -> Iterator[socket.socket]:
 
 
 def _round_trips_us(connection: socket.socket) -> Iterator[float]:
-    http = H2Connection(H2Configuration(client_side=True))
+    http = ngh2.Connection(ngh2.Role.CLIENT)
     http.initiate_connection()
     for _ in range(WARM_UP_CALLS):
         _call(connection, http)
@@ -375,10 +373,9 @@ def _round_trips_us(connection: socket.socket) -> Iterator[float]:
         yield (time.monotonic() - begin) * 1e6
 
 
-def _call(connection: socket.socket, http: H2Connection) -> None:
-    """Make one call and wait for its end. Raises OSError, ProtocolError."""
-    stream = http.get_next_available_stream_id()
-    http.send_headers(stream, HEADERS)
+def _call(connection: socket.socket, http: ngh2.Connection) -> None:
+    """Make one call and wait for its end. Raises OSError, NGH2Error."""
+    stream = http.send_request(HEADERS)
     http.send_data(stream, EMPTY_MESSAGE, end_stream=True)
     ended = False
     while not ended:
@@ -386,5 +383,6 @@ def _call(connection: socket.socket, http: H2Connection) -> None:
         data = connection.recv(RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the front end has closed the connection")
-        ended = any(isinstance(event, StreamEnded | StreamReset) for event in http.receive_data(data))
+        http.receive_data(data)
+        ended = any(isinstance(event, StreamClosed) for event in http.events())
     connection.sendall(http.data_to_send())
