@@ -3,6 +3,7 @@
 The main thread listens to the supervisor; requests are answered by the gRPC server's threads.
 """
 
+import gc
 import logging
 import os
 import socket
@@ -376,6 +377,7 @@ class Listeners:
         except (CannotListenError, OSError) as error:
             self._say(BindFailed(str(error)))
             os._exit(1)
+        gc.freeze()  # what lives now lives on: a collection would stop the loop for some 10 ms to look at it
         self._say(Listening(self.grpc_address, metrics_address, http_address))
 
     def _say(self, message: FrontEndMessage) -> None:
