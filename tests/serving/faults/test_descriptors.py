@@ -28,7 +28,7 @@ from tests.helpers.python_models import write
 from tests.helpers.whole_server import all_pids, small_repository, until
 
 CONNECTIONS = 400
-LOOKS = 5
+LOOKS = 3
 PERIOD_S = 0.3  # the server looks more often
 SETTINGS = bytes(3) + b"\4" + bytes(5)  # the frame that a client of HTTP/2 begins with
 HALF_A_FRAME = (200).to_bytes(3) + b"\1\4" + (1).to_bytes(4) + b"\x82\x86"

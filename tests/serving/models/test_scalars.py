@@ -52,7 +52,10 @@ ASKS = """
 
 
 def save(repository: Path, name: str, config: str, foreign: bool = False) -> None:
-    """y = x * k, total = the sum of y; of `foreign` ones a string makes onnxruntime execute them."""
+    """y = x * k, total = the sum of y; of `foreign` ones a string makes onnxruntime execute them.
+
+    Models of all forms are the same file, which is compiled once.
+    """
     info, node = helper.make_tensor_value_info, helper.make_node
     nodes = [node("Mul", ["x", "k"], ["y"]), node("ReduceSum", ["y"], ["total"], keepdims=0)]
     given, made = [info("x", FLOAT, [4]), info("k", FLOAT, [])], [info("y", FLOAT, [4]), info("total", FLOAT, [])]
@@ -62,7 +65,7 @@ def save(repository: Path, name: str, config: str, foreign: bool = False) -> Non
         made.append(info("same", TensorProto.STRING, []))
     folder = repository / name / "1"
     folder.mkdir(parents=True)
-    graph = helper.make_graph(nodes, name, given, made)
+    graph = helper.make_graph(nodes, "product", given, made)
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx"
     )
@@ -126,6 +129,7 @@ class Served:
     server: LiveServer
     client: triton.InferenceServerClient
     repository: Path
+    cache_dir: Path
 
     def infer(self, name: str, feeds: dict[str, Array]) -> dict[str, Array]:
         result = self.client.infer(name, inputs_of(feeds), client_timeout=60)
@@ -147,13 +151,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     steps = [("ones", "x=x k=k", "y=z total=t"), ("none", "x=z k=t", "y=y total=total")]
     ensemble = ensemble_configs.config_of("x:FP32:4 k:FP32:1", "y:FP32:4 total:FP32:1", steps, batch=0)
     ensemble_configs.write(repository, "ensemble", ensemble)
-    for name in ("ones", "none", "choice", "text_ones"):
+    for name in ("ones", "choice", "counter", "text_ones"):
         compile_model(repository / name / "1" / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None)
     with (
         live_server(repository, [f"--cache-dir={cache_dir}", "--no-profile"]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
-        yield Served(server, client, repository)
+        yield Served(server, client, repository, cache_dir)
 
 
 X = np.arange(1, 5, dtype=np.float32)
@@ -229,14 +233,14 @@ def test_http(served: Served, name: str, binary: bool) -> None:
 
 def test_check_finds_nothing_to_mend(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_text() for path in served.repository.glob("*/config.pbtxt")}
-    check([str(served.repository), "--fix"])
+    check([str(served.repository), f"--cache-dir={served.cache_dir}", "--fix"])
     assert "dims" not in capsys.readouterr().out
     assert {path: path.read_text() for path in served.repository.glob("*/config.pbtxt")} == before
 
 
-def test_other_dims_of_a_scalar_are_refused(tmp_path: Path) -> None:
+def test_other_dims_of_a_scalar_are_refused(served: Served, tmp_path: Path) -> None:
     save(tmp_path, "wrong", FORMS["ones"].replace('"k" data_type: TYPE_FP32 dims: [1]', '"k" dims: [2]'))
-    flags = [f"--cache-dir={tmp_path / 'cache'}"]
+    flags = [f"--cache-dir={served.cache_dir}"]
     reason = r"input 'k': dims are \[2\], but the ONNX model has \[\]"
     with pytest.raises(RuntimeError, match=reason), live_server(tmp_path, flags):
         pass

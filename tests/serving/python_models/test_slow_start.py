@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -13,6 +14,8 @@ from benchmarks.lib.live_server import live_server, reserved_port
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import ADD, Served, four, write
 from tests.helpers.whole_server import started, until
+
+pytestmark = pytest.mark.long  # a start is slow after ten seconds
 
 FLAG = "--backend-config=python,stub-timeout-seconds="
 HANGS = """
