@@ -90,22 +90,28 @@ def sources() -> dict[str, Path]:
 MODULES = sources()
 
 
-@cache
 def imports(module: str, late: bool = True) -> tuple[str, ...]:
     """What a module imports, full names. `late`: inside of functions, too. Imports for type checkers count."""
+    early, others = imports_by_place(module)
+    return (*early, *others) if late else early
+
+
+@cache
+def imports_by_place(module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a module imports at once, and inside of functions."""
     tree = ast.parse(MODULES[module].read_text())
-    early = {id(node) for statement in tree.body for node in (statement, *ast.iter_child_nodes(statement))}
-    found = []
+    at_once = {id(node) for statement in tree.body for node in (statement, *ast.iter_child_nodes(statement))}
+    early: list[str] = []
+    late: list[str] = []
     for node in ast.walk(tree):
-        if not late and id(node) not in early:
-            continue
+        found = early if id(node) in at_once else late
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 found.append(whole if whole.removeprefix("gangway.") in MODULES else node.module)
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-    return tuple(found)
+    return tuple(early), tuple(late)
 
 
 @cache

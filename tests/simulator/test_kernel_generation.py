@@ -43,6 +43,7 @@ def test_only_what_makes_kernels_counts(compiler: Path) -> None:
     assert sources_digest(compiler) != digest
 
 
+@pytest.mark.long
 def test_who_changes_kernels_says_whether_times_change(
     tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

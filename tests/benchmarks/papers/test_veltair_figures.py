@@ -76,6 +76,7 @@ def test_rates_of_every_kind_of_policy_are_compared() -> None:
     assert {"veltair", "veltair:use", "gangway"} <= set(veltair_rates.POLICIES)
 
 
+@pytest.mark.long
 def test_rates_and_latencies_are_drawn(tmp_path: Path) -> None:
     policies = ["planaria", "model_fcfs", "gangway"]
     veltair_rates.draw(request(tmp_path, 30), ["light"], policies, ["measured"], seeds=2)
