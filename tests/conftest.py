@@ -1,6 +1,7 @@
 """Fixtures of all rooms: a repository with the zoo's models and a cache that holds them compiled."""
 
 import fcntl
+import gc
 import hashlib
 import os
 import shutil
@@ -26,6 +27,11 @@ LONG_FIRST = ("docs", "measure", "serving", "compiler", "scheduler", "benchmarks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the rooms whose files take long, so that the processes of a run end at about the same time."""
     items.sort(key=_order)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what lives until the end, thousands of tests and of functions, out of what the collector walks through."""
+    gc.freeze()
 
 
 def _order(item: pytest.Item) -> int:

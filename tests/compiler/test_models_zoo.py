@@ -17,6 +17,7 @@ from gangway.zoo import inception, write_model
 BLOCKS = ("3b", "4e")  # of nine that differ in channels only; each is followed by a pooling
 
 
+@pytest.mark.long
 def test_answers_match_onnxruntime(
     compile_file: Callable[[Path], Any],
     load_artifact: Callable[[Path], Any],

@@ -1,5 +1,6 @@
 """Small networks that onnxruntime has quantised, on kernels of 8-bit numbers, against onnxruntime without fusions."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from gangway.compiler.pipeline import Compiled
 from gangway.compiler.target import detect
+from tests.helpers.sampled import sampled
 
 Array = Any
 ROWS = 6
@@ -174,16 +176,20 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("build", [residual, mobile, grouped], ids=lambda build: build.__name__)
+BUILDERS: dict[str, Callable[[], Network]] = {build.__name__: build for build in (residual, mobile, grouped)}
+FEW = [*((name, "uint8") for name in BUILDERS), ("residual", "int8"), ("mobile", "without VNNI")]
+FEW += [("grouped", "without VNNI, 7 bits")]
+
+
+@pytest.mark.parametrize(("name", "kind"), sampled(itertools.product(BUILDERS, KINDS), FEW))
 def test_network_in_8_bits(
-    build: Callable[[], Network],
+    name: str,
     kind: str,
     compile_file: Callable[..., Compiled],
     load_artifact: Any,
     tmp_path: Path,
 ) -> None:
-    network = build()
+    network = BUILDERS[name]()
     chosen = KINDS[kind]
     path = network.quantise(tmp_path, chosen.activations, chosen.reduce_range)
     runner = load_artifact(compile_file(path, target=chosen.target).folder)

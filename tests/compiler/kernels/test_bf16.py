@@ -35,6 +35,7 @@ from gangway.compiler.kernels.templates.bf16 import work
 from gangway.compiler.target import TARGETS, extended
 from tests.compiler.kernels.test_conv_depthwise import both
 from tests.compiler.kernels.test_dense_batch import GUARD, answered
+from tests.helpers.sampled import sampled
 from tests.helpers.targets import BESIDE_TILES
 
 VECTORS = ("avx512_bf16",)
@@ -220,7 +221,9 @@ def test_convolutions(name: str, low: TargetSpec, library_path: Path) -> None:
         run_convolution(library, symbol, plan, low)
 
 
-@pytest.mark.parametrize("name", ["3x3", "37 positions, many planes", "first 7x7", "single pixel"])
+@pytest.mark.parametrize(
+    "name", sampled(["3x3", "37 positions, many planes", "first 7x7", "single pixel"], ["3x3", "single pixel"])
+)
 def test_versions_share_weights_and_layouts(name: str, low: TargetSpec, library_path: Path) -> None:
     found = registry.versions(replace(CONVOLUTIONS[name], precision="bf16"), low, most=8)
     assert len(set(found)) == len(found)
@@ -242,7 +245,7 @@ def test_long_reductions_and_large_bands(low: TargetSpec, library_path: Path) ->
         run_convolution(library, symbol, plan, low)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", sampled(PAIRS, ["stride 2, surplus channels, halos", "behind a planar image"]))
 def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     given = PAIRS[name]
     conv, second = given.conv, given.depthwise

@@ -124,7 +124,9 @@ def test_steps_of_large_matrices_are_layers(
     assert found.count(operator) == 6 * layers_a_step
 
 
-@pytest.mark.parametrize(("steps", "given"), [(1, {5: "h"}), (2, {}), (2, {5: "h"})])
+@pytest.mark.parametrize(
+    ("steps", "given"), [(1, {5: "h"}), (2, {}), pytest.param(2, {5: "h"}, marks=pytest.mark.long)]
+)
 def test_reverse_and_last_states_of_large_matrices(
     check: Callable[..., list[str]], network: Any, steps: int, given: dict[int, str]
 ) -> None:

@@ -14,6 +14,7 @@ from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.shapes.stated import state_shapes
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.relax import lower_by_relax
+from tests.helpers.sampled import sampled
 
 node = helper.make_node
 
@@ -72,8 +73,12 @@ EXPRESSIONS: list[tuple[str, dict[str, tuple[tuple[int, ...], str]], tuple[int, 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("declared", ["", "int8", "float32"])
-@pytest.mark.parametrize("dtype", KINDS)
+DECLARED = [(dtype, declared) for dtype in KINDS for declared in ("", "int8", "float32") if declared != dtype]
+FEW = [(dtype, "") for dtype in KINDS]
+FEW += [("float32", "int8"), ("int64", "int8"), ("bool", "float32"), ("uint8", "float32")]
+
+
+@pytest.mark.parametrize(("dtype", "declared"), sampled(DECLARED, FEW))
 def test_no_function_writes_wider_numbers_than_its_tensor_has(dtype: str, declared: str) -> None:
     """Whatever type a tensor is said to have: layers are those of that type, or there are none."""
     for operator, inputs, shape, attributes in EXPRESSIONS:

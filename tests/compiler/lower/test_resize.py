@@ -1,5 +1,6 @@
 """Resize in every mode, blocked between convolutions and plain, against onnxruntime."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.helpers.sampled import sampled
 from tests.helpers.targets import ENDS
 
 node = helper.make_node
@@ -77,9 +79,13 @@ def test_smoothed(check: Any, network: Any) -> None:
     check(network(nodes, {"x": ["N", 3, 41, 37]}, {"linear": None, "cubic": None}, scales, opset=19))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32"])
-@pytest.mark.parametrize("coordinates", [*COORDINATES, "tf_crop_and_resize"])
-def test_of_every_type(dtype: str, coordinates: str, compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+TYPES = ("uint8", "int8", "int32", "float32")
+WAYS = (*COORDINATES, "tf_crop_and_resize")
+FEW = [(WAYS[number % len(WAYS)], dtype) for number, dtype in enumerate(TYPES * 3)]
+
+
+@pytest.mark.parametrize(("coordinates", "dtype"), sampled(itertools.product(WAYS, TYPES), FEW))
+def test_of_every_type(coordinates: str, dtype: str, compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
     """Behind a convolution, so that kernels compute the rest. onnxruntime has no cubic one of integers."""
     modes = ["nearest", "linear", *(["cubic"] if dtype == "float32" else [])]
     nodes = [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.helpers.sampled import sampled
 from tests.helpers.targets import ENDS, NARROWEST, WIDEST
 
 node = helper.make_node
@@ -68,16 +69,16 @@ def test_pooling(check: Any, network: Any, target: str, blocked: bool) -> None:
     assert set(operators) == {"MaxPool", "AveragePool", *others}
 
 
-@pytest.mark.parametrize("size", [(1, 2), (2, 3), (9, 16), (6, 75), (40, 33)])
-def test_pooling_of_plain_images(check: Any, network: Any, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("height", "width"), sampled([(1, 2), (2, 3), (9, 16), (6, 75), (40, 33)], [(2, 3), (6, 75)]))
+def test_pooling_of_plain_images(check: Any, network: Any, height: int, width: int) -> None:
     """Lines shorter and longer than a vector; windows of any stride."""
     nodes, windows = [], ((1, 1), (1, 2), (2, 2), (3, 1), (3, 2), (2, 3), (3, 4))
-    for index, (width, stride) in enumerate(windows):
-        how = {"kernel_shape": [width, width], "strides": [stride, stride], "pads": [width // 2] * 4}
+    for index, (side, stride) in enumerate(windows):
+        how = {"kernel_shape": [side, side], "strides": [stride, stride], "pads": [side // 2] * 4}
         nodes.append(node("MaxPool", ["x"], [f"m{index}"], **how))
-        nodes.append(node("AveragePool", ["x"], [f"a{index}"], ceil_mode=int(stride < width), **how))
+        nodes.append(node("AveragePool", ["x"], [f"a{index}"], ceil_mode=int(stride < side), **how))
     results = {item.output[0]: None for item in nodes}
-    operators = check(network(nodes, {"x": [1, 3, *size]}, results))
+    operators = check(network(nodes, {"x": [1, 3, height, width]}, results))
     assert not {"Pack", "Unpack"}.intersection(operators)
 
 
