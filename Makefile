@@ -64,11 +64,12 @@ serve: install
 # looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
+	$(BIN)/python -m pytest -m "alone and not long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # What takes longer: tutorials, routers, remote repositories, narrower vectors than this machine has, many deaths.
 test-long: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "long and not alone" $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m "alone and long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.
 check: $(VENV)/.installed-test

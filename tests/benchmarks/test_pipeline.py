@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.lib.live_server import live_server
@@ -42,6 +43,7 @@ def write_classifier(repository: Path) -> None:
     (repository / CLASSIFIER / "config.pbtxt").write_text(CONFIG)
 
 
+@pytest.mark.long
 def test_the_ensemble_answers_as_its_parts_do_without_a_server(tmp_path: Path) -> None:
     """With more clients than instances, too, so that requests come while an instance computes."""
     write_classifier(tmp_path / "models")

@@ -9,6 +9,7 @@ import pytest
 
 from gangway.artifact.commands import COMMANDS
 from gangway.server.options.command_line import parse_options
+from tests.helpers.sampled import sampled
 
 
 def gangway(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ def test_an_installation_that_is_not_whole_is_one_sentence() -> None:
     assert line.startswith("gangway serve: ") and "_native" in line and line.endswith("; install Gangway again")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sampled(COMMANDS, ["serve", "client", "compile"]))
 def test_every_command_has_help(command: str) -> None:
     result = gangway(command, "--help")
     assert result.returncode == 0, result.stderr

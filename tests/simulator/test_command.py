@@ -104,7 +104,7 @@ def twice_as_fast(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_deadlines_choose_between_two_precisions(tmp_path, twice_as_fast, batch):
     """At a rate that fp32 alone hardly carries more are in time; at a low one nearly all stay in fp32."""
     mix = ("--mix", "tiny_yolov2=1", "--qos", "3x", "--cores", 2, "--queries", 400, "--batch", batch)

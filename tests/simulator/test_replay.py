@@ -14,6 +14,7 @@ PATIENCE_S = 40  # with a machine that is busy
 
 
 @pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.skipif((os.cpu_count() or 1) < CORES, reason="needs two cores")
 def test_live_and_simulated_agree(compiled_zoo, tmp_path):
     artifacts = {name: compiled_zoo.artifact(name) for name in MIX.names}

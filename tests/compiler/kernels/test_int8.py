@@ -1,5 +1,6 @@
 """Kernels of 8-bit numbers against numpy: sums are exact, so results are the same bit for bit."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,13 +78,16 @@ def test_convolution_is_that_of_integers(
     check_convolution(CONVOLUTIONS[name], int8_target, library_path, rng, narrow=False)
 
 
-@pytest.mark.parametrize("narrow", [False, True], ids=["8 bits", "narrow"])
-@pytest.mark.parametrize("name", WITHOUT_VNNI)
+SUMS = ("8 bits", "narrow")
+FEW = [*((name, "8 bits") for name in WITHOUT_VNNI), ("dilated", "narrow"), ("many channels", "narrow")]
+
+
+@pytest.mark.parametrize(("name", "kind"), sampled(itertools.product(WITHOUT_VNNI, SUMS), FEW))
 @pytest.mark.parametrize("target", sampled(["avx2", "avx512"], ["avx2"]), indirect=True)
 def test_convolution_without_vnni(
-    name: str, narrow: bool, target: TargetSpec, library_path: Path, rng: np.random.Generator
+    name: str, kind: str, target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
-    check_convolution(WITHOUT_VNNI[name], target, library_path, rng, narrow)
+    check_convolution(WITHOUT_VNNI[name], target, library_path, rng, narrow=kind == "narrow")
 
 
 def check_convolution(

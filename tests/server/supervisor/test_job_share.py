@@ -64,6 +64,7 @@ def stranger() -> Iterator[int]:
 
 @NEEDS_ROOT
 @pytest.mark.alone
+@pytest.mark.long
 def test_a_job_gets_a_quarter_of_a_core_beside_a_busy_process(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     job = spinning()

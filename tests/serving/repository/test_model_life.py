@@ -306,6 +306,7 @@ def appears_twice(walk: Walk, name: str) -> None:
     walk.controlled.wait_until(lambda: not [key for key in walk.controlled.index() if key[0] == name])
 
 
+@pytest.mark.long
 def test_every_transition_twice_and_no_other(tmp_path: Path, cache_dir: Path) -> None:
     (tmp_path / "explicit").mkdir()
     (tmp_path / "poll").mkdir()
