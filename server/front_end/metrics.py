@@ -59,8 +59,9 @@ class HistogramFamily:
         self._parts.append(f"{self._name}_count{own} {sums[-1]}\n{self._name}_sum{own} {total}\n")
 
     def text(self) -> str:
-        """Return the family."""
-        return "".join(self._parts)
+        """Return what has been added since the last call; the first one has the family's head, too."""
+        parts, self._parts = self._parts, []
+        return "".join(parts)
 
 
 @lru_cache(maxsize=256)
@@ -373,10 +374,12 @@ def _histograms(models: tuple[ModelReading, ...]) -> Iterator[str]:
         for model in models:
             counts, total_ns = values(model.figures)
             made.add(model.labels, bounds_s, counts, total_ns / 1e9)
+            yield made.text()
         yield made.text()
     rows = HistogramFamily("gangway_batch_rows", "Rows of the batches that were executed, of one request or of several")
     for model in models:
         rows.add(model.labels, ROW_BOUNDS, model.figures.row_counts, model.figures.batch_rows)
+        yield rows.text()
     yield rows.text()
 
 
@@ -446,11 +449,14 @@ class Exposition:
         self._options = options
         self._custom = custom
 
-    def families(self) -> Iterator[str]:
-        """Yield the metrics as they are at the first one, family by family. Raises OSError if /proc cannot be read."""
-        reading = self._source.read()
-        yield from triton_families(reading, self._options)
-        yield from gangway_families(reading)
+    def pieces(self) -> Iterator[str]:
+        """Yield the metrics in short pieces, some of them empty. Raises OSError if /proc cannot be read."""
+        for reading in self._source.steps():
+            if reading is None:
+                yield ""
+            else:
+                yield from triton_families(reading, self._options)
+                yield from gangway_families(reading)
         if self._custom is not None:
             yield from custom_families(self._custom.read())
 

@@ -7,7 +7,7 @@ metrics. Requests that wait or run are counted in the slot tables of all front e
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -185,6 +185,12 @@ class Source:
 
     def read(self) -> Reading:
         """Return how things are."""
+        *_, reading = self.steps()
+        assert reading is not None, "the last step"
+        return reading
+
+    def steps(self) -> Iterator[Reading | None]:
+        """Yield None after each model, for who has something else to do meanwhile, and then how things are."""
         served = self._models().served()
         states = Counter(self._plane.slots.in_use())
         usage = self._plane.usage()
@@ -194,8 +200,12 @@ class Source:
             states += theirs
             requests += theirs.total()
         scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
-        return Reading(
-            models=tuple([_read_model(model, states, scheduler) for model in served]),
+        models = []
+        for model in served:
+            models.append(_read_model(model, states, scheduler))
+            yield None
+        yield Reading(
+            models=tuple(models),
             scheduler=scheduler,
             server=self._control.server_block.read(),
             workers=tuple([self._control.status(rank) for rank in range(self._control.layout.workers)]),

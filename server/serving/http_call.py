@@ -79,7 +79,8 @@ class HttpCall:
 
     def expect_answer(self) -> Pending[bytes]:
         """Return what `answer` will settle."""
-        self._answered = answered = Pending[bytes]()
+        answered: Pending[bytes] = Pending()
+        self._answered = answered
         return answered
 
     def answer(self, result: bytes | RequestError) -> None:

@@ -1,6 +1,6 @@
 """What the port of the metrics serves: GET /metrics, and nothing else.
 
-The text is made on the event loop, family by family, with turns for others in between. So a scrape needs no thread, and
+The text is made on the event loop, piece by piece, with turns for others in between. So a scrape needs no thread, and
 is answered whatever all threads are at.
 """
 
@@ -85,7 +85,7 @@ class MetricsSite(Site):
     async def _scrape(self, call: HttpCall) -> Reply:
         texts: list[str] = []
         begin_s = time.monotonic()
-        for text in self._exposition.families():
+        for text in self._exposition.pieces():
             texts.append(text)
             if time.monotonic() - begin_s > MAX_HELD_SECONDS:
                 await self._turn()

@@ -1,6 +1,7 @@
 """The port of the metrics: what it serves, to whom, and who holds nobody."""
 
 import gzip
+import http.client
 import socket
 from typing import Any
 
@@ -46,6 +47,21 @@ def test_compression_is_the_clients_choice(scraped: Scraped) -> None:
     assert b"nv_inference_count{" in text
     response, _ = scraped.get(Accept_Encoding="gzip;q=0")
     assert response.getheader("Content-Encoding") is None
+
+
+def test_scrapes_over_one_connection(scraped: Scraped) -> None:
+    host, port = scraped.address()
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    connection.connect()
+    own = connection.sock
+    for method, headers in (("GET", {}), ("HEAD", {}), ("GET", {"Accept-Encoding": "gzip"}), ("GET", {})):
+        connection.request(method, "/metrics", headers=headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        assert (answer.status, bool(body)) == (200, method == "GET")
+        assert connection.sock is own, "the server has not closed it"
+    assert b"gangway_cores " in body
+    connection.close()
 
 
 def test_stalled_and_hostile_scrapers_hold_nobody(scraped: Scraped) -> None:
