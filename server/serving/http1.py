@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import httptools
 import numpy as np
@@ -24,9 +24,6 @@ from gangway.server.http.replies import Reply
 from gangway.server.serving.http_call import READ_BYTES, Answering, HttpCall, Site
 from gangway.server.serving.limits import Phase
 from gangway.server.serving.tls import ArrivingConnection
-
-if TYPE_CHECKING:
-    from gangway.server.grpc_refusal import GrpcRefusal
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
 MAX_HEADERS: Final = 256  # of a request, trailers included
@@ -70,7 +67,6 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         "_is_paused",
         "_loop",
         "_offered",
-        "_other",
         "_parser",
         "_progress",
         "_rest_bytes",
@@ -92,7 +88,6 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._site = site
         self._loop = loop
         self._parser: httptools.HttpRequestParser | None = None  # while there is a request, and for a while after it
-        self._other: GrpcRefusal | None = None  # the client speaks HTTP/2
         # Requests: the one that comes; the one that is to be answered first, if its head is complete; those behind it.
         self._coming: HttpCall | None = None
         self._current: HttpCall | None = None
@@ -180,9 +175,8 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._receive_body(nbytes)
             return
         data = self._site.scratch[:nbytes]
-        is_first = self.phase is Phase.SILENT
-        if self._other is not None or (is_first and bytes(data[: len(HTTP2_PREFACE)]) == HTTP2_PREFACE):
-            self._refuse_grpc(bytes(data))
+        if self.phase is Phase.SILENT and bytes(data[: len(HTTP2_PREFACE)]) == HTTP2_PREFACE:
+            self._hand_over(bytes(data))
             return
         before = self._progress
         self._feed(data)
@@ -469,17 +463,13 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                 self._write(self._site.refusal(status, message), closes=True)
         self.transport.close()
 
-    def _refuse_grpc(self, data: bytes) -> None:
-        """Tell a client of gRPC that this is not its port."""
-        if self._other is None:
-            from gangway.server.grpc_refusal import GrpcRefusal  # noqa: PLC0415 - few clients ask the wrong port
-
-            self._other = GrpcRefusal(self._site.elsewhere)
-            self.since_s = self._loop.time()
-        answer, ends = self._other.receive(data)
-        self.transport.write(answer)
-        if ends:
-            self.transport.close()
+    def _hand_over(self, data: bytes) -> None:
+        """Leave a client of HTTP/2 to those who tell it that this is not its port."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._site.connections.discard(self)
+        self._site.limit.leave(self)
+        self._site.refuse_grpc(self.transport, data)
 
     # -- time
 
@@ -496,7 +486,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                 self._unread_s = next_s
             next_s = min(next_s, self._unread_s)
         if self.phase in (Phase.SILENT, Phase.IDLE):
-            end_s = self.since_s + (IDLE_SECONDS if self._other is None else STALL_SECONDS)
+            end_s = self.since_s + IDLE_SECONDS
             if now_s >= end_s:
                 self.transport.close()
                 return

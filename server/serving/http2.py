@@ -313,14 +313,17 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             self._to_reset.append(stream)
             self._sent()
 
-    def respond(self, stream: int, headers: Headers, parts: Iterable[bytes], trailers: Headers) -> None:
+    def respond(self, stream: int, headers: Headers, parts: Iterable[bytes], trailers: Headers = ()) -> None:
         """Send a whole answer."""
         http = self._http
         with suppress(ngh2.NGH2Error):
             http.send_response(stream, headers)
             for part in parts:
                 http.send_data(stream, part)
-            http.send_trailers(stream, trailers)
+            if trailers:
+                http.send_trailers(stream, trailers)
+            else:
+                http.end_stream(stream)
             self._to_reset.append(stream)
             self._sent()
 

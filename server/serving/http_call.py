@@ -171,6 +171,8 @@ class Site(ABC):
     def __init__(self, limit: ConnectionLimit) -> None:
         self.limit = limit
         self.thread = 0  # of the event loop, as threading.get_ident has it
+        # What takes the connection of a client of HTTP/2 over, of which these bytes have been read.
+        self.refuse_grpc: Callable[[asyncio.Transport, bytes], None] = lambda transport, _: transport.abort()
         self.connections: set[Answering] = set()
         self.scratch = memoryview(bytearray(READ_BYTES))  # what has been read of any connection, until it is understood
 

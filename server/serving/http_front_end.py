@@ -23,6 +23,7 @@ from gangway.server.serving.metrics_site import MetricsSite
 from gangway.server.serving.offload import Offload
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.watching import Watchers
+from gangway.server.serving.wrong_port import Refusal
 from gangway.server.threads import CountingPool
 
 BACKLOG: Final = 1024
@@ -69,6 +70,7 @@ class HttpFrontEnd:
         self._site = HttpSite(infer, begin, methods, models, options, ports, threads, work, limit, watchers)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []
+        self._refusals: list[Refusal] = []
 
     def listen(self, target: str) -> str:
         """Serve HTTP at "host:port", and return it with the port it has; do nothing for "".
@@ -120,6 +122,9 @@ class HttpFrontEnd:
     async def _serve(self, listening: socket.socket, site: Site, certificates: Certificates | None) -> None:
         loop = self._serving.loop
         site.thread = threading.get_ident()
+        refusal = Refusal(lambda: site.elsewhere, site.limit, loop)
+        site.refuse_grpc = refusal.take
+        self._refusals.append(refusal)
         if certificates is None:
             server = await loop.create_server(lambda: Connection(site, loop), sock=listening, backlog=BACKLOG)
             self._listeners.append(server)
@@ -136,6 +141,8 @@ class HttpFrontEnd:
         for site in self._sites:
             for connection in list(site.connections):
                 connection.transport.abort()
+        for refusal in self._refusals:
+            refusal.close()
 
 
 def _bound(target: str, reuse_port: bool) -> socket.socket:

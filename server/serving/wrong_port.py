@@ -1,0 +1,55 @@
+"""The answer to a client that speaks gRPC with a port of HTTP/1.1.
+
+A gRPC client shows no text of an answer in HTTP/1.1. So its connection is handed over to HTTP/2 as it is, where each
+call ends with a status and a message.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gangway.protos import StatusCode
+from gangway.server.errors import RequestError
+from gangway.server.options.endpoints import KeepaliveOptions
+from gangway.server.serving.grpc_call import refusal_headers
+from gangway.server.serving.grpc_messages import MAX_METADATA_BYTES
+from gangway.server.serving.http2 import Connections, Headers, Http2Connection
+from gangway.server.serving.limits import ConnectionLimit
+
+SECONDS: Final = 30.0  # after which a client is asked to go
+GRPC: Final = b"application/grpc"  # and what may follow it
+
+
+class Refusal:
+    """An application of HTTP/2 that refuses every request: a gRPC call, and what else HTTP/2 may carry."""
+
+    def __init__(self, reason: Callable[[], str], limit: ConnectionLimit, loop: asyncio.AbstractEventLoop) -> None:
+        """`reason`: what clients are told. `limit`: of the port."""
+        self._reason = reason
+        self._loop = loop
+        self._connections = Connections(loop, self, limit, KeepaliveOptions(), MAX_METADATA_BYTES)
+
+    def take(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Take a connection over, of which `data` has been read."""
+        connection = self._connections.make()
+        transport.pause_reading()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        transport.resume_reading()
+        connection.data_received(data)
+        self._loop.call_later(SECONDS, connection.go_away)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in tuple(self._connections.open):
+            connection.end(0)
+
+    def begin(self, connection: Http2Connection, stream: int, headers: Headers) -> None:
+        """Refuse a request."""
+        reason = self._reason()
+        if dict(headers).get(b"content-type", b"").startswith(GRPC):
+            error = RequestError(StatusCode.UNIMPLEMENTED, reason)  # clients do not try again
+            connection.refuse(stream, refusal_headers(error))
+        else:
+            kind = (b"content-type", b"text/plain; charset=utf-8")
+            connection.respond(stream, [(b":status", b"505"), kind], (f"{reason}\n".encode(),))
