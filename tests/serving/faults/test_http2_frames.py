@@ -1,6 +1,7 @@
-"""Frames that HTTP/2 forbids, or has no meaning for, each answered as RFC 9113 has it, or more strictly.
+"""Frames that HTTP/2 forbids, or has no meaning for, each answered as RFC 9113 has it.
 
-The cases are those of the RFC, as h2spec's generic ones are. Each ends a stream or a connection, and nothing else.
+The cases are those of the RFC, as h2spec's generic ones are. Each ends a stream or a connection, and nothing else. What
+comes late for a stream that is gone, and priorities, which the RFC has given up, may be ignored, too.
 """
 
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ PROTOCOL, FLOW, CLOSED, SIZE, REFUSED, CANCEL, COMPRESSION = 1, 3, 5, 6, 7, 8, 9
 PRIORITY_OF_ITSELF = (1).to_bytes(4) + b"\x10"
 OPEN = headers(1)
 WHOLE = call(1)
+HUFFMAN_NAME = literal("x-own", "")[:-1]  # of a header whose value follows, in Huffman's code
 UNKNOWN_TYPE, UNKNOWN_SETTING = 0xEE, 0xEE
 
 
@@ -58,6 +60,8 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
     "an unknown type within headers": (headers(1, flags=0) + frame(UNKNOWN_TYPE, 0, 1), ends(PROTOCOL)),
     # 4.2: sizes
     "data larger than may be": (OPEN + frame(Kind.DATA, 0, 1, bytes(1 << 14), 0xFFFFFF), hurts(SIZE)),
+    "data as large as may be": (OPEN + frame(Kind.DATA, 0, 1, bytes(5) + bytes((1 << 14) - 5)), FINE),
+    "headers larger than may be": (frame(Kind.HEADERS, END_HEADERS, 1, bytes(1 << 14), 0xFFFFFF), ends(SIZE)),
     "settings of seven bytes": (frame(Kind.SETTINGS, 0, 0, bytes(7)), ends(SIZE)),
     "an acknowledgement with settings": (settings([(1, 4096)], ACK), ends(SIZE)),
     "a ping of six bytes": (frame(Kind.PING, 0, 0, bytes(6)), ends(SIZE)),
@@ -74,6 +78,15 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
     ),
     "a size of the table behind a header": (headers(1, more=table_size(0)), ends(COMPRESSION)),
     "a header that is cut off": (headers(1, more=literal("x-own", "value")[:-2]), ends(COMPRESSION)),
+    "Huffman's code with too long an end": (
+        headers(1, more=HUFFMAN_NAME + b"\x86\x1c\x64\x5f\xff\xff\xff"),
+        ends(COMPRESSION),
+    ),
+    "Huffman's code that ends in zeros": (headers(1, more=HUFFMAN_NAME + b"\x83\x1c\x64\x50"), ends(COMPRESSION)),
+    "Huffman's code with an end inside": (
+        headers(1, more=HUFFMAN_NAME + b"\x85\x1c\xff\xff\xff\xff"),
+        ends(COMPRESSION),
+    ),
     # 5.1: states of streams
     "data on an idle stream": (frame(Kind.DATA, 0, 1, b"x"), ends(PROTOCOL, CLOSED)),
     "a reset of an idle stream": (reset(1), ends(PROTOCOL)),
@@ -84,6 +97,10 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
     "a continuation behind the end": (WHOLE + frame(Kind.CONTINUATION, END_HEADERS, 1), ends(PROTOCOL, CLOSED)),
     "data behind a reset": (OPEN + reset(1) + frame(Kind.DATA, 0, 1, b"x"), FINE | hurts(CLOSED)),
     "headers behind a reset": (OPEN + reset(1) + headers(1), FINE | hurts(CLOSED, PROTOCOL)),
+    "a continuation behind a reset": (
+        OPEN + reset(1) + frame(Kind.CONTINUATION, END_HEADERS, 1),
+        ends(PROTOCOL, CLOSED),
+    ),
     "a window behind the end": (WHOLE + window(1, 100), FINE),
     "a reset behind the end": (WHOLE + reset(1), FINE),
     "an even stream": (headers(2), ends(PROTOCOL)),
@@ -112,6 +129,20 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
     "data within headers": (headers(1, flags=0) + frame(Kind.DATA, 0, 1, b"x"), ends(PROTOCOL)),
     "headers continued elsewhere": (headers(1, flags=0) + frame(Kind.CONTINUATION, END_HEADERS, 3), ends(PROTOCOL)),
     "headers that are continued": (headers(1, flags=0) + frame(Kind.CONTINUATION, END_HEADERS, 1), FINE),
+    "a priority within headers": (headers(1, flags=0) + frame(Kind.PRIORITY, 0, 1, bytes(5)), ends(PROTOCOL)),
+    "continuations that are continued": (
+        headers(1, flags=0) + frame(Kind.CONTINUATION, 0, 1) * 2 + frame(Kind.CONTINUATION, END_HEADERS, 1),
+        FINE,
+    ),
+    "a continuation behind the last one": (
+        headers(1, flags=0) + frame(Kind.CONTINUATION, END_HEADERS, 1) * 2,
+        ends(PROTOCOL),
+    ),
+    "a continuation of stream 0": (headers(1, flags=0) + frame(Kind.CONTINUATION, END_HEADERS, 0), ends(PROTOCOL)),
+    "a continuation behind data": (
+        OPEN + frame(Kind.DATA, 0, 1, b"x") + frame(Kind.CONTINUATION, END_HEADERS, 1),
+        ends(PROTOCOL),
+    ),
     # 6.4 to 6.10
     "a reset of stream 0": (reset(0), ends(PROTOCOL)),
     "settings on a stream": (frame(Kind.SETTINGS, 0, 1, b""), ends(PROTOCOL)),
@@ -131,6 +162,14 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
     "a window of 0 of a stream": (OPEN + window(1, 0), hurts(PROTOCOL)),
     "windows beyond 2^31": (window(0, (1 << 31) - 1) * 2, ends(FLOW)),
     "windows of a stream beyond 2^31": (OPEN + window(1, (1 << 31) - 1) * 2, hurts(FLOW)),
+    "a first window beyond 2^31 of a stream": (
+        OPEN + window(1, (1 << 31) - 65536) + settings([(4, 100_000)]),
+        hurts(FLOW),
+    ),
+    "a setting twice": (settings([(4, 100), (4, 1 << 20)]), FINE),
+    # 7: codes
+    "a goodbye for an unknown reason": (frame(Kind.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\xff"), FINE | {"closed"}),
+    "a reset for an unknown reason": (OPEN + reset(1, 0xFF), FINE),
     # 8.1: requests
     "headers that follow without the end": (OPEN + headers(1), hurts(PROTOCOL)),
     "an upper-case name": (headers(1, more=literal("X-Own", "value")), hurts(PROTOCOL)),
@@ -142,7 +181,32 @@ WRONG: dict[str, tuple[bytes, set[str]]] = {
         frame(Kind.HEADERS, END_HEADERS, 1, literal(":path", f"{SERVICE}ServerLive") + request_block("ServerLive")),
         hurts(PROTOCOL),
     ),
+    "a method twice": (
+        frame(Kind.HEADERS, END_HEADERS, 1, literal(":method", "POST") + request_block("ServerLive")),
+        hurts(PROTOCOL),
+    ),
+    "a scheme twice": (
+        frame(Kind.HEADERS, END_HEADERS, 1, literal(":scheme", "http") + request_block("ServerLive")),
+        hurts(PROTOCOL),
+    ),
+    "a path in trailers": (
+        OPEN + frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, literal(":path", "/")),
+        hurts(PROTOCOL),
+    ),
+    "trailers of a client": (
+        OPEN
+        + frame(Kind.DATA, 0, 1, bytes(5))
+        + frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, literal("x-own", "value")),
+        FINE,
+    ),
+    "another te": (headers(1, more=literal("te", "gzip")), hurts(PROTOCOL)),
     "no headers": (frame(Kind.HEADERS, END_HEADERS, 1), hurts(PROTOCOL)),
+    "a length of several frames that is not so": (
+        headers(1, more=literal("content-length", "9"))
+        + frame(Kind.DATA, 0, 1, bytes(5))
+        + frame(Kind.DATA, END_STREAM, 1, b"x"),
+        hurts(PROTOCOL),
+    ),
     "a length that is not so": (
         headers(1, more=literal("content-length", "1")) + frame(Kind.DATA, END_STREAM, 1, bytes(5)),
         hurts(PROTOCOL),
@@ -191,3 +255,10 @@ def test_a_wrong_hello(gangway_server: LiveServer, client: FrameClient, hello: b
 def test_a_client_that_says_goodbye_gets_its_answers(client: FrameClient) -> None:
     client.send(headers(1) + frame(Kind.GOAWAY, 0, 0, bytes(8)) + frame(Kind.DATA, END_STREAM, 1, bytes(5)))
     assert client.is_answered(1)
+
+
+def test_settings_and_pings_are_acknowledged(client: FrameClient) -> None:
+    client.send(frame(Kind.PING, 0, 0, b"12345678"))
+    answer = client.wait(lambda each: each.kind == Kind.PING)
+    assert answer is not None and (answer.flags, answer.payload) == (ACK, b"12345678")
+    assert any(each.kind == Kind.SETTINGS and each.flags == ACK for each in client.frames)
