@@ -1,6 +1,6 @@
 """The front-end process: `python -m gangway.server.front_end.process` with the options that the supervisor gives it.
 
-The main thread listens to the supervisor; requests are answered by the gRPC server's threads.
+The main thread listens to the supervisor; the loop serves the clients (`server/serving/loop.py`).
 """
 
 import gc
