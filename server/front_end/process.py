@@ -1,6 +1,6 @@
 """The front-end process: `python -m gangway.server.front_end.process` with the options that the supervisor gives it.
 
-The main thread listens to the supervisor; the loop serves the clients (`server/serving/loop.py`).
+The main thread is the loop, which serves the clients and hears the supervisor (`server/serving/loop.py`).
 """
 
 import gc
@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
+from gangway.executor.peer import Peer
 from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
 TELL_AGAIN_SECONDS = 0.01
 IDLE_POLL_SECONDS = 0.005
 DRAIN_TRACES_SECONDS = 1.0
+ORDERS_AT_ONCE = 16  # of the supervisor, before others on the loop have their turn
 MAX_DRAIN_SECONDS = 600.0  # the supervisor kills the process earlier
 STOPPING = "the server is stopping"
 
@@ -119,7 +121,7 @@ class FrontEnd:
     ) -> None:
         """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch.
 
-        `serving` runs; its maker stops it.
+        `serving` need not run yet; its maker stops it.
         """
         self._serving = serving
         regions = Regions(mappings)
@@ -238,7 +240,7 @@ class FrontEnd:
         return waits
 
     def handle(self, message: FrontEndMessage) -> None:
-        """Do what the supervisor says. Returns from Drain when the last request has ended."""
+        """Do what the supervisor says. Quick, for the loop."""
         match message:
             case ModelReady() | ModelUnavailable() | ModelRemoved():
                 before = self.models.served_as(message.name, message.version)
@@ -265,25 +267,27 @@ class FrontEnd:
                 self.repository.answered(message)
             case Leave():
                 self._answers.leaving = True
-            case Drain():
-                self.inference.refuse(STOPPING)
-                self.streams.refuse(STOPPING)
-                self.repository.refuse(STOPPING)
-                self.changes.refuse(STOPPING)
-                self._answers.ready = False  # the server takes no further requests
-                self._await_idle()
-                self.tracer.finish(DRAIN_TRACES_SECONDS)
             case _:
                 raise ValueError(f"{message} is not for a front end")
+
+    def drain(self) -> None:
+        """Take no further requests; return when the last one has ended. Not for the loop's thread."""
+        self.inference.refuse(STOPPING)
+        self.streams.refuse(STOPPING)
+        self.repository.refuse(STOPPING)
+        self.changes.refuse(STOPPING)
+        self._answers.ready = False
+        self._await_idle()
+        self.tracer.finish(DRAIN_TRACES_SECONDS)
 
     def _retired(self, model_id: int) -> None:
         """The supervisor waits for it before it unloads the model."""
         self._say(ModelRetired(model_id))
 
     def _say(self, message: FrontEndMessage) -> None:
-        """Tell what the supervisor must hear."""
-        while not self._tell(message):
-            time.sleep(TELL_AGAIN_SECONDS)
+        """Tell what the supervisor must hear, as soon as there is room. From any thread."""
+        if not self._tell(message):
+            self._serving.call(self._serving.loop.call_later, TELL_AGAIN_SECONDS, self._say, message)
 
     def _apply(self, change: Change) -> None:
         """Make a change that is made in all front ends. Raises RequestError."""
@@ -348,8 +352,8 @@ class Listeners:
     """Opens the listeners when the front end knows all models. `grpc`, `http` and `metrics` raise CannotListenError or
     OSError.
 
-    gRPC comes first. Importing HTTP and metrics takes as long as the rest of a front end's start, so a thread opens
-    them while gRPC answers: a quick successor matters after a crash. `tell`: as in FrontEnd.
+    gRPC comes first. Importing HTTP and metrics takes as long as the rest of a front end's start, so they are opened
+    while gRPC answers: a quick successor matters after a crash. `tell`: as in FrontEnd.
     """
 
     def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
@@ -359,19 +363,14 @@ class Listeners:
         self._tell = tell
         self.grpc_address = ""  # as soon as there is one
 
-    def open(self) -> bool:
-        """Return when gRPC has been opened; the others follow. False if that cannot be, which the supervisor knows."""
+    def begin(self) -> None:
+        """Have a thread open them. The process ends if one cannot be opened, which the supervisor knows."""
+        threading.Thread(target=self._open, name="listeners", daemon=True).start()
+
+    def _open(self) -> None:
         try:
             self.grpc_address = self._grpc()
-        except (CannotListenError, OSError) as error:
-            self._say(BindFailed(str(error)))
-            return False
-        threading.Thread(target=self._open_others, name="listeners", daemon=True).start()
-        return True
-
-    def _open_others(self) -> None:
-        own_version()  # so that no client waits for it
-        try:
+            own_version()  # so that no client waits for it
             metrics_address = self._metrics()
             http_address = self._http()
         except (CannotListenError, OSError) as error:
@@ -427,7 +426,6 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
 
     try:
         serving = ServingLoop()
-        serving.start()
         mappings = make_mappings(options, control, serving)
         front_end = FrontEnd(
             plane,
@@ -461,23 +459,57 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     serving.every(0.0, front_end.descriptors.turn, aside=True)
     serving.every(PERIOD_S, front_end.streams.look)
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
-    while True:
+    serving.call(serving.loop.add_reader, supervisor.fileno(), Orders(supervisor, front_end, listeners, log).hear)
+    serving.serve()
+    return 0
+
+
+class Orders:
+    """What the supervisor says, as the loop hears it. Whatever fails here ends the process: it has a successor."""
+
+    def __init__(
+        self, supervisor: Peer[FrontEndMessage], front_end: FrontEnd, listeners: Listeners, log: ProcessLog
+    ) -> None:
+        self._supervisor = supervisor
+        self._front_end = front_end
+        self._listeners = listeners
+        self._log = log
+
+    def hear(self) -> None:
+        """Follow the next orders. The loop calls again while there are more."""
         try:
-            message, _ = supervisor.wait()
+            for _ in range(ORDERS_AT_ONCE):
+                if (message := self._supervisor.receive()) is None:
+                    break
+                self._follow(message)
         except EOFError:
-            break
-        if isinstance(message, AllKnown):
-            if not listeners.open():
-                return 1
-            continue
-        front_end.handle(message)
-        if isinstance(message, Drain):
-            remove_socket(listeners.grpc_address)
-            # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
-            log.finish()
-            os._exit(0)
-    _log.error("the supervisor has ended, so this process ends")
-    os._exit(1)  # without waiting for threads, whose answers may never come
+            _log.error("the supervisor has ended, so this process ends")
+            os._exit(1)  # without waiting for threads, whose answers may never come
+        except Exception as error:
+            end_with(error, self._log)
+
+    def _follow(self, message: FrontEndMessage) -> None:
+        match message:
+            case AllKnown():
+                self._listeners.begin()
+            case Drain():
+                threading.Thread(target=self._drain, name="drain", daemon=True).start()
+            case _:
+                self._front_end.handle(message)
+
+    def _drain(self) -> None:
+        self._front_end.drain()
+        remove_socket(self._listeners.grpc_address)
+        # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
+        self._log.finish()
+        os._exit(0)
+
+
+def end_with(error: Exception, log: ProcessLog) -> NoReturn:
+    """Log the error and end the process at once, whatever other threads are at: only then is there a successor."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    log.finish()
+    os._exit(1)
 
 
 def within_memory(options: ServeOptions) -> ServeOptions:
@@ -502,9 +534,7 @@ def main() -> int:
     try:
         return run(options, log)
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        log.finish()
-        os._exit(1)  # at once, whatever other threads are at: only then is there a successor
+        end_with(error, log)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Lag:
 
 
 class ServingLoop:
-    """An event loop in a thread of its own. Its methods are for any thread, from the beginning on.
+    """An event loop in a thread. Its methods are for any thread, from the beginning on.
 
     `lag`: by how much timers were late, since the loop was at something else. For the loop's thread.
     """
@@ -65,15 +65,20 @@ class ServingLoop:
         """Make it. Raises NoThreadError."""
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.lag = Lag()
-        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._thread = threading.Thread(target=self.serve, name="loop", daemon=True)
         self._pool = CountingPool(THREADS, "aside", THREADS)
 
     def start(self) -> None:
-        """Begin. Raises NoThreadError."""
+        """Begin, in a thread of its own. Raises NoThreadError."""
         try:
             self._thread.start()
         except RuntimeError:
             raise NoThreadError from None
+
+    def serve(self) -> None:
+        """Run in this thread, for ever."""
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
 
     def stop(self) -> None:
         """End, whatever is still due; return when the thread has. Calling it again does nothing."""
@@ -105,10 +110,6 @@ class ServingLoop:
     def aside(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have one of THREADS threads call what may block, as soon as one is free. What it raises is logged."""
         self._pool.submit(_logged, function, *arguments)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
 
 
 class _Timer:

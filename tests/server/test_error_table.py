@@ -18,7 +18,6 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import set_parameters
 from gangway.server.http.replies import STATUSES
-from gangway.server.messages import Drain
 from gangway.server.options.endpoints import GrpcOptions
 from tests.helpers.http_requests import ask_http
 from tests.helpers.raw_stream import RawStream
@@ -326,7 +325,7 @@ def test_other_methods(server: Any, http: Ask, segment: str, name: str) -> None:
 
 def test_a_server_that_stops(start_front_end: Any) -> None:
     server = start_front_end(GrpcOptions())
-    server.front_end.handle(Drain())
+    server.front_end.drain()
     request = Wrong()
     assert refusal_of(server.address, "ModelInfer", request.message().SerializeToString()) == (
         "UNAVAILABLE",
