@@ -70,6 +70,7 @@ def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer,
     assert 40 < run["total"]["qps"] < 60
 
 
+@pytest.mark.long
 def test_a_search_that_is_interrupted_shows_its_rates(gangway_server: LiveServer) -> None:
     flags = ("--search", "--rate=30", "--seconds=1", "--qos=1000x")
     with running(gangway_server, *flags) as process:

@@ -27,6 +27,7 @@ from gangway.clients.open_loop import CLIENTS, drive, run_open_loop
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
+from tests.helpers.sampled import sampled
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
@@ -210,6 +211,7 @@ def test_a_servers_limit_of_streams_is_kept_by_the_raw_client():
     assert most[0] <= 2
 
 
+@pytest.mark.parametrize("client", sampled(CLIENTS, ["raw"]), indirect=True)
 def test_what_gets_no_answer_in_time_is_an_error_and_others_go_on(client: str):
     release = threading.Event()
 
@@ -258,6 +260,7 @@ def test_more_than_allowed_at_once_are_not_sent():
     assert run.outcomes.statuses[1] == "NOT_SENT"
 
 
+@pytest.mark.parametrize("client", sampled(CLIENTS, ["raw"]), indirect=True)
 def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found(client: str):
     started, stop = threading.Event(), threading.Event()
     seen = itertools.count(1)
@@ -292,6 +295,7 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found(clien
     assert answered[-5:].all()
 
 
+@pytest.mark.parametrize("client", sampled(CLIENTS, ["raw"]), indirect=True)
 def test_a_server_that_is_killed_ends_the_run_on_schedule(client: str):
     with subprocess.Popen([sys.executable, "-c", MORTAL_SERVER], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -14,7 +14,8 @@ def query(number: int, rng: random.Random) -> Query:
     return Query(number, rng.randrange(3), rng.randint(1, 4), rng.uniform(0, 100), deadline_us, rng.randrange(2))
 
 
-@pytest.mark.parametrize("asked_at", [0, 100])  # groups are kept from when somebody asks for them
+# Groups are kept from when somebody asks for them.
+@pytest.mark.parametrize("asked_at", [pytest.param(0, marks=pytest.mark.long), 100])
 def test_groups_are_the_queue_by_kind_whatever_comes_and_goes(asked_at: int) -> None:
     rng = random.Random(3)
     waiting, known = WaitingQueries(), dict[int, Query]()

@@ -29,7 +29,9 @@ def test_the_simulated_time_is_the_sum_of_the_stages(pointers):
     assert makespan_us(Staged(stages), machine) == pytest.approx(schedule_us(streams, stages))
 
 
-@pytest.mark.parametrize(("cores", "least", "over_today"), [(16, 1.5, 0.95), (64, 2.0, 1.05)])
+@pytest.mark.parametrize(
+    ("cores", "least", "over_today"), [(16, 1.5, 0.95), pytest.param(64, 2.0, 1.05, marks=pytest.mark.long)]
+)
 def test_stages_gain_over_one_model_after_the_other(cores, least, over_today):
     """On 16 cores this short search finds nothing faster than the default policy: a longer one gains 2 %."""
     found = compare(scenario(FIVE, cores), seed=1, rounds=2, candidates=6)

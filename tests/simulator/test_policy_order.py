@@ -32,10 +32,12 @@ def contended() -> dict[str, float]:
     return shares(scenario, 450.0, *ORDER, "veltair:use", "veltair_ac", "veltair_as")
 
 
+@pytest.mark.long
 def test_where_cores_contend_the_papers_order_holds(contended: dict[str, float]) -> None:
     assert sorted(ORDER, key=lambda policy: -contended[policy]) == list(ORDER), contended
 
 
+@pytest.mark.long
 def test_where_cores_contend_full_exceeds_its_halves(contended: dict[str, float]) -> None:
     full = min(contended["veltair"], contended["veltair:use"])
     assert full > contended["veltair_ac"] > contended["veltair_as"] > contended["planaria"], contended

@@ -12,6 +12,7 @@ from gangway.executor.launch import available_cores
 CORES = available_cores()[:2]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason="two nodes need two cores")
 def test_gangs_stay_inside_a_node(compiled_zoo, tmp_path):
     example = example_of("mobilenetv2", compiled_zoo.onnx_file("mobilenetv2"))
