@@ -277,8 +277,7 @@ class GrpcCall:
         if self._is_over or self._is_answered:
             return
         self._start()
-        for message in messages:
-            self._connection.send(self._stream, self._parts(message))
+        self._connection.send(self._stream, [part for message in messages for part in self._parts(message)])
 
     @property
     def unsent_bytes(self) -> int:

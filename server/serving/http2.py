@@ -35,7 +35,7 @@ Headers: TypeAlias = Sequence[Header]
 
 MAX_STREAMS: Final = 1024  # of a connection at a time, as many as request slots
 TABLE_BYTES: Final = 4096  # of headers that the client may refer to, and the server: HTTP/2's own
-FRAME_BYTES: Final = 16384  # the least that HTTP/2 allows: each piece of a body is passed on as soon as it has come
+FRAME_BYTES: Final = 16384  # larger pieces save nothing; unless freed memory is kept, each costs page faults
 WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
 CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
 WRITE_BYTES: Final = 256 << 10  # are given to the transport at once
@@ -294,10 +294,9 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         self._watching.add(user)
 
     def start(self, stream: int, headers: Headers) -> None:
-        """Begin an answer."""
+        """Begin an answer, of which something follows at once."""
         with suppress(ngh2.NGH2Error):
             self._http.send_response(stream, headers)
-            self._sent()
 
     def send(self, stream: int, parts: Iterable[bytes]) -> None:
         """Send bytes of an answer that has begun."""
@@ -424,6 +423,11 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             self._judge_ping()
         elif isinstance(event, h2.SettingsAcknowledged):
             self._is_acknowledged = True
+        elif isinstance(event, h2.PingAcknowledged):
+            if self._pinged_s and self._timer is not None:
+                self._pinged_s = 0.0
+                self._timer.cancel()
+                self._look()
         elif isinstance(event, h2.TrailersReceived):
             user = self.streams.get(event.stream_id)
             if user is not None:
