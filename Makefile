@@ -35,7 +35,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/pip $(NATIVE)
-	$(PIP) --editable '.[compile]'
+	$(PIP) --editable '.[client,compile]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

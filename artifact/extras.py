@@ -8,6 +8,7 @@ COMPILER: Final = ("tvm", "onnx", "onnxruntime")  # what is imported to compile 
 ONNXRUNTIME: Final = ("onnxruntime",)
 EXTRAS: Final[Mapping[str, str]] = {
     "PIL": "client",
+    "grpc": "client",
     "matplotlib": "report",
     "mlperf_loadgen": "perf",
     "onnx": "compile",

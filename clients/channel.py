@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from gangway.clients.connection import SERVICE, RefusedError, Tls, UnreachableError
+from gangway.clients.connection import SERVICE
+from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.tls import Tls
 
 INFER_METHOD = SERVICE + "ModelInfer"
 

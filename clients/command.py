@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
-from gangway.clients.connection import ClientError, Connection, RefusedError, Tls, add_tls_options
+from gangway.clients.connection import Connection
+from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
@@ -26,6 +27,7 @@ from gangway.clients.inputs import (
     shape_argument,
     shaped,
 )
+from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
 
 DESCRIPTION = "Send an inference to a Triton-compatible server over gRPC; print the answer and where the time went."

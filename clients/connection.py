@@ -1,13 +1,7 @@
-"""A connection to an inference server that speaks Triton's gRPC protocol: errors, TLS, calls.
+"""A connection to an inference server that speaks Triton's gRPC protocol, by grpcio."""
 
-The flags of TLS have the names of those of Triton's client examples.
-"""
-
-import argparse
 import socket
-import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,6 +9,8 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from gangway.clients.errors import ClientError, InputError, RefusedError, UnreachableError, reason
+from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -24,77 +20,8 @@ NO_CONNECTION = ("failed to connect", "DNS resolution failed", "errors resolving
 WRONG_PORT = ("this port speaks HTTP", "only /metrics is served on this port")  # what Gangway says to gRPC there
 PROBE_SECONDS = 1.0
 USUAL_PORT = "gRPC is usually on port 8001"
-HTTP2 = "h2"  # in the negotiation of TLS
 
 Response = TypeVar("Response", bound=Message)
-
-
-class ClientError(Exception):
-    """The command cannot continue. The text is for people, `exit_status` for scripts."""
-
-    exit_status = 1
-
-
-class RefusedError(ClientError):
-    """The server answered with an error status (unknown model, wrong shape, ...)."""
-
-    exit_status = 1
-
-
-class InputError(ClientError):
-    """The command line or a file it names does not fit the model."""
-
-    exit_status = 2
-
-
-class UnreachableError(ClientError):
-    """No server answered at the address, or not in time."""
-
-    exit_status = 3
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Trusted authorities, and the client's own certificate: PEM files. No `root_certificates`: those of the system."""
-
-    root_certificates: Path | None = None
-    private_key: Path | None = None
-    certificate_chain: Path | None = None
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> Self | None:
-        """Return what the flags say, None without --ssl. Raises InputError for flags or files that are wrong."""
-        files = (options.root_certificates, options.private_key, options.certificate_chain)
-        if not options.ssl:
-            if any(files):
-                raise InputError("certificates and keys are for TLS: give --ssl, too")
-            return None
-        if (options.private_key is None) != (options.certificate_chain is None):
-            raise InputError("a client's certificate has two files: --private-key and --certificate-chain")
-        tls = cls(*files)
-        tls.context()  # which names an unusable file, as gRPC does not
-        return tls
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Return the credentials for a channel of grpcio. Raises InputError."""
-        return grpc.ssl_channel_credentials(
-            *(_bytes_of(file) for file in (self.root_certificates, self.private_key, self.certificate_chain))
-        )
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context for a socket that speaks HTTP/2. Raises InputError."""
-        try:
-            context = ssl.create_default_context(cafile=self.root_certificates)
-        except (ssl.SSLError, OSError) as error:
-            raise InputError(f"--root-certificates {self.root_certificates}: {_reason(error)}") from error
-        if self.private_key and self.certificate_chain:
-            try:
-                context.load_cert_chain(self.certificate_chain, self.private_key, password=_no_password)
-            except (ssl.SSLError, OSError) as error:
-                files = f"--certificate-chain {self.certificate_chain} and --private-key {self.private_key}"
-                raise InputError(f"{files}: {_reason(error)}") from error
-        context.set_alpn_protocols([HTTP2])
-        return context
 
 
 def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
@@ -104,7 +31,7 @@ def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] =
     options = [*UNLIMITED_MESSAGES, *options]
     if tls is None:
         return grpc.insecure_channel(url, options=options)
-    return grpc.secure_channel(url, tls.credentials(), options=options)
+    return grpc.secure_channel(url, _credentials(tls), options=options)
 
 
 def speaks_http1(url: str, timeout_s: float) -> bool:
@@ -190,71 +117,19 @@ class Connection:
         return RefusedError(f"{method}: {status.name}: {details}")
 
 
-class TlsSocket:
-    """A connected socket over TLS, with the few methods of a non-blocking socket that `RawChannel` needs."""
-
-    def __init__(self, plain: socket.socket, tls: Tls, host: str) -> None:
-        """Shake hands, within the socket's time-out; it does not block afterwards. Raises OSError, InputError."""
-        self._secured = tls.context().wrap_socket(plain, server_hostname=host)
-        self._secured.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the file descriptor."""
-        return self._secured.fileno()
-
-    def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """Send some of the first buffer; return how much. Raises BlockingIOError while there is no room."""
-        try:
-            return self._secured.send(buffers[0])
-        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            raise BlockingIOError from None
-
-    def recv_into(self, buffer: memoryview) -> int:
-        """Take what has arrived, 0 at the end of the connection. Raises BlockingIOError if nothing has.
-
-        All of it: what TLS has read from the socket already, `select` does not see.
-        """
-        count = 0
-        try:
-            while count < len(buffer) and (taken := self._secured.recv_into(buffer[count:])):
-                count += taken
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if not count:
-                raise BlockingIOError from None
-        except ssl.SSLEOFError:
-            return count
-        return count
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._secured.close()
-
-
-def add_tls_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that `Tls.of` reads."""
-    group = parser.add_argument_group("TLS")
-    group.add_argument("--ssl", action="store_true", help="speak TLS")
-    group.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="PEM: authorities to trust (default: the system's)"
-    )
-    group.add_argument("--private-key", type=Path, metavar="FILE", help="PEM: the client's key, for mutual TLS")
-    group.add_argument("--certificate-chain", type=Path, metavar="FILE", help="PEM: the client's certificate")
-
-
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Return the credentials for a channel of grpcio. Raises InputError."""
+    return grpc.ssl_channel_credentials(
+        *(_bytes_of(file) for file in (tls.root_certificates, tls.private_key, tls.certificate_chain))
+    )
 
 
 def _bytes_of(file: Path | None) -> bytes | None:
     try:
         return None if file is None else file.read_bytes()
     except OSError as error:
-        raise InputError(f"{file}: {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _no_password() -> str:
-    raise InputError("the key is encrypted, and there is nobody to ask for the password")
+        raise InputError(f"{file}: {reason(error)}") from error

@@ -15,7 +15,9 @@ from contextlib import suppress
 import grpc
 
 from gangway.clients.channel import INFER_METHOD, CallResult
-from gangway.clients.connection import NO_CONNECTION, SERVICE, Tls, UnreachableError, grpc_channel
+from gangway.clients.connection import NO_CONNECTION, SERVICE, grpc_channel
+from gangway.clients.errors import UnreachableError
+from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 
 # Channels of one process with the same address and options share a connection otherwise.

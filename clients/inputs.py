@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gangway.artifact.datatypes import DTYPES
-from gangway.clients.connection import InputError, RefusedError
+from gangway.clients.errors import InputError, RefusedError
 from gangway.protos import grpc_service_pb2 as pb
 
 # Mean and standard deviation of ImageNet's red, green and blue in [0, 1], and the share of a picture's short side

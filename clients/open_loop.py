@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gangway.clients.channel import CallResult, Channel, Connect
-from gangway.clients.connection import Tls, UnreachableError
+from gangway.clients.errors import UnreachableError
 from gangway.clients.grpcio_channel import GrpcioChannel
 from gangway.clients.raw_channel import RawChannel
+from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
 

@@ -23,7 +23,8 @@ from ngh2 import events as http2
 from ngh2.enums import ErrorCode, Setting
 
 from gangway.clients.channel import INFER_METHOD, CallResult
-from gangway.clients.connection import Tls, TlsSocket, UnreachableError
+from gangway.clients.errors import UnreachableError
+from gangway.clients.tls import Tls, TlsSocket
 from gangway.protos import StatusCode
 
 RECEIVE_BYTES: Final = 1 << 18

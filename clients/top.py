@@ -20,7 +20,8 @@ from rich.text import Text
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
-from gangway.clients.connection import InputError, Tls, UnreachableError, add_tls_options
+from gangway.clients.errors import InputError, UnreachableError
+from gangway.clients.tls import Tls, add_tls_options
 
 DESCRIPTION = (
     "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP. "

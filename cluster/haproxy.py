@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangway.artifact.parent import ending_with_this_process
-from gangway.clients.connection import ClientError
+from gangway.clients.errors import ClientError
 from gangway.cluster.haproxy_config import socket_of
 
 SEARCHED = "/usr/sbin:/usr/local/sbin"  # often not on a user's path

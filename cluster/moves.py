@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.clients.connection import Connection, Tls, UnreachableError
+from gangway.clients.connection import Connection
+from gangway.clients.errors import UnreachableError
+from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import RouterError, command
 from gangway.cluster.haproxy_config import RUNNING, STOPPED, backend_of, socket_of
 from gangway.cluster.placement import Move

@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangway.clients.connection import Connection, RefusedError, Tls, UnreachableError
+from gangway.clients.connection import Connection
+from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.tls import Tls
 from gangway.cluster.repository import READY
 from gangway.cluster.server_address import ServerAddress
 from gangway.simulator.measured import MeasuredModel

@@ -17,7 +17,8 @@ from gangway.artifact.command_line import CommandParser
 from gangway.artifact.commands import ending_signals
 from gangway.artifact.console import Console, Table
 from gangway.artifact.profile import ProfileError
-from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
+from gangway.clients.errors import ClientError, InputError, UnreachableError
+from gangway.clients.tls import Tls
 from gangway.cluster.moves import Mover
 from gangway.cluster.observation import (
     Demand,

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gangway.clients.connection import ClientError, Connection, Tls
+from gangway.clients.connection import Connection
+from gangway.clients.errors import ClientError
+from gangway.clients.tls import Tls
 from gangway.cluster.server_address import ServerAddress
 
 READY = "READY"

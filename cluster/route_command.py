@@ -12,7 +12,8 @@ from pathlib import Path
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.commands import ending_signals
 from gangway.artifact.writer import write_whole
-from gangway.clients.connection import ClientError, InputError, Tls, UnreachableError
+from gangway.clients.errors import ClientError, InputError, UnreachableError
+from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy
 from gangway.cluster.haproxy_config import STATE_HEAD, RouteOptions, configuration, maps, states
 from gangway.cluster.repository import Repositories, read_repositories

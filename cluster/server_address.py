@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.clients.connection import InputError, Tls
+from gangway.clients.errors import InputError
+from gangway.clients.tls import Tls
 
 GRPC_PORT, HTTP_PORT, METRICS_PORT = 8001, 8000, 8002
 FORM = "[NAME=]HOST[:GRPC_PORT[,HTTP_PORT[,METRICS_PORT]]]"

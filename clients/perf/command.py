@@ -11,7 +11,8 @@ from typing import Any
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console
 from gangway.artifact.html_page import write_html
-from gangway.clients.connection import ClientError, Connection, InputError, Tls, add_tls_options
+from gangway.clients.connection import Connection
+from gangway.clients.errors import ClientError, InputError
 from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
 from gangway.clients.perf.measure import Goal, InterruptedRunError, Run, RunLength, Session
@@ -35,6 +36,7 @@ from gangway.clients.perf.report import (
     show_run,
     show_workload,
 )
+from gangway.clients.tls import Tls, add_tls_options
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangway.clients.connection import ClientError, Connection, RefusedError, Tls
+from gangway.clients.connection import Connection
+from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.open_loop import RAW, OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
 from gangway.clients.perf.progress import progress_line
+from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
 from gangway.workload.outcomes import Outcomes, Summary, summarise

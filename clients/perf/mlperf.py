@@ -20,7 +20,7 @@ import mlperf_loadgen as loadgen
 import numpy as np
 from h2.exceptions import ProtocolError
 
-from gangway.clients.connection import ClientError, UnreachableError
+from gangway.clients.errors import ClientError, UnreachableError
 from gangway.clients.open_loop import CLIENTS, OpenLoopRun
 from gangway.clients.perf.measure import Run, Session
 from gangway.workload.outcomes import OK, Outcomes

@@ -12,7 +12,8 @@ from types import MappingProxyType
 import numpy as np
 
 from gangway.clients.channel import Connect, call_blocking
-from gangway.clients.connection import Connection, InputError, RefusedError, Tls
+from gangway.clients.connection import Connection
+from gangway.clients.errors import InputError, RefusedError
 from gangway.clients.inputs import (
     Array,
     TensorMetadata,
@@ -24,6 +25,7 @@ from gangway.clients.inputs import (
     shaped,
 )
 from gangway.clients.open_loop import CLIENTS, RAW, real_time_priority
+from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Targets

@@ -2,26 +2,26 @@
 
 import os
 import re
+import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-import grpc
 from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from gangway.artifact.settings import PREFIX
 from gangway.executor.python_process import start_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.errors import RequestError
+from gangway.server.own_client import OwnClient
 
-SERVICE: Final = "/inference.GRPCInferenceService/"
-Response = TypeVar("Response", bound=Message)
-POLL_S: Final = 0.5  # between two looks whether the server still runs
+POLL_S: Final = 0.05  # between two looks whether the server listens
 STOP_S: Final = 40
 START_SECONDS: Final = 60  # of a Python model: people wait for what is said of it
 START_LIMIT: Final = f"python,stub-timeout-seconds={START_SECONDS}"
@@ -38,35 +38,25 @@ class Outcome:
 class TrialServer:
     """A running server, which serves the folders that are linked or written into `repository`."""
 
-    def __init__(self, repository: Path, channel: grpc.Channel) -> None:
+    def __init__(self, repository: Path, client: OwnClient) -> None:
         self.repository = repository
-        self._channel = channel
+        self._client = client
 
     def load(self, name: str, config: ModelConfig | None = None) -> Outcome:
         """Load a model and unload it again; `config` replaces its config.pbtxt."""
-        request = pb.RepositoryModelLoadRequest(model_name=name)
+        call, request = self._client.call, pb.RepositoryModelLoadRequest(model_name=name)
         if config is not None:
             request.parameters["config"].string_param = json_format.MessageToJson(config)
         try:
-            self._call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
-            answer = self._call("ModelConfig", pb.ModelConfigRequest(name=name), pb.ModelConfigResponse)
-            self._call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name),
-                       pb.RepositoryModelUnloadResponse)  # fmt: skip
-        except grpc.RpcError as error:
-            return Outcome(reason=_reason(error.details() or str(error.code()), name))
+            call("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
+            answer = call("ModelConfig", pb.ModelConfigRequest(name=name), pb.ModelConfigResponse)
+            unload = pb.RepositoryModelUnloadRequest(model_name=name)
+            call("RepositoryModelUnload", unload, pb.RepositoryModelUnloadResponse)
+        except RequestError as error:
+            return Outcome(reason=_reason(error.message or error.code.name, name))
+        except OSError as error:
+            return Outcome(reason=f"the server for trials has ended: {error}")
         return Outcome(config=answer.config)
-
-    def _call(self, method: str, request: Message, response: type[Response]) -> Response:
-        call: Callable[..., Response] = self._channel.unary_unary(
-            SERVICE + method,
-            request_serializer=_serialise,
-            response_deserializer=response.FromString,
-        )
-        return call(request)
-
-
-def _serialise(message: Message) -> bytes:
-    return message.SerializeToString()
 
 
 def _reason(details: str, name: str) -> str:
@@ -83,11 +73,11 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
     do not reach it. `backend_settings`: as `gangway serve --backend-config` has them. Raises RuntimeError if it ends.
     """
     with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder:
-        repository, address, log = Path(folder, "models"), f"unix:{folder}/grpc.sock", Path(folder, "log")
+        repository, address, log = Path(folder, "models"), f"{folder}/grpc.sock", Path(folder, "log")
         repository.mkdir()
         arguments = [folder, str(os.getpid()), f"--model-repository={repository}"]
         arguments += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
-        arguments += [f"--grpc-address={address}", "--allow-http=false", "--allow-metrics=false"]
+        arguments += [f"--grpc-address=unix:{address}", "--allow-http=false", "--allow-metrics=false"]
         arguments += [f"--backend-config={setting}" for setting in (START_LIMIT, *backend_settings)]
         start = start_of("gangway.server.check.trial_process", arguments)
         environment = {name: value for name, value in start.environment.items() if not name.startswith(PREFIX)}
@@ -95,9 +85,9 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
             start.command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                with grpc.insecure_channel(address) as channel:
-                    _wait(process, channel, log)
-                    yield TrialServer(repository, channel)
+                with socket.socket(socket.AF_UNIX) as connection:
+                    _connect(connection, address, process, log)
+                    yield TrialServer(repository, OwnClient(connection))
             finally:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
@@ -105,11 +95,12 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
                 process.kill()
 
 
-def _wait(process: "subprocess.Popen[bytes]", channel: grpc.Channel, log: Path) -> None:
-    ready = grpc.channel_ready_future(channel)
+def _connect(connection: socket.socket, address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Connect as soon as the server listens. Raises RuntimeError if it ends before."""
     while process.poll() is None:
-        with suppress(grpc.FutureTimeoutError):
-            ready.result(POLL_S)
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            connection.connect(address)
             return
+        time.sleep(POLL_S)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     raise RuntimeError(f"the server for trials has ended: {lines[-1] if lines else process.returncode}")

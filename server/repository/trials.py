@@ -14,13 +14,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-
-import ngh2
-from ngh2.events import StreamClosed
 
 from gangway.artifact.files import file_beside
 from gangway.artifact.format import Engine, Manifest
@@ -36,6 +33,7 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import ModelBatching
 from gangway.server.models.tensors import datatype_name, item_bytes
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.own_client import OwnClient
 from gangway.server.repository.loaded import IsolatedLatency, TrialResult
 from gangway.server.repository.trial_runs import SymbolSizes, TrialError, measure_isolated, possible_sizes, run_once
 from gangway.server.requests.data_plane import DataPlane
@@ -300,17 +298,7 @@ WARM_UP_CALLS: Final = 8
 LEAST_CALLS, MOST_CALLS = 5, 64
 BUDGET_SECONDS: Final = 0.1
 TIMEOUT_SECONDS: Final = 2.0
-RECEIVE_BYTES: Final = 1 << 16
-EMPTY_MESSAGE: Final = bytes(5)  # gRPC's prefix of a message without fields
 EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-HEADERS: Final = [
-    (b":method", b"POST"),
-    (b":scheme", b"http"),
-    (b":path", b"/inference.GRPCInferenceService/ServerLive"),
-    (b":authority", b"localhost"),
-    (b"te", b"trailers"),
-    (b"content-type", b"application/grpc"),
-]
 
 
 def measure_request_cost_us(options: GrpcOptions) -> float:
@@ -322,7 +310,7 @@ def measure_request_cost_us(options: GrpcOptions) -> float:
     try:
         with _connected(options) as connection:
             cost_us = statistics.quantiles(_round_trips_us(connection), n=4)[0]
-    except (OSError, ngh2.NGH2Error) as error:
+    except OSError as error:
         _log.info(
             "a request without a model is assumed to take %.3f ms, because it cannot be measured: %s",
             USUAL_US / 1e3,
@@ -360,29 +348,18 @@ def _connected(options: GrpcOptions) -> Iterator[socket.socket]:
 
 
 def _round_trips_us(connection: socket.socket) -> Iterator[float]:
-    http = ngh2.Connection(ngh2.Role.CLIENT)
-    http.initiate_connection()
+    client = OwnClient(connection)
     for _ in range(WARM_UP_CALLS):
-        _call(connection, http)
+        _call(client)
     end = time.monotonic() + BUDGET_SECONDS
     for call in range(MOST_CALLS):
         begin = time.monotonic()
         if call >= LEAST_CALLS and begin > end:
             return
-        _call(connection, http)
+        _call(client)
         yield (time.monotonic() - begin) * 1e6
 
 
-def _call(connection: socket.socket, http: ngh2.Connection) -> None:
-    """Make one call and wait for its end. Raises OSError, NGH2Error."""
-    stream = http.send_request(HEADERS)
-    http.send_data(stream, EMPTY_MESSAGE, end_stream=True)
-    ended = False
-    while not ended:
-        connection.sendall(http.data_to_send())
-        data = connection.recv(RECEIVE_BYTES)
-        if not data:
-            raise ConnectionResetError("the front end has closed the connection")
-        http.receive_data(data)
-        ended = any(isinstance(event, StreamClosed) for event in http.events())
-    connection.sendall(http.data_to_send())
+def _call(client: OwnClient) -> None:
+    with suppress(RequestError):  # which takes its time, too
+        client.call("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)

@@ -13,9 +13,11 @@ import pytest
 
 from benchmarks.lib.live_server import free_port
 from gangway.clients import command
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Tls, UnreachableError
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
+from gangway.clients.errors import UnreachableError
 from gangway.clients.open_loop import CLIENTS, run_open_loop
 from gangway.clients.perf import command as perf
+from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.arrivals import Arrivals
 from tests.helpers.certificates import Authority, Identity

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gangway.clients.connection import InputError
+from gangway.clients.errors import InputError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,

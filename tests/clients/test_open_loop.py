@@ -21,7 +21,8 @@ from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
 from benchmarks.lib.live_server import LiveServer, free_port, reserved_port
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection, UnreachableError
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
+from gangway.clients.errors import UnreachableError
 from gangway.clients.inputs import infer_request, random_tensors
 from gangway.clients.open_loop import CLIENTS, drive, run_open_loop
 from gangway.protos import grpc_service_pb2 as pb

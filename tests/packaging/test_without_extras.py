@@ -1,5 +1,6 @@
-"""Without TVM, onnx and onnxruntime, a server serves what is in the cache, and names the extra that the rest needs."""
+"""Without TVM, onnx, onnxruntime and grpcio a server serves what is in the cache, and names the extra for the rest."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 
 from gangway.artifact.cache import Cache
+from gangway.clients.connection import Connection
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.zoo import write_model
-from tests.packaging.check_wheel import COMPILED, NUMBERS, STRINGS, add, failure, refusal, server
+from tests.packaging.check_wheel import COMPILED, NUMBERS, STRINGS, add, failure, refusal, run, server
 
-MISSING = ("apache_tvm", "matplotlib", "onnx", "tvm")  # what the names of folders begin with
+MISSING = ("apache_tvm", "grpc", "matplotlib", "onnx", "tvm")  # what the names of folders begin with
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,20 @@ def test_the_cache_is_served(core: Path, folder: Path) -> None:
         assert "not in the cache, and compiling needs tvm, onnx, onnxruntime: pip install 'gangway-serve[compile]'" in (
             refusal(port, "mlp")
         )
+
+
+def test_grpc_is_served_without_grpcio(core: Path, folder: Path) -> None:
+    with server(core, folder) as port:
+        (grpc_port,) = re.findall(r"ready: gRPC on \S+:(\d+)", (folder / "server.log").read_text())
+        with Connection(f"127.0.0.1:{grpc_port}", 20) as client:
+            assert client.model_metadata(COMPILED).name == COMPILED
+        run(core, "top", f"127.0.0.1:{port}", "--once")
+        assert "gangway client: needs grpc: pip install 'gangway-serve[client]'" in failure(core, "client", COMPILED)
+
+
+def test_a_repository_is_checked_without_grpcio(core: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / COMPILED).symlink_to(folder / "models" / COMPILED)
+    run(core, "check", tmp_path, f"--cache-dir={folder / 'cache'}")
 
 
 def test_commands_say_what_they_need(core: Path, folder: Path, tmp_path: Path) -> None:
