@@ -17,7 +17,7 @@ from gangway.server.messages import WHOLE_MODEL, RegionChange
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tensors import Tensor
 from gangway.server.options.server import SERVER_NAME
-from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, file_of
+from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, open_segment
 from gangway.server.system import own_version
 
 EXTENSIONS = (  # only what works
@@ -221,9 +221,13 @@ class RegionMethods:
 def _file_number(key: str) -> int:
     """Return which file a key means now; 0 if there is none."""
     try:
-        return os.stat(file_of(key), follow_symlinks=False).st_ino
-    except (OSError, ValueError, RequestError):
+        descriptor = open_segment(key)
+    except RequestError:
         return 0
+    try:
+        return os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
 
 
 RequestT = TypeVar("RequestT", bound=Message)

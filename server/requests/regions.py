@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol, TypeAlias
+
+import posix_ipc
 
 from gangway.executor.memory_budget import memory_budget
 from gangway.protos import StatusCode
@@ -39,10 +40,9 @@ class MappedRegion:
     uses: RefCount = field(default_factory=RefCount)
 
 
-FOLDER: Final = Path("/dev/shm")
 MAX_NAME_BYTES = 1024
 RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # reserved for servers; POSIX semaphores: no tensors
-_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
+_LONGEST_BYTES: Final = 255  # of a segment's name
 _BLOCK_BYTES: Final = 512  # of stat
 
 
@@ -238,27 +238,38 @@ class Regions:
             os.close(region.descriptor)
 
 
-def file_of(key: str) -> Path:
-    """Return where a POSIX segment is.
+def open_segment(key: str) -> int:
+    """Open a POSIX segment that there is, for reading and writing; return its descriptor.
 
-    Raises RequestError: INTERNAL if the key is not one component, as opening it is in Triton; INVALID_ARGUMENT if the
-    name is reserved.
+    Symbolic links are not followed, and nothing waits for the other end of a pipe. Raises RequestError: INTERNAL if the
+    key is not one component, or cannot be opened, as in Triton; INVALID_ARGUMENT if the name is reserved.
     """
     component = key.lstrip("/")  # as the C library does
     if component in ("", ".", "..") or "/" in component or "\0" in component:
         internal(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
     if component.startswith(RESERVED_PREFIXES):
         invalid(f"Unable to open shared memory region: '{key}': the name is reserved")
-    return FOLDER / component
+    try:
+        size_bytes = len(component.encode())  # posix_ipc does not say what is no text
+        descriptor: int = posix_ipc.SharedMemory(f"/{component}").fd
+    except UnicodeError:
+        reason = "not a file's name"
+    except posix_ipc.ExistentialError:
+        reason = os.strerror(errno.ENOENT)
+    except posix_ipc.PermissionsError:
+        reason = os.strerror(errno.EACCES)
+    except ValueError:
+        reason = os.strerror(errno.ENAMETOOLONG if size_bytes > _LONGEST_BYTES else errno.EISDIR)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
+        return descriptor
+    internal(f"Unable to open shared memory region: '{key}': {reason}")
 
 
 def _open(registration: Registration) -> OpenFile:
     key = registration.key
-    try:
-        descriptor = os.open(file_of(key), _FLAGS)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a file's name"
-        internal(f"Unable to open shared memory region: '{key}': {reason}")
+    descriptor = open_segment(key)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -80,6 +80,33 @@ def test_hostile_keys(server: Any, segments: Segments, key: str) -> None:
                 path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("/there-is-none", "No such file or directory"),
+        ("/" + "ü" * 128, "File name too long"),
+        ("/" + "n" * 400, "File name too long"),
+        ("{folder}", "Is a directory"),
+        ("{link}", "Too many levels of symbolic links"),
+        ("{pipe}", "not a segment of memory"),
+    ],
+)
+def test_why_a_segment_cannot_be_opened(server: Any, segments: Segments, key: str, reason: str) -> None:
+    folder, link, pipe = (segments.path(name) for name in ("folder", "link", "pipe"))
+    folder.mkdir()
+    link.symlink_to(segments.path("folder"))
+    os.mkfifo(pipe)
+    key = key.format(folder=segments.key("folder"), link=segments.key("link"), pipe=segments.key("pipe"))
+    try:
+        with pytest.raises(InferenceServerException, match="Unable to open shared memory region") as caught:
+            server.client.register_system_shared_memory("region", key, 1)
+        assert caught.value.message().endswith(f"': {reason}")
+    finally:
+        folder.rmdir()
+        link.unlink()
+        pipe.unlink()
+
+
 def test_names_of_regions(server: Any, segments: Segments) -> None:
     segments.create("segment", register=False)
     for name in ("", "x" * 2000):
