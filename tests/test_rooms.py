@@ -51,7 +51,7 @@ ONLY_IN = {
     "tvm": ("compiler",),
     "onnx": ("compiler", "zoo"),
     "httptools": ("server.serving",),
-    "ngh2": ("clients.raw_channel", "server.grpc_refusal", "server.own_client", "server.serving.http2"),
+    "ngh2": ("clients.raw_channel", "server.own_client", "server.serving.http2"),
     "uvloop": ("server.serving",),
 }
 # What is imported late, inside of a function, because it is heavy and seldom needed.

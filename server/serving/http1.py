@@ -21,7 +21,7 @@ import numpy as np
 from gangway.server.access import HTTP2_PREFACE
 from gangway.server.descriptors import borrowed_socket
 from gangway.server.http.replies import Reply
-from gangway.server.serving.http_call import READ_BYTES, Answering, HttpCall, Site
+from gangway.server.serving.http_call import Answering, HttpCall, Site
 from gangway.server.serving.limits import Phase
 from gangway.server.serving.tls import ArrivingConnection
 
@@ -33,6 +33,7 @@ MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
+READ_BYTES: Final = 256 * 1024  # of such a body are read at once
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
