@@ -36,9 +36,9 @@ CORNER = PassModel("corner", (3, 224, 224), (3, 1, 1))  # an image's first pixel
 PASS_MODELS = (IDENTITY, CORNER)
 
 
-def write_pass_models(repository: Path) -> None:
-    """Write model.onnx and config.pbtxt of PASS_MODELS."""
-    for model in PASS_MODELS:
+def write_pass_models(repository: Path, models: Sequence[PassModel] = PASS_MODELS) -> None:
+    """Write model.onnx and config.pbtxt of these models."""
+    for model in models:
         infos = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
             for name, shape in (("INPUT0", model.source), ("OUTPUT0", model.result))
