@@ -151,6 +151,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         "_timer",
         "_to_reset",
         "_transport",
+        "_unsent_bytes",
         "_watching",
         "_will_flush",
         "is_for_health",
@@ -175,6 +176,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._is_acknowledged = self._is_paused = self._is_flushing = self._will_flush = self._ends = False
         self._has_sent = False  # something of an answer since the client's last ping
+        self._unsent_bytes = 0  # of answers, when that ping came
         self._fruitless = self._strikes = self._pings = 0
         self._last_ping_s = -math.inf
         self._pinged_s = 0.0  # when the ping was sent that is not answered; 0: there is none
@@ -439,11 +441,12 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         least_s = keepalive.min_recv_ping_interval_without_data_ms / 1000
         if not self.streams and not keepalive.permit_without_calls:
             least_s = UNCALLED_PING_S
-        if self._has_sent:
+        unsent_bytes = sum(map(self.unsent_bytes, self.streams))
+        if self._has_sent or unsent_bytes < self._unsent_bytes:  # a long answer goes on
             self._strikes = 0
         elif now_s < self._last_ping_s + least_s:
             self._strikes += 1
-        self._last_ping_s, self._has_sent = now_s, False
+        self._last_ping_s, self._has_sent, self._unsent_bytes = now_s, False, unsent_bytes
         if self._strikes > keepalive.max_ping_strikes > 0:
             self.end(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
 

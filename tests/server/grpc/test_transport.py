@@ -250,6 +250,26 @@ def test_pings_without_calls_end_the_connection(server: Any, simple_inputs: Inpu
     server.client.infer("simple", simple_inputs())
 
 
+def test_pings_while_an_answer_arrives_are_as_many_as_the_client_likes(server: Any) -> None:
+    """Clients of grpcio ping while they read, to find out how much may be on the way."""
+    part = 8
+    with RawConnection(server.address, window_bytes=part) as connection:
+        stream = connection.begin("ModelInfer")
+        connection.send_message(stream, framed(infer_message()))
+        received = pings = 0
+        while True:
+            connection.read()
+            if any(isinstance(event, TrailersReceived) for event in connection.events):
+                break
+            came = sum(len(event.data or b"") for event in connection.events if isinstance(event, DataReceived))
+            if came > received:
+                received, pings = came, pings + 1
+                connection.http.increment_flow_control_window(part, stream)
+                connection.http.ping(pings.to_bytes(8))
+                connection.socket.sendall(connection.http.data_to_send())
+        assert pings > 10
+
+
 def test_who_does_not_acknowledge_settings_is_sent_away(
     start_front_end: Callable[[GrpcOptions], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
