@@ -495,8 +495,8 @@ class GrpcCall:
             self._shared.arrivals.leave(self)
 
     def _expire(self) -> None:
-        """The client's deadline has passed."""
-        if self._is_answered or self.unsent_bytes:
+        """The client's deadline has passed. An answer without messages, such as that of the request's end, goes out."""
+        if self.unsent_bytes:
             self._connection.reset(self._stream)
         else:
             self._answer(EXPIRED)

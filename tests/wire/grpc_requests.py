@@ -455,6 +455,15 @@ def calls() -> dict[str, list[Step]]:
         "deadline": infer(sleepy, deadline),
         "deadline in microseconds": infer(sleepy, {"grpc-timeout": "100000u"}),
         "deadline in nanoseconds": infer(sleepy, {"grpc-timeout": "99999999n"}),
+        "many deadlines": [
+            step
+            for place in range(30)
+            for step in (
+                ["open", "ModelStreamInfer" if place % 2 else "ModelInfer", {"grpc-timeout": f"{100 + place % 7}m"}],
+                ["message", place, encoded(sleepy)],
+                ["end", place],
+            )
+        ],
         "deadline of a stream": stream(sleepy, headers=deadline),
         "deadline before the message": [["open", "ModelInfer", deadline]],
         "deadline before the end of the message": [
