@@ -423,13 +423,12 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             self.end(ErrorCode.ENHANCE_YOUR_CALM, b"too many frames without a request")
         elif isinstance(event, h2.PingReceived):
             self._judge_ping()
-        elif isinstance(event, h2.SettingsAcknowledged):
-            self._is_acknowledged = True
-        elif isinstance(event, h2.PingAcknowledged):
-            if self._pinged_s and self._timer is not None:
-                self._pinged_s = 0.0
-                self._timer.cancel()
-                self._look()
+        elif isinstance(event, h2.SettingsAcknowledged | h2.PingAcknowledged):
+            if not self._is_acknowledged or self._pinged_s:
+                self._is_acknowledged, self._pinged_s = True, 0.0
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._look()
         elif isinstance(event, h2.TrailersReceived):
             user = self.streams.get(event.stream_id)
             if user is not None:
