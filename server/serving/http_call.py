@@ -12,9 +12,7 @@ from gangway.server.http.replies import Reply
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Pending
 
-SCRATCH_BYTES: Final = (
-    64 * 1024
-)  # are read at once, and understood; the parser copies what there is of a body among them
+SCRATCH_BYTES: Final = 64 * 1024  # are read at once; the parser copies what there is of a body among them
 
 
 class HttpCall:
@@ -176,9 +174,7 @@ class Site(ABC):
         # What takes the connection of a client of HTTP/2 over, of which these bytes have been read.
         self.refuse_grpc: Callable[[asyncio.Transport, bytes], None] = lambda transport, _: transport.abort()
         self.connections: set[Answering] = set()
-        self.scratch = memoryview(
-            bytearray(SCRATCH_BYTES)
-        )  # what has been read of any connection, until it is understood
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))  # what any connection has sent, until it is understood
 
     @abstractmethod
     def open(self, call: HttpCall) -> Reply | None:
