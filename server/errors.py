@@ -66,3 +66,8 @@ def unavailable(message: str) -> NoReturn:
 def internal(message: str) -> NoReturn:
     """Refuse what Triton refuses with INTERNAL, also where the mistake is the client's."""
     raise RequestError(StatusCode.INTERNAL, message)
+
+
+def fault() -> RequestError:
+    """Return the error for what fails by a fault of the server, which its log tells of."""
+    return RequestError(StatusCode.INTERNAL, "internal error, see the server's log")

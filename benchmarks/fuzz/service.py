@@ -31,7 +31,7 @@ from gangway.server.requests.validation import RequestPlan, make_plan
 from gangway.server.serving.http_call import Answering, HttpCall
 from gangway.server.serving.http_site import HttpSite
 from gangway.server.serving.limits import ConnectionLimit, Phase
-from gangway.server.serving.offload import Offload
+from gangway.server.serving.pending import Offload
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 16
@@ -107,15 +107,11 @@ def site() -> HttpSite:
     inline = Offload(_call, _call, MAX_AT_ONCE, "")
     options = HttpOptions(max_body_bytes=MAX_BODY_BYTES)
     limit = ConnectionLimit(MAX_AT_ONCE)
-    return HttpSite(_Zeros(), _begin_none, _methods(), models, options, Ports(), inline, inline, limit)  # type: ignore[arg-type]
+    return HttpSite(_answer_zeros, _methods(), models, options, Ports(), inline, inline, limit)
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> None:
     function(*arguments)
-
-
-def _begin_none(*_: Any) -> bool:
-    return False
 
 
 class _Connection(Answering):
@@ -140,18 +136,23 @@ class _Connection(Answering):
         raise AssertionError("nobody watches")
 
 
-class _Zeros:
-    """In place of Inference: checks a request as it does, and answers with zeros."""
+def _answer_zeros(header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
+    """In place of Inference: check a request as it does, and answer with zeros."""
+    try:
+        call.answer(_zeros(header, request_id, raws))
+    except RequestError as error:
+        call.answer(error)
 
-    def __call__(self, header: bytes, request_id: bytes, raws: list[memoryview], *_: Any) -> bytes:
-        """Return an answer for one row. Raises RequestError."""
-        plan = checked_plan(header, raws)
-        response = pb.ModelInferResponse(model_name=plan.model.name, model_version="1", id=request_id.decode())
-        for tensor in plan.model.outputs.values():
-            size = item_bytes(tensor.datatype)
-            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, 16])
-            response.raw_output_contents.append(bytes(16 * (size or 4)))
-        return response.SerializeToString()
+
+def _zeros(header: bytes, request_id: bytes, raws: Raws) -> bytes:
+    """Return an answer for one row. Raises RequestError."""
+    plan = checked_plan(header, raws)
+    response = pb.ModelInferResponse(model_name=plan.model.name, model_version="1", id=request_id.decode())
+    for tensor in plan.model.outputs.values():
+        size = item_bytes(tensor.datatype)
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, 16])
+        response.raw_output_contents.append(bytes(16 * (size or 4)))
+    return response.SerializeToString()
 
 
 def _methods() -> Mapping[str, Method[Any]]:

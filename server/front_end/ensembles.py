@@ -1,12 +1,11 @@
 """One request to an ensemble, from its first step to its last.
 
 Each step is an ordinary request to a model: a slot of its own, seen by the scheduler among all others. Its inputs lie
-where the steps before have left them. Steps that do not wait for each other are handed over together; the one thread of
-the request sleeps until any of them has ended. No slot, or no memory, ends the request at once, so requests cannot wait
-for each other.
+where the steps before have left them. Steps that do not wait for each other are handed over together; the request goes
+on when any of them has ended. No slot, or no memory, ends the request at once, so requests cannot wait for each other.
 """
 
-import threading
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +15,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus, places_bytes
 from gangway.protos import StatusCode
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, fault
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
-from gangway.server.front_end.python_runs import LeftRun, tell_gone
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import EMPTY_FRAME_BYTES, FrameCodec, copy_content, forget_answer
@@ -35,9 +34,14 @@ from gangway.server.requests.ensembles import (
     TensorName,
     compound_numbers,
 )
-from gangway.server.requests.python_codec import Answer, Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Left, Outputs, PythonCodec
 from gangway.server.requests.regions import Content, Contents
+from gangway.server.serving.pending import Pending, drive
+from gangway.server.serving.python import LARGE_BYTES, LeftRun, tell_gone
+from gangway.server.serving.slots import Slots
 from gangway.server.statistics import Times
+
+_log = logging.getLogger(__name__)
 
 Place = tuple[int, int]  # offset from the segment's start, a multiple of 64, and size in bytes
 
@@ -160,7 +164,7 @@ class EnsembleTensor:
 class EnsembleTensors:
     """The tensors of one request to an ensemble: where they are, and how many have yet to read them.
 
-    For the one thread that executes the request. `wanted`: tensors that the answer is made of.
+    `wanted`: tensors that the answer is made of.
     """
 
     def __init__(self, pool: SharedMemoryPool, graph: Graph, wanted: tuple[TensorName, ...]) -> None:
@@ -188,6 +192,11 @@ class EnsembleTensors:
     def inputs_of(self, inputs: Mapping[str, TensorName]) -> dict[str, EnsembleTensor]:
         """Return the tensors of a step, by their names in its model, without those that the request has left out."""
         return {name: self._tensors[tensor] for name, tensor in inputs.items() if tensor in self._tensors}
+
+    def copied_bytes(self, step: Step) -> int:
+        """Return how many bytes are copied for a step: all of its inputs, or what a compiled model has no place of."""
+        values = [self._tensors[tensor] for tensor in step.inputs.values() if tensor in self._tensors]
+        return sum(len(value.content) for value in values if value.place is None or not step.model.compiled)
 
     def placed(self, value: EnsembleTensor) -> tuple[Place, Block]:
         """Return where in the io segment a tensor is: it is copied there, once, if it is not.
@@ -355,7 +364,14 @@ def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Ens
 
 
 class StepRun(ModelRun):
-    """A step that has been handed over. The blocks of `prepared` are held until its outputs have been taken."""
+    """A step that has been handed over. The blocks of `prepared` are held until its outputs have been taken.
+
+    `in_time`: whether it has ended before its clock's end. `left`: what an instance of a Python model has answered that
+    had kept the step, or why it has not.
+    """
+
+    in_time = True
+    left: Outputs | RequestError | None = None
 
     def __init__(
         self,
@@ -386,12 +402,12 @@ class StepRun(ModelRun):
 class EnsembleRun:
     """One request to an ensemble. A context manager: leaving it cancels what still runs and gives everything back.
 
-    One thread executes it. Any thread may call `cancel`, at any time.
+    For the loop's thread. `cancel` may be called at any time.
     """
 
     def __init__(
         self,
-        plane: DataPlane,
+        slots: Slots,
         watch: ShapeWatch,
         codec: EnsembleCodec,
         terms: Terms,
@@ -399,22 +415,23 @@ class EnsembleRun:
         left_run: Callable[[PythonCodec, Left, Terms], LeftRun],
     ) -> None:
         """Make it. `left_run` returns what goes on with a step that an instance of a Python model has kept."""
-        self._plane = plane
-        self._pool = SharedMemoryPool(plane)
-        self._watch = watch
+        self._slots = slots
+        self._watch_shapes = watch
+        self._pool = SharedMemoryPool(slots.plane)
         self._codec = codec
         self._terms = terms
         self._clock = clock
         self._tensors = EnsembleTensors(self._pool, codec.graph, codec.wanted)
         self._waits = list(codec.graph.waits)
         self._left_run = left_run
-        self._left: LeftRun | None = None
-        self._lock = threading.Lock()  # of what runs
+        self._left: set[LeftRun] = set()
         self._running: list[StepRun] = []
-        self._cancelled = threading.Event()
+        self._done: list[StepRun] = []  # of those that run: what has ended
+        self._waiting: Pending[None] | None = None  # for the first of these
+        self._cancelled = False
         self.ended: list[StepRun] = []
 
-    def execute(self, contents: Contents) -> dict[TensorName, Result]:
+    async def execute(self, contents: Contents) -> dict[TensorName, Result]:
         """Execute all steps; return the tensors that the answer is made of, valid until the run is left.
 
         Raises RequestError, which names the step.
@@ -423,20 +440,21 @@ class EnsembleRun:
             self._tensors.add_input((tensor.name,), tensor.datatype, shape, content)
         ready = deque(index for index, waits in enumerate(self._waits) if not waits)
         while ready or self._running:
-            self._start_all(ready)
-            for running in self._ended():
-                ready += self._finish(running)
+            await self._start_all(ready)
+            if not self._done:
+                self._waiting = Pending()
+                await self._waiting
+            done, self._done = self._done, []
+            for running in done:
+                ready += await self._finish(running)
         return self._tensors.results()
 
     def cancel(self) -> None:
         """Cancel it: the client does not wait for the answer any more."""
-        with self._lock:
-            self._cancelled.set()
-            submissions = [running.prepared.submission for running in self._running]
-            left = self._left
-        for submission in submissions:
-            submission.cancel()
-        if left is not None:
+        self._cancelled = True
+        for running in self._running:
+            running.prepared.submission.cancel()
+        for left in tuple(self._left):
             left.cancel()
 
     def __enter__(self) -> "EnsembleRun":
@@ -445,26 +463,27 @@ class EnsembleRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            left, self._running = self._running, []
-        for running in left:
+        unfinished, self._running = self._running, []
+        for running in unfinished:
+            self._slots.forget(running.prepared.submission.slot)
             running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue), had_target=False)
             self._close(running.prepared)
+        self.cancel()
         self._tensors.clear()
 
     # -- steps
 
-    def _start_all(self, ready: deque[int]) -> None:
+    async def _start_all(self, ready: deque[int]) -> None:
         """Hand over steps that can begin now; empties it. Those of compound tasks follow each other at once."""
         if len(ready) < 2 or not self._codec.graph.compounds:
             while ready:
-                self._start(ready.popleft())
+                await self._start(ready.popleft())
             return
         prepared: deque[StepRun] = deque()
         try:
             while ready:
-                prepared.append(self._prepare(ready.popleft()))
-            counts = self._plane.compounds
+                prepared.append(await self._prepared(ready.popleft()))
+            counts = self._slots.plane.compounds
             numbers = compound_numbers(self._codec.graph, [run.compound_model for run in prepared], counts)
             while prepared:
                 running = prepared.popleft()
@@ -473,11 +492,17 @@ class EnsembleRun:
             for running in prepared:
                 self._close(running.prepared)
 
-    def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
+    async def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
-        self._submit(self._prepare(index, again_since_ns, whole))
+        self._submit(await self._prepared(index, again_since_ns, whole))
 
-    def _prepare(self, index: int, again_since_ns: int = 0, whole: bool = False) -> StepRun:
+    async def _prepared(self, index: int, again_since_ns: int = 0, whole: bool = False) -> StepRun:
+        """Return a step with its inputs. Copying large ones would hold the loop for too long."""
+        if self._tensors.copied_bytes(self._codec.graph.steps[index]) > LARGE_BYTES:
+            return await self._slots.aside.run(self._prepare, index, again_since_ns, whole)
+        return self._prepare(index, again_since_ns, whole)
+
+    def _prepare(self, index: int, again_since_ns: int, whole: bool) -> StepRun:
         step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
         try:
             inputs = self._tensors.inputs_of(step.inputs)
@@ -491,7 +516,8 @@ class EnsembleRun:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
-        return StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch, self._terms.timeout_us)
+        watch = self._watch_shapes
+        return StepRun(index, step, codec, prepared, self._clock, begin_ns, watch, self._terms.timeout_us)
 
     def _submit(self, running: StepRun, compound: int = 0, last: bool = True) -> None:
         """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""
@@ -500,50 +526,53 @@ class EnsembleRun:
         if deadline_ns:  # what comes after needs its time, too
             deadline_ns = max(1, deadline_ns - int(self._codec.graph.remaining_us[running.index] * 1000))
         try:
-            with self._lock:
-                if self._cancelled.is_set():
-                    gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
-                    raise failure(self._name, gone, 0)
-                self._running.append(running)
-            running.hand_over(submission, deadline_ns, terms.priority, terms.rejects_late, compound=compound, last=last)
-            if self._cancelled.is_set():  # just before the submission could be
-                submission.cancel()
+            if self._cancelled:
+                gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
+                raise failure(self._name, gone, 0)
+            drive(self._watch(running, self._slots.expect(submission.slot, clock.end_ns)))
+            running.hand_over(
+                submission, deadline_ns, terms.priority, terms.rejects_late, by_bell=True, compound=compound, last=last
+            )
         except BaseException as error:
-            self._remove(running)
+            self._slots.forget(submission.slot)
             self._close(running.prepared)
             if isinstance(error, RequestError):
                 raise self._failed(running.step, running.begin_ns, error) from error
             raise
+        self._running.append(running)
 
-    def _ended(self) -> list[StepRun]:
-        """Wait until a step has ended; return those that have."""
-        slots, clock = self._plane.slots, self._clock
-        begin_ns = time.monotonic_ns()
-        lone = self._running[0].prepared.submission.layout.model_id if len(self._running) == 1 else None
-        spin_us = self._plane.spin_for(lone) if lone is not None else 0
-        numbers = [running.prepared.submission.slot for running in self._running]
-        if not slots.wait_any(numbers, max(0, clock.end_ns - begin_ns) // 1000, spin_us):
-            raise self._within(self._running[0].step, failure(self._name, clock.status_at_end, 0))
-        if lone is not None:
-            self._plane.last_wait_ns[lone] = time.monotonic_ns() - begin_ns
-        return [running for running in self._running if slots.is_done(running.prepared.submission.slot)]
+    async def _watch(self, running: StepRun, ended: Pending[bool]) -> None:
+        running.in_time = await ended
+        self._note_done(running)
 
-    def _finish(self, running: StepRun) -> Sequence[int]:
+    def _note_done(self, running: StepRun) -> None:
+        if running in self._running:
+            self._done.append(running)
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                self._slots.serving.loop.call_soon(waiting.settle, None)  # with all that have ended meanwhile
+
+    async def _finish(self, running: StepRun) -> Sequence[int]:
         """Take what a step has left; return the steps that can begin now."""
         step = running.step
-        running.finished_ns = time.monotonic_ns()
+        if not running.in_time:
+            raise self._within(step, failure(self._name, self._clock.status_at_end, 0))
+        if running.left is None:
+            running.finished_ns = time.monotonic_ns()
         outcome = running.prepared.submission.outcome()
-        self._remove(running)
+        if self._is_left(running, outcome):
+            return ()
+        self._running.remove(running)
         try:
             if outcome.status is SlotStatus.UNAVAILABLE and step.model.symbols and running.prepared.compiled:
-                self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded meanwhile
+                await self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded
                 return ()
             if outcome.status is not SlotStatus.OK:
                 if isinstance(running.codec.frame, PythonCodec):
-                    tell_gone(running.codec.frame, running.prepared.submission)
+                    tell_gone(self._slots, running.codec.frame, running.prepared.submission)
                 raise self._failed(step, running.begin_ns, running.failure(outcome))
             if not self._take(running):
-                self._start(running.index, running.begin_ns, not running.prepared.compiled)  # an answer without room
+                await self._start(running.index, running.begin_ns, not running.prepared.compiled)  # with more room
                 return ()
         finally:
             self._close(running.prepared)
@@ -552,6 +581,38 @@ class EnsembleRun:
         running.succeeded(outcome)
         self.ended.append(running)
         return self._freed(step)
+
+    def _is_left(self, running: StepRun, outcome: SlotOutcome) -> bool:
+        """Whether an instance has kept the step, with which something goes on until the step is done once more."""
+        codec = running.codec.frame
+        if running.left is not None or outcome.status is not SlotStatus.OK or not isinstance(codec, PythonCodec):
+            return False
+        try:
+            found = codec.read(running.prepared.submission.outputs[0])
+        except RequestError:
+            return False  # which taking the outputs finds, too
+        if isinstance(found, Left):
+            drive(self._go_on(running, codec, found))
+        return isinstance(found, Left)
+
+    async def _go_on(self, running: StepRun, codec: PythonCodec, left: Left) -> None:
+        """Take the response of a step that an instance has kept."""
+        try:
+            run = self._left_run(codec, left, self._terms)
+            self._left.add(run)
+            if self._cancelled:
+                run.cancel()
+            try:
+                running.left = (await run.next()).outputs
+            finally:
+                self._left.discard(run)
+                run.cancel()
+        except RequestError as error:
+            running.left = error
+        except Exception:
+            _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
+            running.left = fault()
+        self._note_done(running)
 
     def _take(self, running: StepRun) -> bool:
         """Take a step's outputs over; False if there was too little room for them."""
@@ -573,19 +634,18 @@ class EnsembleRun:
         return True
 
     def _take_python(self, running: StepRun, codec: PythonCodec) -> None:
-        """Take the outputs of a Python model's step over. If its instance has kept the request, wait for the rest."""
+        """Take the outputs of a Python model's step over, or those of the response after it was kept."""
         step, (view,), ((begin, _),) = running.step, running.prepared.submission.outputs, running.prepared.places
+        places: Mapping[str, int] = {}
         try:
-            found = codec.read(view)
-            if isinstance(found, Answer):
+            if isinstance(running.left, RequestError):
+                raise running.left
+            if running.left is None:
+                found = codec.read(view)
+                assert isinstance(found, Answer), "else it is left"
                 outputs, places = found.outputs, found.places
             else:
-                with self._left_run(codec, found, self._terms) as run:
-                    with self._lock:
-                        self._left = run
-                    if self._cancelled.is_set():
-                        run.cancel()
-                    outputs, places = run.only().outputs, {}
+                outputs = running.left
             missing = [name for name in step.outputs if name not in outputs]
             if missing:
                 message = f"the response of model '{step.model.name}' has no output '{missing[0]}'"
@@ -617,11 +677,6 @@ class EnsembleRun:
                 if not self._waits[reader]:
                     freed.append(reader)
         return freed
-
-    def _remove(self, running: StepRun) -> None:
-        with self._lock:
-            if running in self._running:
-                self._running.remove(running)
 
     def _close(self, prepared: Prepared) -> None:
         prepared.submission.close()

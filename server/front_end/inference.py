@@ -1,38 +1,30 @@
-"""ModelInfer: bytes in, bytes out, with a thread that waits for the answer or without one.
-
-`Inference` plans requests, asks the response cache, and answers in the caller's thread. `NonBlockingInference` hands a
-request to the scheduler at once, and the loop answers it. It takes plain requests only: small ones, of a form
-that has been seen before, whose tensors are in the messages or in the clients' shared memory. All others, and whatever
-is wrong, go the blocking way.
+"""ModelInfer on the loop: a request is planned, looked for in the response cache, waits for its turn in a sequence, and
+is answered (`request.py`). None of it blocks.
 """
 
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
-from functools import partial
-from typing import Final, NamedTuple, Protocol, cast
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 from cachetools import LRUCache
 from google.protobuf.message import DecodeError
 
 from gangway.executor.logs import OFTEN
-from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.front_end.model_run import ClientCall, InnerCall, InnerStream
+from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.front_end.request import ClientRequest, Resources
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
-from gangway.server.requests.data_plane import Submission
-from gangway.server.requests.python_codec import PythonCodec
 from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
-from gangway.server.serving.loop import Completions, ServingLoop
-from gangway.server.threads import NO_THREAD
+from gangway.server.serving.call import Call
+from gangway.server.serving.pending import drive
+from gangway.server.serving.python import LARGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +89,14 @@ def _cost(answer: bytes) -> int:
     return len(answer) + ENTRY_BYTES
 
 
+LARGE_HEADER_BYTES = 64 << 10  # to understand it would hold the loop for too long: it has tensors in it
+
+
 class Inference:
-    """Serves the models that it was last given. Safe for threads. `cache`: None if no answers are kept."""
+    """Serves the models that it was last given. `cache`: None if no answers are kept.
+
+    What begins requests is for the loop's thread, all else for any.
+    """
 
     def __init__(self, resources: Resources, sequences: Sequences, cache: ResponseCache | None = None) -> None:
         self.cache = cache
@@ -127,27 +125,10 @@ class Inference:
         """Whether no request is being executed and no answer to one is still on its way."""
         return self._resources.idle and not self._sequences.requests
 
-    def take_plain(self, message: bytes) -> KnownRequest | None:
-        """Return a request that is known and plain, whose model stays until its `uses` are ended; None if it is not.
-
-        There is none while requests are refused, or traced with their tensors: `infer` handles these.
-        """
-        if self._refusal or self._resources.tracer.wants_tensors:
-            return None
-        known = self._planner.known(message)
-        return known if known is not None and known.plan.model.uses.begin() else None
-
-    def take_plain_parts(self, header: bytes, request_id: bytes, raws: list[memoryview]) -> KnownRequest | None:
-        """Do the same with a request in parts, as `infer_parts` takes them."""
-        if self._refusal or self._resources.tracer.wants_tensors:
-            return None
-        known = self._planner.known_parts(header, request_id, raws)
-        return known if known is not None and known.plan.model.uses.begin() else None
-
     def order_of(self, header: bytes) -> str | None:
         """Return the model of a request, if its answers keep the order of the requests; None for any other model.
 
-        `header`: as in `infer_parts`. None if the header is unparsable; the planner reports that.
+        `header`: as in `begin`. None if the header is unparsable; the planner reports that.
         """
         if not any(name.encode() in header for name in self._in_order):
             return None  # most headers need no second look
@@ -157,74 +138,153 @@ class Inference:
             return None
         return name if name in self._in_order else None
 
-    def infer(self, message: bytes, call: ClientCall) -> bytes:
-        """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
+    def begin_message(self, message: bytes, call: Call) -> None:
+        """Execute one serialised ModelInferRequest; `call.answer` gets the serialised ModelInferResponse."""
         arrival_ns = time.monotonic_ns()
+        if len(message) > LARGE_BYTES:
+            drive(self._answer_large(message, call, arrival_ns))
+            return
+        known = self._planner.known(message)
+        if known is not None and not self._refusal and known.plan.model.uses.begin():
+            drive(self._answer_known(known, call, arrival_ns))
+            return
         try:
-            header, request_id, raws = split_contents(split_request(message))
-        except MalformedRequestError as error:
-            invalid(str(error))
-        return self.infer_parts(header, request_id, raws, call, arrival_ns)
+            parts = parts_of(message)
+        except RequestError as error:
+            call.answer(error)
+            return
+        self.begin(*parts, call, arrival_ns)
 
-    def infer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: ClientCall, arrival_ns: int) -> bytes:
+    def begin(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
         """Do the same with a request in parts: the message without id and tensors, the id, the tensors' bytes.
 
         Equal headers share a plan, so callers should make equal headers for equal requests. `arrival_ns`:
         CLOCK_MONOTONIC.
         """
-        if self._refusal:
-            unavailable(self._refusal)
-        plan = self._take(header, bool(raws))
-        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.infer_inner)
+        drive(self._answer_parts(header, request_id, raws, call, arrival_ns))
+
+    async def _answer_large(self, message: bytes, call: Call, arrival_ns: int) -> None:
+        """Have a thread take a message apart, whose header may be most of it."""
         try:
-            if not isinstance(raws, list):
-                raws = raws()
+            header, request_id, raws = await self._resources.slots.aside.run(parts_of, message)
+        except Exception as error:
+            call.answer(_told(error))
+        else:
+            self.begin(header, request_id, raws, call, arrival_ns)
+
+    async def _answer_known(self, known: KnownRequest, call: Call, arrival_ns: int) -> None:
+        request = ClientRequest(self._resources, known.plan, known.request_id, call, arrival_ns, self.begin)
+        try:
+            request.take(known.raws)
+            del known
+            result = await request.answer()
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._finish(request, result)
+
+    async def _answer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
+        try:
+            plan = await self._take(header, bool(raws))
+        except Exception as error:
+            call.answer(_told(error))
+            return
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.begin)
+        try:
+            given = raws if isinstance(raws, list) else await self._resources.slots.aside.run(raws)
+            del raws
             if self.cache is not None and plan.cacheable:
-                return self._remember(self.cache, request, header, raws)
-            return self._answer(request, raws)
-        except RequestError as error:
-            request.fail(error)
-            raise
+                result = await self._remember(self.cache, request, header, given)
+            elif plan.sequence is not None:
+                result = await self._in_turn(request, given)
+            else:
+                request.take(given)
+                del given  # the request holds it, until it is in its own memory
+                result = await request.answer()
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._finish(request, result)
+
+    def _finish(self, request: ClientRequest, result: bytes) -> None:
+        """Answer a request. Counting it and the like come after the answer."""
+        afterwork = self._resources.slots.afterwork
+        afterwork.add(request.end, at_once=bool(request.regions))  # which the client may unmap
+        request.call.answer(result)
+        if not request.by_slot:  # else it is done when all that have ended are answered
+            afterwork.do()
+
+    def _fail(self, request: ClientRequest, error: Exception) -> None:
+        told = _told(error)
+        request.fail(told)
+        request.close()
+        request.call.answer(told)
+
+    async def _in_turn(self, request: ClientRequest, raws: list[memoryview]) -> bytes:
+        turn = await self._sequences.turn(request.plan, request.call, request.begin_ns)
+        try:
+            request.take_turn(turn.plan)
+            request.take(raws)
+            return await request.answer()
         finally:
-            request.close()
+            request.conclude()  # the next one may need its memory
+            turn.leave()
 
-    def infer_inner(
-        self, header: bytes, request_id: bytes, raws: Sequence[memoryview], call: InnerCall | InnerStream
+    async def _remember(
+        self, cache: ResponseCache, request: ClientRequest, header: bytes, raws: list[memoryview]
     ) -> bytes:
-        """Answer a request that a Python model makes."""
-        return self.infer_parts(header, request_id, list(raws), call, time.monotonic_ns())
-
-    def _answer(self, request: ClientRequest, raws: list[memoryview]) -> bytes:
-        if request.plan.sequence is None:
-            return request.answer(request.contents_of(raws))
-        with self._sequences.turn(request.plan, request.call, request.begin_ns) as own:
-            request.take_turn(own)
-            return request.answer(request.contents_of(raws))
-
-    def _remember(self, cache: ResponseCache, request: ClientRequest, header: bytes, raws: list[memoryview]) -> bytes:
         """Answer from the cache, or have the request executed and keep its answer."""
         begin_ns = time.monotonic_ns()
-        key = key_of(request.model.load, header, raws)
+        load = request.model.load
+        if sum(map(len, raws)) > LARGE_BYTES:
+            key = await self._resources.slots.aside.run(key_of, load, header, raws)
+        else:
+            key = key_of(load, header, raws)
         response = cache.get(key)
         if response is not None:
             request.answered_from_cache(begin_ns)
             return with_id(response, request.request_id)
         looked_ns = time.monotonic_ns()
         request.response_id = b""
-        response = self._answer(request, raws)
+        if request.plan.sequence is not None:
+            response = await self._in_turn(request, raws)
+        else:
+            request.take(raws)
+            response = await request.answer()
         answered_ns = time.monotonic_ns()
         cache.put(key, response)
         request.model.statistics.cache_miss(looked_ns - begin_ns + time.monotonic_ns() - answered_ns)
         return with_id(response, request.request_id)
 
-    def _take(self, header: bytes, has_raws: bool) -> RequestPlan:
-        """Return a plan whose model stays until its `uses` are ended."""
+    async def _take(self, header: bytes, has_raws: bool) -> RequestPlan:
+        """Return a plan whose model stays until its `uses` are ended. Raises RequestError."""
         while True:
-            plan = self._planner.plan(header, has_raws)
+            if self._refusal:
+                unavailable(self._refusal)
+            if len(header) > LARGE_HEADER_BYTES:
+                plan = await self._resources.slots.aside.run(self._planner.plan, header, has_raws)
+            else:
+                plan = self._planner.plan(header, has_raws)
             if plan.model.uses.begin():  # else it has been replaced since, and the planner with it
                 if not plan.members or _begin_all(plan.members):
                     return plan
                 plan.model.uses.end()
+
+
+def _told(error: Exception) -> RequestError:
+    """Return what the client is told of an error."""
+    if isinstance(error, RequestError):
+        return error
+    _log.error("a request failed by a fault of the server; its client is told INTERNAL", exc_info=error, extra=OFTEN)
+    return fault()
+
+
+def parts_of(message: bytes) -> tuple[bytes, bytes, Raws]:
+    """Return header, id and tensors of a serialised ModelInferRequest. Raises RequestError."""
+    try:
+        return split_contents(split_request(message))
+    except MalformedRequestError as error:
+        invalid(str(error))
 
 
 def _begin_all(models: Sequence[ServedModel]) -> bool:
@@ -235,171 +295,3 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
                 begun.uses.end()
             return False
     return True
-
-
-LOOK_S: Final = 1.0  # how often requests are looked for whose time is over
-MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while the loop copies a tensor
-
-_INTERNAL: Final = RequestError(StatusCode.INTERNAL, "internal error, see the server's log")
-
-
-class NonBlockingCall(ClientCall, Protocol):
-    """A remote call that waits for its answer without a thread."""
-
-    def answer(self, result: bytes | RequestError) -> None:
-        """Send the answer, or why there is none; once, from any thread."""
-
-
-class NonBlockingInference:
-    """Safe for threads. `inference`: the blocking way, which knows the models."""
-
-    def __init__(self, resources: Resources, inference: Inference, serving: ServingLoop) -> None:
-        self._resources = resources
-        self._inference = inference
-        self._completions = Completions(serving, resources.plane.slots, resources.afterwork.do)
-        self._waiting: dict[int, ClientRequest] = {}  # by slot
-        serving.every(LOOK_S, self._give_up)
-
-    def begin(self, message: bytes, call: NonBlockingCall) -> bool:
-        """Hand a request to the scheduler; `call.answer` is called later, on the loop, with what the client gets.
-
-        False: nothing has been done, the request is one for the blocking way.
-        """
-        arrival_ns = time.monotonic_ns()
-        if len(message) > MAX_MESSAGE_BYTES:
-            return False
-        known = self._inference.take_plain(message)
-        return known is not None and self._begin_known(known, call, arrival_ns)
-
-    def begin_parts(
-        self, header: bytes, request_id: bytes, raws: list[memoryview], call: NonBlockingCall, arrival_ns: int
-    ) -> bool:
-        """Do the same with a request in parts, as `Inference.infer_parts` takes them."""
-        if sum(map(len, raws)) > MAX_MESSAGE_BYTES:
-            return False
-        known = self._inference.take_plain_parts(header, request_id, raws)
-        return known is not None and self._begin_known(known, call, arrival_ns)
-
-    def _begin_known(self, known: KnownRequest, call: NonBlockingCall, arrival_ns: int) -> bool:
-        plan, request_id, raws = known
-        begun = False
-        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self._inference.infer_inner)
-        try:
-            begun = self._begin(request, raws)
-        except RequestError:
-            pass  # the blocking way finds the same, and says so
-        finally:
-            if not begun:
-                request.close()
-        return begun
-
-    def _begin(self, request: ClientRequest, raws: list[memoryview]) -> bool:
-        """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
-        if request.plan.regions:
-            request.contents = contents = request.contents_of(raws)
-        else:
-            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
-        request.decide(contents)
-        plan = request.plan
-        codec = plan.plain_codec
-        if codec is None or codec.answer_bytes(plan.shapes.rows) > MAX_MESSAGE_BYTES:
-            return False
-        if isinstance(codec, PythonCodec):
-            if codec.was_left:
-                return False  # one that waits for other models needs a thread
-            contents = codec.with_about(contents, request.request_id)
-        submission = request.open(contents)
-        if plan.regions:
-            assert not isinstance(codec, PythonCodec), "for which regions are copied: no plain request"
-            mapped = submission.external.inputs
-            copied = sum(
-                size for place, size in zip(codec.places, plan.input_sizes, strict=True) if place not in mapped
-            )
-            if copied > MAX_MESSAGE_BYTES:
-                submission.close()
-                return False
-        slot = submission.slot
-        self._waiting[slot] = request
-        self._completions.expect(slot, partial(self._ended, slot, request))
-        try:
-            request.submit(contents, by_bell=True)
-        except Exception:
-            if not self._completions.forget(slot):
-                return True  # it is being answered: UNAVAILABLE
-            del self._waiting[slot]
-            submission.close()
-            raise
-        return True
-
-    def _give_up(self) -> None:
-        """Answer the requests whose time is over."""
-        now_ns = time.monotonic_ns()
-        for slot, request in list(self._waiting.items()):
-            if request.clock.end_ns < now_ns and self._completions.forget(slot):
-                del self._waiting[slot]
-                self._expired(request)
-
-    def _ended(self, slot: int, request: ClientRequest) -> None:
-        """Answer a request that has ended; on the loop. Counting it and the like come after the answer."""
-        del self._waiting[slot]
-        assert request.submission is not None, "opened"
-        status = request.submission.status()
-        if request.may_wait(status):
-            self._go_on(request, partial(request.finish_and_conclude, request.submission.outcome()))
-            return
-        response = self._response(request, partial(request.finish, status))
-        if response is not None:
-            rest = partial(self._conclude, request, request.submission, response)
-            self._resources.afterwork.add(rest, at_once=bool(request.regions))  # which the client may unmap
-            _call_of(request).answer(response)
-
-    def _conclude(self, request: ClientRequest, submission: Submission, response: bytes) -> None:
-        self._resources.plane.last_wait_ns[request.model.model_id] = request.finished_ns - request.submitted_ns
-        try:
-            request.conclude(response, submission.outcome())
-        finally:
-            request.close()
-
-    def _response(self, request: ClientRequest, make: Callable[[], bytes | None]) -> bytes | None:
-        """Return the response; None if that is done with: the client gets an error, or another attempt follows."""
-        try:
-            response = make()
-        except RequestError as error:
-            self._fail(request, error)
-        except Exception:
-            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-            self._fail(request, _INTERNAL)
-        else:
-            if response is None:
-                self._go_on(request, partial(request.answer, request.contents))  # with more room, or without a region
-            return response
-        return None
-
-    def _go_on(self, request: ClientRequest, make: Callable[[], bytes | None]) -> None:
-        """Go on in the blocking way, in a thread of its own, which makes the response and concludes the request."""
-        try:
-            threading.Thread(target=self._answer, args=(request, make), name="again", daemon=True).start()
-        except RuntimeError:
-            if request.submission is not None:
-                request.submission.close()
-            self._fail(request, RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
-
-    def _answer(self, request: ClientRequest, make: Callable[[], bytes | None]) -> None:
-        response = self._response(request, make)
-        if response is not None:
-            request.close()
-            _call_of(request).answer(response)
-
-    def _expired(self, request: ClientRequest) -> None:
-        """Answer a request that has not ended in its time; what it holds follows later."""
-        request.abandon()
-        self._fail(request, request.expired())
-
-    def _fail(self, request: ClientRequest, error: RequestError) -> None:
-        request.fail(error)
-        request.close()
-        _call_of(request).answer(error)
-
-
-def _call_of(request: ClientRequest) -> NonBlockingCall:
-    return cast("NonBlockingCall", request.call)

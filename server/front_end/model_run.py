@@ -4,14 +4,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
-from gangway.server.errors import RequestError, invalid
+from gangway.server.errors import RequestError
 from gangway.server.messages import FirstAnswer, ShapeWanted
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
@@ -156,66 +156,6 @@ class ShapeWatch:
         with self._lock:
             if self._answered.get(key) != model.load and self._tell(FirstAnswer(model.model_id, *key, row_us)):
                 self._answered[key] = model.load
-
-
-class ClientCall(Protocol):
-    """What must be known of a remote call (the part of grpc.ServicerContext that is used).
-
-    When a request is traced (`tracing.py`), two further members are used if a call has them. The method
-    `invocation_metadata` returns headers as pairs of text, names in lower case. `front_end` is "GRPC" or "HTTP".
-    """
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the client's deadline; None or a huge number without one."""
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call ends, for instance because the client cancels; False if it has ended."""
-        ...
-
-
-class InnerStream:
-    """An inner call that takes any number of responses: `respond` gets each but the last."""
-
-    def __init__(self, call: "InnerCall", respond: Callable[[bytes], None]) -> None:
-        self.call, self.respond = call, respond
-        self.time_remaining, self.add_callback = call.time_remaining, call.add_callback
-
-
-class InnerCall:
-    """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
-
-    `chain`: the models that wait for it, outermost first. Safe for threads.
-    """
-
-    def __init__(self, clock: RequestClock, chain: tuple[str, ...]) -> None:
-        self.clock, self.chain = clock, chain
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] = []
-        self.is_over = False
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the client's deadline; None without one."""
-        return (self.clock.limit_ns - time.monotonic_ns()) / 1e9 if self.clock.limit_ns else None
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the client's request is over; False if it is."""
-        with self._lock:
-            if not self.is_over:
-                self._callbacks.append(callback)
-            return not self.is_over
-
-    def end(self) -> None:
-        """The client's request is over."""
-        with self._lock:
-            self.is_over, callbacks, self._callbacks = True, self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def require_other(self, names: Iterable[str]) -> None:
-        """Raise RequestError if one of these models waits for the request: it would wait for itself."""
-        for name in names:
-            if name in self.chain:
-                invalid(f"model '{name}' waits for this request, so it cannot execute it")
 
 
 class ModelRun:

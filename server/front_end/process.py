@@ -29,11 +29,11 @@ from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
 from gangway.server.errors import RequestError
-from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
+from gangway.server.front_end.inference import Inference, ResponseCache
 from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
 from gangway.server.front_end.model_run import ShapeWatch
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
-from gangway.server.front_end.request import Afterwork, Resources
+from gangway.server.front_end.request import Resources
 from gangway.server.front_end.sequences import Sequences
 from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
@@ -75,6 +75,7 @@ from gangway.server.serving.grpc import GrpcFrontEnd
 from gangway.server.serving.grpc_streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
+from gangway.server.serving.slots import Afterwork, Slots
 from gangway.server.system import keep_freed_memory, own_version
 from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
@@ -128,14 +129,14 @@ class FrontEnd:
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
         self.tracer = tracer or Tracer(options.traces)
-        self.sequences = Sequences(plane)
+        self.sequences = Sequences(plane, serving)
         self._afterwork = Afterwork(at_once=not is_alone)
-        resources = Resources(plane, regions, ShapeWatch(tell), self.tracer, self._afterwork, mappings)
+        slots = Slots(serving, plane, self._afterwork)
+        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         limits = replace(limits, streams=scaled(limits.streams, thread_share))
-        slots = plane.slots.slots
-        in_threads = scaled(slots, thread_share)
+        in_threads = scaled(plane.slots.slots, thread_share)
         self.streams = Streams(self.inference.order_of, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[Job, ...] = ()
@@ -155,17 +156,14 @@ class FrontEnd:
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
-        self._non_blocking = NonBlockingInference(resources, self.inference, serving)
         self.server = GrpcFrontEnd(
             serving,
-            self.inference.infer,
-            self.inference.infer_parts,
+            self.inference,
             self.streams,
             methods,
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
-            slots,
+            plane.slots.slots,
             options.grpc,
-            self._non_blocking,
             plane.admission,
             thread_share,
             lambda: self.descriptors.is_short,
@@ -185,8 +183,7 @@ class FrontEnd:
 
             options = self._options.http
             self._http = HttpFrontEnd(
-                self.inference.infer_parts,
-                self._non_blocking.begin_parts,
+                self.inference.begin,
                 self._methods,
                 lambda: self.models,
                 self._max_http_threads,
@@ -458,7 +455,6 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     serving.every(0.0, memory.turn)
     serving.every(0.0, front_end.descriptors.turn, aside=True)
     serving.every(PERIOD_S, front_end.streams.look)
-    threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
     serving.call(serving.loop.add_reader, supervisor.fileno(), Orders(supervisor, front_end, listeners, log).hear)
     serving.serve()
     return 0

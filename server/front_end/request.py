@@ -1,105 +1,81 @@
 """A client's request, from its arrival to its answer: what all requests have in common stands here, once.
 
-A thread that may wait calls `answer`: it begins an attempt, waits for it and finishes it, until there is a response.
-The non-blocking way (`inference.py`) calls the parts: `open` and `submit` in the thread that has received the
-message, `finish` in the one that waits for all of them, and `conclude` when that has sent the response. Each step of an
-ensemble is a `ModelRun` of its own (`ensembles.py`).
+`answer` is a coroutine (`serving/pending.py`): it begins an attempt, waits for it and finishes it, until there is a
+response. `conclude` follows when that has been sent. Each step of an ensemble is a `ModelRun` of its own
+(`ensembles.py`).
 
 One copy of each input into shared memory, one copy of each output out of it; or none, where workers use the client's.
+What copies much is done by a thread aside of the loop.
 """
 
-import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
-from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, unsupported
-from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
-from gangway.server.front_end.model_run import (
-    ClientCall,
-    InnerCall,
-    InnerStream,
-    ModelRun,
-    RequestClock,
-    ShapeWatch,
-    no_room,
-)
-from gangway.server.front_end.python_runs import Infer, LeftRun, forget_left, refuse_inner, tell_gone
+from gangway.server.front_end.ensembles import EnsembleRun, StepRun, count_inner, outcome_of, times_of
+from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch
 from gangway.server.front_end.tracing import Tracer
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, FrameCodec, TailCodec, TensorCodec, report_of
-from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
+from gangway.server.requests.codecs import (
+    PRECISION_REPORTS,
+    ClassifyingCodec,
+    Codec,
+    FrameCodec,
+    TailCodec,
+    TensorCodec,
+    report_of,
+)
+from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import Answer, Left, PythonCodec, finished, python_in
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
-
-_log = logging.getLogger(__name__)
+from gangway.server.serving.call import Call, StreamingCall
+from gangway.server.serving.pending import drive
+from gangway.server.serving.python import (
+    LARGE_BYTES,
+    Begin,
+    InnerCall,
+    LeftRun,
+    PythonResponse,
+    forget_left,
+    tell_gone,
+)
+from gangway.server.serving.slots import Slots
 
 COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
+READABLE: Final = (TensorCodec, FrameCodec, TailCodec)  # give contents back that were written
 
 
 class Cancellable(Protocol):
     """What runs for a call."""
 
     def cancel(self) -> None:
-        """Cancel: the client does not wait for the answer any more. From any thread, at any time, repeatedly."""
-
-
-class Afterwork:
-    """What is left to do for answers that are sent: no client need wait for it. Safe for threads.
-
-    It is added before the answer is sent. Whoever sees something of it calls `do` before. `at_once`: it is done when it
-    is added, because other processes see something of it.
-    """
-
-    def __init__(self, at_once: bool = False) -> None:
-        self._at_once = at_once
-        self._lock = threading.Lock()
-        self._left: deque[Callable[[], None]] = deque()
-
-    def add(self, rest: Callable[[], None], at_once: bool = False) -> None:
-        """Do it later, or `at_once`."""
-        self._left.append(rest)
-        if at_once or self._at_once:
-            self.do()
-
-    def do(self) -> None:
-        """Return when nothing is left."""
-        while self._left:
-            with self._lock:
-                if self._left:
-                    try:
-                        self._left[0]()
-                    except Exception:  # the others' must not be lost by it
-                        _log.exception("an answered request could not be counted: a fault of the server", extra=OFTEN)
-                    self._left.popleft()  # not before: until then others wait for it
+        """Cancel: the client does not wait for the answer any more. At any time, repeatedly."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What all requests of a front end share. Safe for threads. `mappings`: None if workers map no regions."""
+    """For the loop's thread, but for `idle`. `mappings`: None if workers map no regions."""
 
-    plane: DataPlane
+    slots: Slots
     regions: Regions
     watch: ShapeWatch
     tracer: Tracer
-    afterwork: Afterwork
     mappings: Mappings | None = None
     _running: set[Cancellable] = field(default_factory=set)  # until the last byte of the answer has been sent
 
     @property
     def idle(self) -> bool:
         """Whether no request is being executed and no answer to one is still on its way."""
-        return not self._running and not self.plane.usage().requests
+        return not self._running and not self.slots.plane.usage().requests
 
-    def cancel_with(self, call: ClientCall, running: Cancellable) -> None:
+    def cancel_with(self, call: Call, running: Cancellable) -> None:
         """Cancel what runs for a call when that is over: answered, or given up by the client."""
         self._running.add(running)
         if not call.add_callback(lambda: self._ended(running)):
@@ -113,27 +89,26 @@ class Resources:
 class ClientRequest(ModelRun):
     """A request whose plan is known. Its maker calls `close`, and before that `fail` if it was refused or failed.
 
-    The model and those of an ensemble are in use until then (`uses`). `contents`: of the inputs, for a further attempt;
-    empty while they are in the request's memory only. `response_id`: stands in the response.
+    The model and those of an ensemble are in use until then (`uses`). `given`: contents of the inputs, until they are
+    in the request's memory: many requests that wait would hold their tensors twice. `contents`: the same where they may
+    be needed once more. `response_id`: stands in the response. `by_slot`: what happened last was that a slot has ended.
     """
 
     regions: Mapping[str, Region] = NO_REGIONS
+    given: Contents = ()
     contents: Contents = ()
     submission: Submission | None = None
+    by_slot = False
     _maps = True  # workers may use tensors where the client has them
+    _left_outcome: SlotOutcome | None = None  # of what an instance of a Python model has kept
+    _rest: Callable[[], None] | None = None
 
     def __init__(
-        self,
-        resources: Resources,
-        plan: RequestPlan,
-        request_id: bytes,
-        call: ClientCall,
-        arrival_ns: int,
-        infer: Infer = refuse_inner,
+        self, resources: Resources, plan: RequestPlan, request_id: bytes, call: Call, arrival_ns: int, begin: Begin
     ) -> None:
-        """Make it. `arrival_ns`: CLOCK_MONOTONIC. `infer` has other models execute what a Python model asks for."""
+        """Make it. `arrival_ns`: CLOCK_MONOTONIC. `begin` has other models execute what a Python model asks for."""
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
-        self.inner = call.call if isinstance(call, InnerStream) else call if isinstance(call, InnerCall) else None
+        self.inner = call if isinstance(call, InnerCall) else None
         if self.inner is not None and self.inner.clock.deadline_ns:
             clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
         super().__init__(plan.model, plan.shapes, plan.terms, clock, arrival_ns, resources.watch)
@@ -141,7 +116,7 @@ class ClientRequest(ModelRun):
         self.plan = plan
         self.request_id = self.response_id = request_id
         self.call = call
-        self._infer = infer
+        self._begin = begin
         self._codec: Codec = plan.codec  # type: ignore[assignment] # but of an ensemble
 
     def take_turn(self, plan: RequestPlan) -> None:
@@ -149,95 +124,77 @@ class ClientRequest(ModelRun):
         self.plan = plan
         self._codec = plan.codec  # type: ignore[assignment] # of a model of its own
 
-    def contents_of(self, raws: list[memoryview]) -> Contents:
-        """Hold the regions that the request names; return the contents of its inputs, checked. Raises RequestError."""
-        if not self.plan.regions:
-            return self.plan.contents(raws)
-        self.regions = self._resources.regions.hold(self.plan.regions)
-        return self.plan.contents(raws, self.regions)
+    def take(self, raws: list[memoryview]) -> None:
+        """Hold the regions that the request names, and its inputs, checked. Raises RequestError."""
+        if self.plan.regions:
+            self.regions = self._resources.regions.hold(self.plan.regions)
+            self.given = self.plan.contents(raws, self.regions)
+        else:
+            self.given = self.plan.contents(raws)
 
-    def decide(self, contents: Contents) -> None:
-        """Go on with the plan for these contents, of a request to no ensemble. Raises RequestError."""
-        self.plan = self.plan.decided(contents)
-        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
-
-    def answer(self, contents: Contents) -> bytes:
-        """Return the serialised response. Blocks. Raises RequestError."""
+    async def answer(self) -> bytes:
+        """Return the serialised response; empty if all have been sent. `conclude` is to follow. Raises RequestError."""
         if self.inner is not None:
             self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
         if isinstance(self.plan.codec, EnsembleCodec):
-            return self._answer_ensemble(self.plan.codec, contents)
-        self.contents = contents
-        self.decide(contents)
-        if self.model.is_decoupled and not hasattr(self.call, "respond"):
+            return await self._answer_ensemble(self.plan.codec)
+        self.plan = self.plan.decided(self.given)
+        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
+        if self.model.is_decoupled and not isinstance(self.call, StreamingCall):
             unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
         python = python_in(self._codec)
+        if self.regions or self._resources.tracer.wants_tensors or not (python or isinstance(self._codec, READABLE)):
+            self.contents = self.given
         if python is not None:
-            contents = python.with_about(contents, self.request_id)
-        while True:
-            submission = self.open(contents)
-            try:
-                self.submit(contents)
-                outcome = submission.wait(self.clock.end_ns)
-                if outcome is None and python is None:
-                    raise self.expired()
-            except BaseException:
-                submission.close()
-                raise
-            if outcome is None:
-                self.abandon()
-                raise self.expired()
-            if (response := self.finish_and_conclude(outcome)) is not None:
-                break
+            self.given = python.with_about(self.given, self.request_id)
+        while (response := await self._finish(await self._attempt())) is None:
+            self.given = self.contents
+        self._rest = partial(self._count, response)
         if self.plan.wants_report and response:
-            response += report_of(outcome, self.shapes.rows, self.target_us, submission.external.count)
+            assert self.submission is not None, "answered"
+            outcome = self._left_outcome or self.submission.outcome()
+            response += report_of(outcome, self.shapes.rows, self.target_us, self.submission.external.count)
         return response
 
     # -- one attempt
 
-    def open(self, contents: Contents) -> Submission:
-        """Take a slot and memory for an attempt, which `finish` gives back. Raises RequestError."""
+    async def _attempt(self) -> SlotStatus:
+        """Hand the request to the scheduler; return how it has ended there. Raises RequestError."""
+        contents, resources = self.given, self._resources
         external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
         layout = self._codec.layout(contents)
+        self.submission = submission = resources.slots.open(layout, self.shapes.rows, external)
+        slot = submission.slot
         try:
-            try:
-                self.submission = self._resources.plane.open(layout, self.shapes.rows, external)
-            except PoolExhaustedError:
-                self._resources.afterwork.do()  # requests that are answered may have all slots
-                self.submission = self._resources.plane.open(layout, self.shapes.rows, external)
-        except PoolExhaustedError as error:
-            external.release()
-            raise no_room(error) from error
-        return self.submission
-
-    def submit(self, contents: Contents, by_bell: bool = False) -> None:
-        """Copy the contents, hand the attempt to the scheduler, and cancel it when the call is over.
-
-        `by_bell`: as in `Submission.submit`. Raises RequestError.
-        """
-        plan, submission = self.plan, self.submission
-        assert submission is not None, "opened"
-        self._codec.write(submission, contents)
-        self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell)
+            if sum(map(len, submission.inputs)) > LARGE_BYTES:
+                await resources.slots.aside.run(self._codec.write, submission, contents)
+            else:
+                self._codec.write(submission, contents)
+            self.given = contents = ()
+            ended = resources.slots.expect(slot, self.clock.end_ns)
+            plan = self.plan
+            self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell=True)
+        except BaseException:
+            resources.slots.forget(slot)
+            submission.close()
+            raise
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
-        self._resources.cancel_with(self.call, submission)
+        resources.cancel_with(self.call, submission)
+        if not await ended:
+            self._abandon(submission)
+            raise self.expired()
+        self.by_slot = True
+        return submission.status()
 
-    def abandon(self) -> None:
+    def _abandon(self, submission: Submission) -> None:
         """Let an attempt that has not ended in its time end by itself."""
-        assert self.submission is not None, "opened"
         if python := python_in(self._codec):
-            forget_left(python, self.submission)
+            drive(forget_left(self._resources.slots, python, submission))
         else:
-            self.submission.close()
+            submission.close()
 
-    def may_wait(self, status: SlotStatus) -> bool:
-        """Whether `finish` may block: an instance of a Python model may have kept the request."""
-        assert self.submission is not None, "opened"
-        python = python_in(self._codec)
-        return python is not None and (status is not SlotStatus.OK or python.is_left(self.submission.outputs[0]))
-
-    def finish(self, status: SlotStatus) -> bytes | None:
-        """Return the serialised response of an attempt that has ended so; `conclude` is to follow.
+    async def _finish(self, status: SlotStatus) -> bytes | None:
+        """Return the serialised response of an attempt that has ended so.
 
         None: another attempt must follow. Either the answer had too little room, which the next attempt has. Or memory
         of a region was missing, and copying finds out what is wrong with it. Or the compiled variant has been unloaded.
@@ -251,18 +208,16 @@ class ClientRequest(ModelRun):
             if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
             elif status is SlotStatus.OK and (python := python_in(codec)):
-                response = self._python_response(python, submission)
+                response = await self._python_response(python, submission)
             elif status is SlotStatus.OK:
-                response = self._codec.answer(self.response_id, submission, self.regions)
-                if response is not None and self.model.chooses_precision:
-                    response += PRECISION_REPORTS[submission.outcome().counts.bf16]
-            elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and self._codec is not plan.fallback:
+                response = await self._response(submission)
+            elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and codec is not plan.fallback:
                 self._codec, self._maps = plan.fallback, False
             else:
                 if python := python_in(codec):
-                    tell_gone(python, submission)
+                    tell_gone(self._resources.slots, python, submission)
                 raise self.failure(submission.outcome())
-            if response is None and not self.contents and isinstance(codec, TensorCodec | FrameCodec | TailCodec):
+            if response is None and not self.contents and isinstance(codec, READABLE):
                 self.contents = codec.contents_in(submission)
         finally:
             if response is None:
@@ -270,55 +225,59 @@ class ClientRequest(ModelRun):
         self.end_ns = time.monotonic_ns()
         return response
 
-    def finish_and_conclude(self, outcome: SlotOutcome) -> bytes | None:
-        """Do both, if the attempt was the last one. Raises RequestError."""
-        response = self.finish(outcome.status)
-        if response is not None:
-            self.conclude(response, outcome)
+    async def _response(self, submission: Submission) -> bytes | None:
+        """Make the response from what has been computed; None if there was too little room for that."""
+        codec, size_bytes = self._codec, sum(map(len, submission.outputs))
+        if size_bytes > LARGE_BYTES or isinstance(codec, ClassifyingCodec):  # which may import numpy
+            response = await self._resources.slots.aside.run(codec.answer, self.response_id, submission, self.regions)
+            self.by_slot = False
+        else:
+            response = codec.answer(self.response_id, submission, self.regions)
+        if response is not None and self.model.chooses_precision:
+            response += PRECISION_REPORTS[submission.outcome().counts.bf16]
         return response
 
-    def conclude(self, response: bytes, outcome: SlotOutcome) -> None:
-        """Count and trace the answered request, and give the attempt's memory back."""
-        assert self.submission is not None, "opened"
-        try:
-            self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
-            self.succeeded(outcome)
-            if self._resources.tracer.active:
-                self._resources.tracer.answered(self, self.contents, response)
-        finally:
-            self.submission.close()
-
-    def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
+    async def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
         found = codec.read(submission.outputs[0])
         if isinstance(found, Answer):
-            outputs, parameters = found.outputs, found.parameters
-        else:
-            self.is_whole = False
-            submission.close()
-            with self._left_run(codec, found, self.plan.terms) as run:
-                if self.model.is_decoupled:
-                    return self._stream(codec, run)
-                outputs, parameters, _, _ = run.only()
-        return finished(self._codec, codec.response(self.response_id, outputs, parameters, self.regions))
+            return await self._response_of(codec, found)
+        self.is_whole = self.by_slot = False
+        self._left_outcome = submission.outcome()
+        submission.close()
+        run = self._left_run(codec, found, self.plan.terms)
+        try:
+            if isinstance(self.call, StreamingCall) and self.model.is_decoupled:
+                return await self._stream(codec, run, self.call)
+            return await self._response_of(codec, await run.next())
+        finally:
+            run.cancel()
 
-    def _stream(self, codec: PythonCodec, run: LeftRun) -> bytes:
+    async def _response_of(self, codec: PythonCodec, found: Answer | PythonResponse) -> bytes:
+        def make() -> bytes:
+            response = codec.response(self.response_id, found.outputs, found.parameters, self.regions)
+            return finished(self._codec, response)
+
+        size_bytes = sum(len(content) for _, content in found.outputs.values())
+        if size_bytes > LARGE_BYTES or isinstance(self._codec, ClassifyingCodec):
+            self.by_slot = False
+            return await self._resources.slots.aside.run(make)
+        return make()
+
+    async def _stream(self, codec: PythonCodec, run: LeftRun, call: StreamingCall) -> bytes:
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
-        respond: Callable[[bytes], None] = self.call.respond  # type: ignore[attr-defined] # as `answer` has seen
-        for each in run.responses():
-            if each.is_final and each.is_empty and not codec.wants_empty_final:
+        while True:
+            found = await run.next()
+            if found.is_final and found.is_empty and not codec.wants_empty_final:
                 return b""
-            response = finished(
-                self._codec, codec.response(self.response_id, each.outputs, each.parameters, self.regions)
-            )
-            if each.is_final:
+            response = await self._response_of(codec, found)
+            if found.is_final:
                 return response
-            respond(response)
-        return b""
+            call.respond(response)
 
     def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
         """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
         chain = () if self.inner is None else self.inner.chain
-        run = LeftRun(self._resources.plane, codec, left, self.clock, terms, self._infer, chain)
+        run = LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, chain)
         self._resources.cancel_with(self.call, run)
         return run
 
@@ -331,24 +290,25 @@ class ClientRequest(ModelRun):
 
     # -- other ways to an answer
 
-    def _answer_ensemble(self, codec: EnsembleCodec, contents: Contents) -> bytes:
+    async def _answer_ensemble(self, codec: EnsembleCodec) -> bytes:
         resources, plan = self._resources, self.plan
         terms = replace(plan.terms, rejects_late=plan.refuses_late)
-        with EnsembleRun(resources.plane, resources.watch, codec, terms, self.clock, self._left_run) as run:
+        if resources.tracer.wants_tensors:
+            self.contents = self.given
+        with EnsembleRun(resources.slots, self.watch, codec, terms, self.clock, self._left_run) as run:
             resources.cancel_with(self.call, run)
-            results = run.execute(contents)
+            contents, self.given = self.given, ()
+            results = await run.execute(contents)
             self.finished_ns = time.monotonic_ns()
-            response = codec.answer(self.response_id, results, self.regions)
-        steps, outcome = run.ended, outcome_of(run.ended, self.begin_ns)
-        self.outcome = outcome
-        self.submitted_ns, self.end_ns = steps[0].submitted_ns, time.monotonic_ns()
-        times, in_time = times_of(steps, self.end_ns - self.begin_ns), self.is_in_time()
-        self.model.statistics.succeeded(self.shapes.counted_rows, times, in_time, outcome.counts)
-        count_inner(codec.graph, steps)
-        if resources.tracer.active:
-            resources.tracer.answered(self, contents, response, steps)
+            if sum(len(content) for _, content in results.values()) > LARGE_BYTES or codec.classes:
+                response = await resources.slots.aside.run(codec.answer, self.response_id, results, self.regions)
+            else:
+                response = codec.answer(self.response_id, results, self.regions)
+        self.end_ns = time.monotonic_ns()
+        self.outcome = outcome_of(run.ended, self.begin_ns)
+        self._rest = partial(self._count_ensemble, codec, run.ended, self.outcome, response)
         if plan.wants_report:
-            response += report_of(outcome, self.shapes.rows, plan.terms.target_us)
+            response += report_of(self.outcome, self.shapes.rows, plan.terms.target_us)
         return response
 
     def answered_from_cache(self, looked_up_ns: int) -> None:
@@ -358,6 +318,42 @@ class ClientRequest(ModelRun):
         self.model.statistics.cache_hit(now_ns - self.begin_ns, now_ns - looked_up_ns, in_time)
         if self._resources.tracer.active:
             self._resources.tracer.not_executed(self)
+
+    # -- the end
+
+    def conclude(self) -> None:
+        """Count and trace the answered request, and give the memory of its last attempt back. Once, or repeatedly."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest()
+
+    def end(self) -> None:
+        """Conclude and close it."""
+        try:
+            self.conclude()
+        finally:
+            self.close()
+
+    def _count(self, response: bytes) -> None:
+        submission = self.submission
+        assert submission is not None, "answered"
+        try:
+            self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
+            self.succeeded(self._left_outcome or submission.outcome())
+            if self._resources.tracer.active:
+                self._resources.tracer.answered(self, self.contents, response)
+        finally:
+            submission.close()
+
+    def _count_ensemble(
+        self, codec: EnsembleCodec, steps: list[StepRun], outcome: SlotOutcome, response: bytes
+    ) -> None:
+        self.submitted_ns = steps[0].submitted_ns
+        times, in_time = times_of(steps, self.end_ns - self.begin_ns), self.is_in_time()
+        self.model.statistics.succeeded(self.shapes.counted_rows, times, in_time, outcome.counts)
+        count_inner(codec.graph, steps)
+        if self._resources.tracer.active:
+            self._resources.tracer.answered(self, self.contents, response, steps)
 
     def fail(self, error: RequestError) -> None:
         """Count a request that was refused or has failed, and trace it."""
@@ -387,7 +383,7 @@ class ClientRequest(ModelRun):
             return None
         is_met = self.end_ns <= deadline_ns
         if is_met:
-            self._resources.plane.admission.met_target()
+            self._resources.slots.plane.admission.met_target()
             statistics = self.model.statistics
             statistics.least_met_us = min(statistics.least_met_us, self.target_us)
         return is_met

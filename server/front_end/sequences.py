@@ -1,11 +1,10 @@
 """All sequences of one front end: which of their requests may be executed, and how long the others wait."""
 
+import asyncio
 import logging
-import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
@@ -13,7 +12,7 @@ from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, ClientCall, failure
+from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, failure
 from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
@@ -31,6 +30,9 @@ from gangway.server.requests.sequence_codecs import (
     sequenced_codec,
 )
 from gangway.server.requests.validation import RequestPlan
+from gangway.server.serving.call import Call
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import Pending
 
 _log = logging.getLogger(__name__)
 
@@ -251,26 +253,32 @@ class SequenceTicket:
     `begun`: it may be executed. `refusal`: it never will be. `gone`: the client does not wait for the answer any more.
     """
 
+    loop: asyncio.AbstractEventLoop
     sequence: "Sequence[SequenceTicket]" = field(init=False)
     begun: bool = False
     refusal: RequestError | None = None
     gone: bool = False
-    woken: threading.Event = field(default_factory=threading.Event)
+    woken: Pending[None] | None = None  # while it waits
 
     def begin(self) -> None:
         """Let it be executed."""
         self.begun = True
-        self.woken.set()
+        self.wake()
 
     def refuse(self, refusal: RequestError) -> None:
         """Never let it be executed."""
         self.refusal = refusal
-        self.woken.set()
+        self.wake()
 
     def give_up(self) -> None:
-        """Say that its call has ended. From any thread, at any time."""
+        """Say that its call has ended. At any time."""
         self.gone = True
-        self.woken.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have it look again, soon: what has woken it is at something, and many may be woken one by the other."""
+        if self.woken is not None:
+            self.loop.call_soon(self.woken.settle, None)
 
 
 @dataclass(frozen=True)
@@ -307,7 +315,7 @@ class WaitLimits:
             return failure(self.model, SlotStatus.LATE, 0)
         return failure(self.model, SlotStatus.UNAVAILABLE, 0) if now_ns >= self.end_ns else None
 
-    def given_up(self, call: ClientCall) -> RequestError:
+    def given_up(self, call: Call) -> RequestError:
         """Return how a request ends whose call has ended before it began."""
         remaining_s = call.time_remaining()
         is_late = remaining_s is not None and remaining_s * 1e9 <= LIMIT_SLACK_NS
@@ -320,8 +328,7 @@ class WaitLimits:
 
 
 STATE_SHARE: Final = 4  # states may have a quarter of the front end's shared memory
-WAITING_SHARE: Final = 2  # half of the requests that a front end may have: each that waits keeps a thread
-MAX_SLEEP_S: Final = 3600.0
+WAITING_SHARE: Final = 2  # half of the requests that a front end may have: each that waits keeps its tensors
 
 
 @dataclass(eq=False)
@@ -376,42 +383,39 @@ class _States:
 
 
 class Sequences:
-    """Those of all models that a front end serves. Safe for threads; `run` watches the clock.
+    """Those of all models that a front end serves. For the loop's thread, but for what says otherwise.
 
     A sequence lives in the front end that has got its first request. Its order, its slot and its state are known only
     there, and are lost with the process. So all requests of a sequence must come to the same front end.
     """
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: DataPlane, serving: ServingLoop) -> None:
         self._plane = plane
+        self._serving = serving
         self._max_waiting = plane.slots.slots // WAITING_SHARE
         self._budget = StateBudget(plane.heap.capacity_bytes // STATE_SHARE)
-        self._lock = threading.Lock()
-        self._earlier = threading.Condition(self._lock)  # there is something to do earlier than was thought
-        self._wake_us: int | None = None  # when the clock is looked at next
+        self._timer: asyncio.TimerHandle | None = None  # for the first sequence that will have been idle for too long
         self._loads: Collection[int] = ()
         self._models: dict[int, _Model] = {}  # by load
         self._requests = 0
 
     @property
     def requests(self) -> int:
-        """How many requests of sequences wait or are executed."""
+        """How many requests of sequences wait or are executed. From any thread."""
         return self._requests
 
     @property
     def open(self) -> int:
-        """How many sequences there are at this moment."""
-        with self._lock:
-            return sum(model.batcher.sequences for model in self._models.values())
+        """How many sequences there are at this moment. From any thread."""
+        return sum(model.batcher.sequences for model in tuple(self._models.values()))
 
     @property
     def state_bytes(self) -> int:
-        """How many bytes their states have."""
+        """How many bytes their states have. From any thread."""
         return self._budget.taken_bytes
 
-    @contextmanager
-    def turn(self, plan: RequestPlan, call: ClientCall, arrival_ns: int) -> Iterator[RequestPlan]:
-        """Wait until a request may be executed; yield its plan with what its sequence adds to it.
+    async def turn(self, plan: RequestPlan, call: Call, arrival_ns: int) -> "Turn":
+        """Wait until a request may be executed; then it has its turn, which is to be left.
 
         Raises RequestError. INVALID_ARGUMENT: the sequence has not been started, or has ended. UNAVAILABLE: too many
         requests wait, or this one has waited too long. CANCELLED or DEADLINE_EXCEEDED: the client does not wait any
@@ -421,75 +425,94 @@ class Sequences:
         assert step is not None and tensors is not None, "a model with sequences"
         begin_ns = time.monotonic_ns()
         model, ticket = self._enter(plan, step, tensors)
+        turn = Turn(self, model, ticket)
         try:
             if not ticket.begun:
-                self._await(model, ticket, WaitLimits.of(plan, arrival_ns), call)
-            waited_ns = time.monotonic_ns() - begin_ns
-            try:
-                own = self._call(model, ticket.sequence, plan, step)
-                yield replace(plan, codec=own, fallback=None, waited_ns=waited_ns)
-            finally:
-                self._leave(model, ticket)
-        finally:
-            with self._lock:
-                self._requests -= 1
+                await self._await(model, ticket, WaitLimits.of(plan, arrival_ns), call)
+        except BaseException:
+            self._requests -= 1
+            raise
+        try:
+            own = self._call(model, ticket.sequence, plan, step)
+        except BaseException:
+            turn.leave()
+            raise
+        turn.plan = replace(plan, codec=own, fallback=None, waited_ns=time.monotonic_ns() - begin_ns)
+        return turn
 
     def keep(self, loads: Collection[int]) -> None:
-        """End the sequences of all models but those that were loaded under these numbers.
+        """End the sequences of all models but those that were loaded under these numbers. From any thread.
 
         Their requests that have a slot are still executed, those in the backlog are refused.
         """
-        with self._lock:
-            self._loads = frozenset(loads)
-            for load in [load for load in self._models if load not in self._loads]:
-                model = self._models.pop(load)
-                self._apply(model, model.batcher.close(_now_us()), _replaced(model.name))
+        self._loads = frozenset(loads)
+        self._serving.call(self._close_replaced)
 
     def refuse(self, reason: str) -> None:
-        """Refuse what has no slot, because the server is stopping."""
-        with self._lock:
-            for model in self._models.values():
-                refusal = RequestError(StatusCode.UNAVAILABLE, reason)
-                self._apply(model, model.batcher.refuse_backlog(), refusal)
+        """Refuse what has no slot, because the server is stopping. From any thread."""
+        self._serving.call(self._refuse_backlogs, RequestError(StatusCode.UNAVAILABLE, reason))
 
-    def run(self) -> None:
-        """End sequences that are idle for too long. Never returns."""
-        while True:
-            with self._lock:
-                now_us = self._end_idle()
-                times_us = [model.batcher.next_idle_us() for model in self._models.values()]
-                self._wake_us = min((time_us for time_us in times_us if time_us is not None), default=None)
-                sleep_s = MAX_SLEEP_S if self._wake_us is None else (self._wake_us - now_us) / 1e6
-                self._earlier.wait(min(sleep_s, MAX_SLEEP_S))
+    def leave(self, model: _Model, ticket: SequenceTicket) -> None:
+        """A request has been executed, or has failed."""
+        self._requests -= 1
+        self._apply(model, model.batcher.leave(ticket.sequence, _now_us()))
+        self._watch_idle(model)
 
-    # -- what follows is called by the threads of requests
+    def _close_replaced(self) -> None:
+        for load in [load for load in self._models if load not in self._loads]:
+            model = self._models.pop(load)
+            self._apply(model, model.batcher.close(_now_us()), _replaced(model.name))
+
+    def _refuse_backlogs(self, refusal: RequestError) -> None:
+        for model in self._models.values():
+            self._apply(model, model.batcher.refuse_backlog(), refusal)
+
+    def _watch_idle(self, model: _Model) -> None:
+        """Have the clock looked at when the model's next sequence will have been idle for too long."""
+        next_us, loop = model.batcher.next_idle_us(), self._serving.loop
+        if next_us is None:
+            return
+        at_s = loop.time() + (next_us - _now_us()) / 1e6
+        if self._timer is None or at_s < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(at_s, self._end_idle)
+
+    def _end_idle(self) -> None:
+        """End what has been idle for too long."""
+        self._timer = None
+        for model in self._models.values():
+            self._apply(model, model.batcher.end_idle(_now_us()))
+        for model in self._models.values():
+            self._watch_idle(model)
+
+    # -- requests
 
     def _enter(
         self, plan: RequestPlan, step: SequencePosition, tensors: SequenceTensors
     ) -> tuple[_Model, SequenceTicket]:
         """Add a request to its sequence. Raises RequestError."""
         name = plan.model.name
-        with self._lock:
-            model = self._model(plan.model, tensors)
-            try:
-                now_us = _now_us()
-                self._apply(model, model.batcher.end_idle(now_us))
-                ticket = SequenceTicket()
-                room = self._room(model, plan.terms.max_queue)
-                entered = model.batcher.enter(ticket, step.identity, step.start, step.end, now_us, room)
-            except NotStartedError:
-                invalid(
-                    f"inference request for sequence {step.identity} to model '{name}' must specify the START flag on"
-                    " the first request of the sequence"
-                )
-            except BacklogFullError:
-                waiting = model.batcher.waiting
-                unavailable(f"Exceeds maximum queue size: {waiting} requests of sequences wait for model '{name}'")
-            except ClosedError:
-                raise _replaced(name) from None
-            ticket.sequence = entered.sequence
-            self._apply(model, entered.changes)
-            self._requests += 1
+        model = self._model(plan.model, tensors)
+        try:
+            now_us = _now_us()
+            self._apply(model, model.batcher.end_idle(now_us))
+            ticket = SequenceTicket(self._serving.loop)
+            room = self._room(model, plan.terms.max_queue)
+            entered = model.batcher.enter(ticket, step.identity, step.start, step.end, now_us, room)
+        except NotStartedError:
+            invalid(
+                f"inference request for sequence {step.identity} to model '{name}' must specify the START flag on"
+                " the first request of the sequence"
+            )
+        except BacklogFullError:
+            waiting = model.batcher.waiting
+            unavailable(f"Exceeds maximum queue size: {waiting} requests of sequences wait for model '{name}'")
+        except ClosedError:
+            raise _replaced(name) from None
+        ticket.sequence = entered.sequence
+        self._apply(model, entered.changes)
+        self._requests += 1
         if entered.conflict:
             _log.warning(
                 "%s: sequence %s starts again before it has ended; what it had is dropped",
@@ -499,28 +522,31 @@ class Sequences:
             )
         return model, ticket
 
-    def _await(self, model: _Model, ticket: SequenceTicket, limits: WaitLimits, call: ClientCall) -> None:
+    async def _await(self, model: _Model, ticket: SequenceTicket, limits: WaitLimits, call: Call) -> None:
         """Return when a request may be executed. Raises RequestError when it never will be."""
         if not call.add_callback(ticket.give_up):
             ticket.give_up()
         in_backlog = True
         while True:
             wait_ns = limits.ends_ns(in_backlog) - time.monotonic_ns()
-            ticket.woken.wait(max(0, wait_ns) / 1e9)
-            with self._lock:
-                if ticket.refusal is not None:
-                    raise ticket.refusal
-                if ticket.begun:
-                    return
-                in_backlog = model.batcher.in_backlog(ticket.sequence)
-                refusal = limits.refusal(time.monotonic_ns(), in_backlog)
-                others = refusal or limits.ended_with_it()
-                if ticket.gone:
-                    refusal = limits.given_up(call)
-                if refusal is not None:
-                    changes = model.batcher.withdraw(ticket.sequence, ticket, _now_us())
-                    self._apply(model, changes, others)
-                    raise refusal
+            timer = self._serving.loop.call_later(max(0, wait_ns) / 1e9, ticket.wake)
+            ticket.woken = Pending()
+            if not (ticket.gone or ticket.begun or ticket.refusal):
+                await ticket.woken
+            timer.cancel()
+            if ticket.refusal is not None:
+                raise ticket.refusal
+            if ticket.begun:
+                return
+            in_backlog = model.batcher.in_backlog(ticket.sequence)
+            refusal = limits.refusal(time.monotonic_ns(), in_backlog)
+            others = refusal or limits.ended_with_it()
+            if ticket.gone:
+                refusal = limits.given_up(call)
+            if refusal is not None:
+                changes = model.batcher.withdraw(ticket.sequence, ticket, _now_us())
+                self._apply(model, changes, others)
+                raise refusal
 
     def _call(
         self, model: _Model, sequence: Sequence[SequenceTicket], plan: RequestPlan, step: SequencePosition
@@ -530,9 +556,7 @@ class Sequences:
         assert not isinstance(plan.codec, EnsembleCodec), "a model of its own"
         hidden = control_inputs(tensors, step)
         if model.instances is not None:
-            with self._lock:
-                number = model.instances.of(sequence)
-            return sequenced_python(plan.codec, hidden, step, number)
+            return sequenced_python(plan.codec, hidden, step, model.instances.of(sequence))
         memory: StateMemory | None = None
         if tensors.states:
             memory = model.memories.get(sequence)
@@ -542,17 +566,6 @@ class Sequences:
                 memory.begin()
             hidden += memory.inputs()
         return sequenced_codec(plan.codec, hidden, model.answer_size, memory)
-
-    def _leave(self, model: _Model, ticket: SequenceTicket) -> None:
-        """A request has been executed, or has failed."""
-        with self._lock:
-            self._apply(model, model.batcher.leave(ticket.sequence, _now_us()))
-            next_us = model.batcher.next_idle_us()
-            if next_us is not None and (self._wake_us is None or next_us < self._wake_us):
-                self._wake_us = next_us
-                self._earlier.notify()
-
-    # -- the caller of what follows holds the lock
 
     def _model(self, model: ServedModel, tensors: SequenceTensors) -> _Model:
         """Return a loaded model's sequences. Raises RequestError."""
@@ -571,13 +584,6 @@ class Sequences:
         room = self._max_waiting - sum(other.batcher.waiting for other in self._models.values())
         return min(room, max_queue - model.batcher.waiting) if max_queue else room
 
-    def _end_idle(self) -> int:
-        """End what has been idle for too long; return the instant that counted, in microseconds."""
-        now_us = _now_us()
-        for model in self._models.values():
-            self._apply(model, model.batcher.end_idle(now_us))
-        return now_us
-
     def _apply(self, model: _Model, changes: TurnChanges[SequenceTicket], refusal: RequestError | None = None) -> None:
         for ticket in changes.begin:
             ticket.begin()
@@ -589,6 +595,19 @@ class Sequences:
                 memory.close()
             if model.instances is not None:
                 model.instances.drop(sequence)
+
+
+class Turn:
+    """A request of a sequence is executed. `plan`: with what the sequence adds to it."""
+
+    plan: RequestPlan
+
+    def __init__(self, sequences: Sequences, model: _Model, ticket: SequenceTicket) -> None:
+        self._sequences, self._model, self._ticket = sequences, model, ticket
+
+    def leave(self) -> None:
+        """The request has been executed, or has failed; once."""
+        self._sequences.leave(self._model, self._ticket)
 
 
 def _replaced(name: str) -> RequestError:

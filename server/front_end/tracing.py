@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, unavailable
-from gangway.server.front_end.model_run import ClientCall, ModelRun
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.codecs import PRECISIONS_USED
 from gangway.server.requests.regions import Contents
+from gangway.server.serving.call import Call
 from gangway.server.threads import NO_THREAD
-from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
+from gangway.server.tracing.record import StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Traced(Protocol):
     model: ServedModel
     shapes: Shapes
     request_id: bytes
-    call: ClientCall
+    call: Call
     begin_ns: int
     submitted_ns: int
     finished_ns: int
@@ -61,6 +61,25 @@ class Traced(Protocol):
     @property
     def target_us(self) -> float:
         """The latency target, 0: none."""
+        ...
+
+
+class TracedStep(Protocol):
+    """A step of an ensemble, as `ModelRun` has it."""
+
+    model: ServedModel
+    begin_ns: int
+    submitted_ns: int
+    end_ns: int
+
+    @property
+    def start_ns(self) -> int:
+        """When its first task began."""
+        ...
+
+    @property
+    def computed_ns(self) -> int:
+        """When its last task ended."""
         ...
 
 
@@ -84,7 +103,7 @@ class Sampled(NamedTuple):
     error: RequestError | None = None
     inputs: tuple[bytes, ...] | None = None  # None: not wanted, or too large
     response: bytes | None = None
-    steps: Sequence[ModelRun] = ()  # of an ensemble
+    steps: Sequence[TracedStep] = ()  # of an ensemble
     finished_ns: int = 0
 
     def record(self) -> TraceRecord:
@@ -139,7 +158,7 @@ class Sampled(NamedTuple):
         return tensors
 
 
-def _step_record(step: ModelRun) -> StepRecord:
+def _step_record(step: TracedStep) -> StepRecord:
     instants = step.begin_ns, step.submitted_ns, step.start_ns, step.computed_ns, step.end_ns
     return StepRecord(step.model.name, step.model.version, *instants)
 
@@ -150,7 +169,7 @@ def _known(request: Traced, sampler: Sampler, parent: Parent | None) -> Sampled:
         request.shapes,
         request.target_us,
         request.request_id,
-        front_end_of(request.call),
+        request.call.front_end,
         parent,
         sampler,
         request.begin_ns,
@@ -159,18 +178,12 @@ def _known(request: Traced, sampler: Sampler, parent: Parent | None) -> Sampled:
     )
 
 
-def front_end_of(call: object) -> str:
-    """Return which protocol a call came by; one that does not say came by gRPC."""
-    return str(getattr(call, "front_end", GRPC))
-
-
-def parent_of(call: object) -> Parent | None:
+def parent_of(call: Call) -> Parent | None:
     """Return the context that came with a call; None without one, or if it makes no sense (W3C: ignore it then)."""
-    ask = getattr(call, "invocation_metadata", None)
-    if ask is None:
-        return None
     traceparent = tracestate = ""
-    for key, value in ask() or ():
+    for key, value in call.invocation_metadata() or ():
+        if isinstance(value, bytes):
+            continue
         if key == "traceparent":
             traceparent = value
         elif key == "tracestate" and len(value) <= MAX_HEADER_CHARACTERS:
@@ -243,7 +256,7 @@ class Tracer:
 
     # -- requests, by any thread
 
-    def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[ModelRun] = ()) -> None:
+    def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[TracedStep] = ()) -> None:
         """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
         picked, sampler, parent = self._pick(request)
         if picked:

@@ -1,6 +1,6 @@
 """Inference over HTTP: requests as JSON with tensors behind it, as one raw tensor, or by Triton's generate extension.
 
-A request becomes what `Inference.infer_parts` takes; tensors in the body stay where they are. A response becomes JSON,
+A request becomes what `Inference.begin` takes; tensors in the body stay where they are. A response becomes JSON,
 and after it the tensors that are wanted as binary data.
 """
 

@@ -1,6 +1,7 @@
 """How a checked request is carried out: what goes into shared memory, and how the answer comes out of it."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -450,12 +451,20 @@ def expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
 
 
+PIECE_BYTES: Final = 1 << 20
+
+
 def copy_content(content: Content, view: memoryview) -> None:
     """Fill `view` with an input's contents, by one copy. Raises RequestError if its region has become too small."""
     if isinstance(content, RegionPart):
         content.read_into(view)
-    else:
+    elif len(view) <= PIECE_BYTES:
         view[:] = content
+    else:
+        whole = memoryview(content)
+        for at in range(0, len(view), PIECE_BYTES):
+            view[at : at + PIECE_BYTES] = whole[at : at + PIECE_BYTES]
+            time.sleep(0)  # the loop has its turn: copying keeps the interpreter
 
 
 def integer_of(content: Content, datatype: str) -> int:

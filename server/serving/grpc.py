@@ -1,7 +1,7 @@
 """The gRPC server of a front end: methods of the protocol to functions, refusals to status codes, on the event loop.
 
-Questions about health are answered by the loop itself. So are requests that need no thread (`NonBlockingInference`).
-All else, which may block, goes to a thread of a pool.
+Questions about health and inference are answered by the loop itself. All else, which may block, goes to a thread of a
+pool.
 """
 
 import asyncio
@@ -44,8 +44,7 @@ HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 HEALTH: Final = ("ServerLive", "ServerReady", "ModelReady")  # besides Check; answered by the loop
 MAX_CALLS: Final = 16384  # at a time; gRPC answers RESOURCE_EXHAUSTED to more
 RESERVED_CALLS: Final = 1024  # of health, above MAX_CALLS
-SPARE_THREADS: Final = 16  # refuse what is too much while every slot's thread waits
-READY_THREADS: Final = 16  # are started before the first call
+READY_THREADS: Final = 2  # are started before the first call
 AMPLE_BYTES: Final = 4 << 30  # of memory: what clients send unasked may be as much as a window has
 NARROW_WINDOW_BYTES: Final = 64 << 10  # of a stream, where there is less memory
 MAX_ARRIVING: Final = 4096  # calls whose message has not come
@@ -58,56 +57,45 @@ KEPT_HEAD_BYTES: Final = 1024
 SILENT_S: Final = 5.0  # an idle connection is closed after so long where descriptors lack
 END_TIMEOUT_S: Final = 5.0
 
-Infer = Callable[[bytes, GrpcCall], bytes]
 
+class Inference(Protocol):
+    """What executes requests; `call.answer` is told of the end."""
 
-class InferParts(Protocol):
-    """`Inference.infer_parts`."""
+    def begin_message(self, message: bytes, call: GrpcCall) -> None:
+        """Execute one serialised ModelInferRequest."""
 
-    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> bytes:
-        """Return the serialised ModelInferResponse. Raises RequestError."""
-        ...
-
-
-class NonBlocking(Protocol):
-    """`NonBlockingInference`."""
-
-    def begin(self, message: bytes, call: "GrpcCall | StreamedCall") -> bool:
-        """Hand a request to the scheduler, which is answered later; False: a thread has to see to it."""
-        ...
+    def begin(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> None:
+        """Execute a request in parts."""
 
 
 class GrpcFrontEnd:
-    """Serves one address. `max_in_flight` requests may wait in a thread each; the data plane refuses further ones."""
+    """Serves one address. `max_in_flight` calls of methods that may block may have a thread each."""
 
     def __init__(
         self,
         serving: ServingLoop,
-        infer: Infer,
-        infer_parts: InferParts,
+        inference: Inference,
         streams: Streams,
         methods: Mapping[str, AnyMethod],
         health: Health,
         max_in_flight: int,
         options: GrpcOptions,
-        non_blocking: NonBlocking | None = None,
         admission: AdmissionController | None = None,
         thread_share: float = 1.0,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
-        `infer`: answers ModelInfer in the caller's thread. `non_blocking`: answers requests that need no thread.
         `admission` lets calls of ModelInfer in. `thread_share`: see there. `is_short`: see ConnectionLimit.
         """
         self._serving = serving
-        self._infer, self._infer_parts, self._non_blocking = infer, infer_parts, non_blocking
+        self._inference = inference
         self._streams = streams
         self._health = health
         self._watchers = 0
         self._options = options
         self._certificates = Certificates(options.tls, ("h2",)) if options.tls else None
-        self._pool = CountingPool(scaled(max_in_flight, thread_share) + SPARE_THREADS, "grpc", READY_THREADS)
+        self._pool = CountingPool(scaled(max_in_flight, thread_share), "grpc", READY_THREADS)
         self._shared = Sharing(
             serving,
             self._pool,
@@ -322,21 +310,18 @@ class GrpcFrontEnd:
         return GrpcMethod(f"/{service}/{name}", take, open, restriction, admission, health)
 
     def _take_request(self, call: GrpcCall, message: bytes) -> None:
-        if self._non_blocking is None or not self._non_blocking.begin(message, call):
-            self._in_thread(call, self._infer, message, call)
+        self._inference.begin_message(message, call)
 
     def _open_stream(self, call: GrpcCall) -> Stream:
         return self._streams.open(call, self._execute)
 
-    def _execute(self, message: bytes, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
-        if self._non_blocking is None or not self._non_blocking.begin(message, call):
-            parts = (request.header, request.request_id, request.raws)
-            self._in_thread(call, self._infer_parts, *parts, call, arrival_ns)
+    def _execute(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
+        self._inference.begin(request.header, request.request_id, request.raws, call, arrival_ns)
 
     def _answer_in_thread(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
         self._in_thread(call, _answer, method, message)
 
-    def _in_thread(self, call: GrpcCall | StreamedCall, function: Callable[..., bytes], *arguments: object) -> None:
+    def _in_thread(self, call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
         try:
             self._pool.submit(_work, call, function, *arguments)
         except NoThreadError:
@@ -414,7 +399,7 @@ def _refuse(name: str, call: GrpcCall, _message: bytes) -> None:
     call.answer(RequestError(StatusCode.UNIMPLEMENTED, f"{name} is not supported by this server"))
 
 
-def _work(call: GrpcCall | StreamedCall, function: Callable[..., bytes], *arguments: object) -> None:
+def _work(call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
     """Answer a call in a thread."""
     result: bytes | RequestError
     try:

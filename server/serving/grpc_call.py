@@ -38,6 +38,7 @@ from gangway.server.serving.http2 import Http2Connection
 from gangway.server.serving.limits import StalledCalls
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.threads import NO_THREAD, CountingPool, NoThreadError
+from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class GrpcCall:
         "_waits",
     )
 
-    front_end = "grpc"
+    front_end: Final = GRPC
 
     def __init__(
         self, shared: Sharing, connection: Http2Connection, stream: int, head: CallHead, method: GrpcMethod

@@ -18,6 +18,7 @@ from gangway.server.requests.contents import MalformedRequestError
 from gangway.server.serving.grpc_call import GrpcCall
 from gangway.server.serving.stream_messages import SequenceKey, StreamedRequest, failure, success
 from gangway.server.serving.stream_order import AnswerOrder, OrderTicket, SequenceQueues
+from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -49,19 +50,19 @@ class StreamLimits:
 
 
 class StreamedCall:
-    """One request's call: it ends when the answer has been sent, or when the stream ends.
+    """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread.
 
-    `answer` and `respond` are for any thread, all else is for the loop's.
+    `answer` has the last response sent, or why there is none; empty: all have been sent. `respond` has one sent that is
+    not the last one.
     """
 
-    front_end = "grpc"
+    front_end: Final = GRPC
 
     def __init__(
         self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
     ) -> None:
         self._stream = stream
-        self._answered = answered
-        self._respond = respond
+        self.answer, self.respond = answered, respond
         self._callbacks: list[Callable[[], None]] | None = []
 
     def time_remaining(self) -> float | None:
@@ -80,14 +81,6 @@ class StreamedCall:
         callbacks.append(callback)
         return self._callbacks is not None
 
-    def answer(self, result: bytes | RequestError) -> None:
-        """Have the last response sent, or why there is none. Empty: all have been sent."""
-        self._stream.on_loop(self._answered, result)
-
-    def respond(self, response: bytes) -> None:
-        """Have a response sent that is not the last one of the request."""
-        self._stream.on_loop(self._respond, response)
-
     def end(self) -> None:
         """Say that the call is over. Calling it again does nothing."""
         callbacks, self._callbacks = self._callbacks or (), None
@@ -98,15 +91,14 @@ class StreamedCall:
 class Execute(Protocol):
     """Has a request executed. The call is answered, perhaps at once."""
 
-    def __call__(self, message: bytes, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
-        """Begin. `message`: the whole request."""
+    def __call__(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
+        """Begin."""
 
 
 @dataclass(eq=False)
 class _Pending:
     """A request that has been read. `ticket`: where it stands among those whose answers are kept in order."""
 
-    message: bytes
     request: StreamedRequest
     arrival_ns: int
     ticket: OrderTicket["_Answer"]
@@ -161,7 +153,7 @@ class Stream:
             request = StreamedRequest.of(message)
         except MalformedRequestError as error:
             request, problem = StreamedRequest(b"", b"", [], None, len(message)), str(error)
-        work = _Pending(message, request, arrival_ns, self._order.ticket(self._lines_of(request)))
+        work = _Pending(request, arrival_ns, self._order.ticket(self._lines_of(request)))
         work.call = StreamedCall(self._call, partial(self._answered, work), partial(self._responded, work))
         self._calls.add(work.call)
         self.held_bytes += request.size_bytes
@@ -221,9 +213,8 @@ class Stream:
 
     def _begin(self, work: _Pending) -> None:
         assert work.call is not None, "made with it"
-        message, work.message = work.message, b""
         try:
-            self._execute(message, work.request, work.call, work.arrival_ns)
+            self._execute(work.request, work.call, work.arrival_ns)
         except RequestError as error:
             work.call.answer(error)
         except Exception:

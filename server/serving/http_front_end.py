@@ -16,11 +16,11 @@ from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions, MetricsOptions
 from gangway.server.serving.http1 import Connection
 from gangway.server.serving.http_call import Site
-from gangway.server.serving.http_site import Begin, HttpSite, Infer
+from gangway.server.serving.http_site import Begin, HttpSite
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.metrics_site import MetricsSite
-from gangway.server.serving.offload import Offload
+from gangway.server.serving.pending import Offload
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.watching import Watchers
 from gangway.server.serving.wrong_port import Refusal
@@ -28,8 +28,7 @@ from gangway.server.threads import CountingPool
 
 BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open
-SPARE_THREADS: Final = 16  # refuse what is too much while every slot's thread waits
-READY_THREADS: Final = 8  # are started before the first request
+READY_THREADS: Final = 2  # are started before the first request
 MAX_WORK: Final = 256  # that waits for the loop's threads
 IDLE_TIMEOUT_SECONDS: Final = 5.0
 UNREAD_MILLISECONDS: Final = 30_000  # without reading its answer, after which a client counts as gone
@@ -37,9 +36,9 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (soc
 
 
 class HttpFrontEnd:
-    """Serves two addresses. `max_in_flight` requests may wait in a thread each; the data plane refuses further ones.
+    """Serves two addresses. `max_in_flight` requests of methods that may block may have a thread each.
 
-    `infer`, `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
+    `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
     see ConnectionLimit. Raises TlsError or OSError if certificates cannot be used, NoThreadError.
 
     `serving` runs.
@@ -47,7 +46,6 @@ class HttpFrontEnd:
 
     def __init__(
         self,
-        infer: Infer,
         begin: Begin,
         methods: Mapping[str, AnyMethod],
         models: Callable[[], Models],
@@ -62,12 +60,12 @@ class HttpFrontEnd:
         self._reuse_port = options.reuse_port
         self._certificates = Certificates(options.tls, ("http/1.1",)) if options.tls else None
         self._serving = serving
-        self._threads = CountingPool(max_in_flight + SPARE_THREADS, "http", READY_THREADS)
+        self._threads = CountingPool(max_in_flight, "http", READY_THREADS)
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
         threads = Offload(self._threads.submit, serving.call, limit.limit, "too many requests at once")
         work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
         watchers = None if watch is None else Watchers(watch, serving.loop)
-        self._site = HttpSite(infer, begin, methods, models, options, ports, threads, work, limit, watchers)
+        self._site = HttpSite(begin, methods, models, options, ports, threads, work, limit, watchers)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._refusals: list[Refusal] = []

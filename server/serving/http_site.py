@@ -1,8 +1,8 @@
 """What the port of HTTP serves: from a complete request to its reply.
 
-Health and the page are answered at once. A plain inference request begins at once, too, and needs no thread. Large
-JSON, compressed bodies and answers that are to be compressed go to few threads. Whatever waits for others (models that
-are loaded, changes that all front ends make, requests that are not plain) has a thread each.
+Health and the page are answered at once. Inference begins at once, too, and needs no thread. Large JSON, compressed
+bodies and answers that are to be compressed go to few threads. Methods that wait for others (models that are loaded,
+changes that all front ends make) have a thread each.
 """
 
 import logging
@@ -32,8 +32,7 @@ from gangway.server.options.endpoints import HttpOptions
 from gangway.server.requests.contents import Raws
 from gangway.server.serving.http_call import HttpCall, Site
 from gangway.server.serving.limits import ConnectionLimit
-from gangway.server.serving.offload import Offload
-from gangway.server.serving.pending import Pending, drive
+from gangway.server.serving.pending import Offload, Pending, drive
 from gangway.server.serving.watching import Watchers, page
 from gangway.server.threads import NoThreadError
 
@@ -46,33 +45,21 @@ HEADER_LENGTH: Final = b"inference-header-content-length"
 FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
-class Infer(Protocol):
-    """`Inference.infer_parts`."""
-
-    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> bytes:
-        """Return the serialised ModelInferResponse. Raises RequestError."""
-        ...
-
-
 class Begin(Protocol):
-    """`NonBlockingInference.begin_parts`."""
+    """`Inference.begin`."""
 
-    def __call__(
-        self, header: bytes, request_id: bytes, raws: list[memoryview], call: HttpCall, arrival_ns: int
-    ) -> bool:
-        """Hand a request over, which `call.answer` will be told the end of; False: nothing has been done."""
-        ...
+    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
+        """Execute a request, of whose end `call.answer` is told."""
 
 
 class HttpSite(Site):
     """Routes of the protocol, inference, and what watchers see. `watchers` None: the server cannot be watched.
 
-    `infer` blocks, in one of `threads`; `begin` does not. `work`: threads for what takes long.
+    `threads`: for methods that block. `work`: threads for what takes long.
     """
 
     def __init__(
         self,
-        infer: Infer,
         begin: Begin,
         methods: Mapping[str, AnyMethod],
         models: Callable[[], Models],
@@ -84,7 +71,6 @@ class HttpSite(Site):
         watchers: Watchers | None = None,
     ) -> None:
         super().__init__(limit)
-        self._infer = infer
         self._begin = begin
         self._methods = methods
         self._models = models
@@ -289,11 +275,9 @@ class HttpSite(Site):
         header, request_id = request.header, request.request_id
         raws = request.raws(call.route.model, binary)
         call.drop()
-        if isinstance(raws, list):
-            answered = call.expect_answer()
-            if self._begin(header, request_id, raws, call, call.arrival_ns):
-                return answered
-        return self._threads.run(self._infer, header, request_id, raws, call, call.arrival_ns)
+        answered = call.expect_answer()
+        self._begin(header, request_id, raws, call, call.arrival_ns)
+        return answered
 
 
 def _all_binary(wanted: BinaryOutputs) -> bool:

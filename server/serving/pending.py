@@ -1,10 +1,16 @@
 """Coroutines of the event loop without tasks: each runs until its first `await` at once, and goes on where it is told.
 
-`drive` begins one. It may await `Pending` values only, which cost next to nothing where they are there already.
+`drive` begins one. It may await `Pending` values only, which cost next to nothing where they are there already. Work
+that blocks, or would hold the loop for too long, is done by threads (`Offload`).
 """
 
+import threading
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from gangway.server.errors import unavailable
+from gangway.server.serving.loop import ServingLoop
 
 Value = TypeVar("Value")
 
@@ -40,10 +46,77 @@ class Pending(Generic[Value]):
         return self._value  # type: ignore[return-value] # of the kind that was promised
 
 
-def drive(coroutine: Coroutine["Pending[Any]", None, None]) -> None:
+Driven = Coroutine["Pending[Any]", None, Value]
+
+
+def drive(coroutine: Driven[None]) -> None:
     """Run a coroutine up to what it waits for; it goes on when that is settled. It must handle its own errors."""
     try:
         awaited = coroutine.send(None)
     except StopIteration:
         return
-    awaited.when_settled(lambda: drive(coroutine))
+    awaited.when_settled(partial(drive, coroutine))
+
+
+class Submit(Protocol):
+    """Has a thread call something. Raises NoThreadError."""
+
+    def __call__(self, function: Callable[..., object], /, *arguments: Any) -> object:
+        """Do so."""
+
+
+class Offload:
+    """A bounded queue before threads. For the loop's thread.
+
+    `call`: has the loop call something, from any thread. At most `most` functions are queued or run at a time (None:
+    any number); further ones are refused with the words `too_many`.
+    """
+
+    def __init__(self, submit: Submit, call: Submit, most: int | None = None, too_many: str = "") -> None:
+        self._submit = submit
+        self._call = call
+        self._most = most
+        self._too_many = too_many
+        self._count = 0
+
+    def run(self, function: Callable[..., Value], *arguments: Any) -> Pending[Value]:
+        """Have a thread call it; what it returns or raises settles the value. Raises RequestError or NoThreadError."""
+        if self._most is not None and self._count >= self._most:
+            unavailable(self._too_many)
+        pending: Pending[Value] = Pending()
+        self._submit(self._work, pending, function, arguments)
+        self._count += 1
+        return pending
+
+    def _work(self, pending: Pending[Value], function: Callable[..., Value], arguments: tuple[Any, ...]) -> None:
+        value: Value | None = None
+        error: BaseException | None = None
+        try:
+            value = function(*arguments)
+        except BaseException as failure:
+            error = failure
+        self._call(self._done, pending, value, error)
+
+    def _done(self, pending: Pending[Value], value: Value | None, error: BaseException | None) -> None:
+        self._count -= 1
+        pending.settle(value, error)
+
+
+def result_of(serving: ServingLoop, coroutine: Driven[Value]) -> Value:
+    """Drive a coroutine on the loop; return what it returns, or raise what it raises. Blocks: for other threads."""
+    results: list[tuple[Value | None, BaseException | None]] = []
+    ended = threading.Event()
+
+    async def run() -> None:
+        try:
+            results.append((await coroutine, None))
+        except BaseException as error:
+            results.append((None, error))
+        ended.set()
+
+    serving.call(lambda: drive(run()))
+    ended.wait()
+    value, error = results[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value] # of the kind that was promised

@@ -23,6 +23,8 @@ from gangway.server.models.served import Models
 from gangway.server.repository.completed_config import complete_config
 from gangway.server.requests.data_plane import DataPlane, Submission, Usage
 from gangway.server.requests.validation import RequestPlan, make_plan
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import result_of
 from tests.server.requests.test_data_plane import Bench
 
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_INT32 dims: [1] }'
@@ -44,9 +46,17 @@ def announced(more: str = "", slots: int = 1, idle_us: int = 10**9, engine: Engi
 class Caller:
     """A remote call that a test can end."""
 
+    front_end = "GRPC"
+
     def __init__(self) -> None:
         self.callbacks: list[Callable[[], None]] = []
         self.remaining_s: float | None = None
+
+    def invocation_metadata(self) -> None:
+        return None
+
+    def answer(self, result: bytes | RequestError) -> None:
+        raise AssertionError("the test answers")
 
     def time_remaining(self) -> float | None:
         return self.remaining_s
@@ -57,21 +67,24 @@ class Caller:
 
     def end(self) -> None:
         for callback in self.callbacks:
-            callback()
+            on_loop(callback)
 
 
 class Front:
     """Sequences of one model, and requests for them."""
 
+    serving: ServingLoop
+
     def __init__(self, message: ModelReady, heap_bytes: int = 64 * 1024) -> None:
         self.bench = Bench(heap_bytes)
         self.plane: DataPlane = self.bench.plane
-        self.sequences = Sequences(self.plane)
+        self.sequences = Sequences(self.plane, self.serving)
         self.serve(message)
 
     def serve(self, message: ModelReady) -> None:
         self.models = Models().updated(message)
         self.sequences.keep({model.load for model in self.models.served()})
+        on_loop(lambda: None)  # it has done so
 
     def plan(self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0) -> RequestPlan:
         request = pb.ModelInferRequest(model_name="sums")
@@ -88,8 +101,16 @@ class Front:
         self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0
     ) -> Iterator[RequestPlan]:
         plan = self.plan(identity, start, end, timeout_us)
-        with self.sequences.turn(plan, Caller(), time.monotonic_ns()) as own:
+        with self.turn_of(plan, Caller()) as own:
             yield own
+
+    @contextmanager
+    def turn_of(self, plan: RequestPlan, caller: Caller) -> Iterator[RequestPlan]:
+        turn = result_of(self.serving, self.sequences.turn(plan, caller, time.monotonic_ns()))
+        try:
+            yield turn.plan
+        finally:
+            on_loop(turn.leave)
 
     @contextmanager
     def opened(self, plan: RequestPlan, value: int) -> Iterator[Submission]:
@@ -110,6 +131,23 @@ class Front:
         """Look at the state that a sequence's next request would get."""
         with self.turn(identity) as plan, self.opened(plan, 0) as request:
             return number(request.inputs[1])
+
+
+def on_loop(function: Callable[[], None]) -> None:
+    """Have the loop call it; return when it has."""
+
+    async def call() -> None:
+        function()
+
+    result_of(Front.serving, call())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def serving() -> Iterator[None]:
+    Front.serving = ServingLoop()
+    Front.serving.start()
+    yield
+    Front.serving.stop()
 
 
 def number(content: bytes | memoryview) -> int:
@@ -253,7 +291,7 @@ class Waiting:
 
     def _run(self, plan: RequestPlan) -> None:
         try:
-            with self.front.sequences.turn(plan, self.caller, time.monotonic_ns()):
+            with self.front.turn_of(plan, self.caller):
                 self.begun.set()
         except RequestError as error:
             self.error = error
@@ -279,7 +317,6 @@ def test_the_next_one_begins_when_a_slot_is_free(front: Front) -> None:
 
 def test_an_idle_sequence_makes_room_for_another() -> None:
     front = Front(announced(idle_us=20_000))
-    threading.Thread(target=front.sequences.run, daemon=True).start()
     front.add(1, 1, start=True)
     assert Waiting(front, front.plan(2, start=True)).result() == (True, "")
 

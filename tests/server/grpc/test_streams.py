@@ -21,12 +21,11 @@ from gangway.server.errors import RequestError
 from gangway.server.front_end.protocol import Health, ServerMethods
 from gangway.server.messages import ModelRemoved
 from gangway.server.options.endpoints import GrpcOptions
-from gangway.server.serving.grpc import READY_THREADS, GrpcFrontEnd
+from gangway.server.serving.grpc import GrpcFrontEnd
 from gangway.server.serving.grpc_streams import StreamedCall, StreamLimits, Streams
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.stream_messages import sequence_of
 from tests.helpers.raw_stream import RawStream, simple_request
-from tests.server.conftest import no_more_threads
 
 WAIT_S = 10
 MANY = 48  # images: more than connections keep
@@ -46,11 +45,32 @@ def await_true(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+class FunctionModel:
+    """Answers requests by a function, each in a thread of its own."""
+
+    def __init__(self, serving: ServingLoop, infer: Any) -> None:
+        self._serving = serving
+        self._infer = infer
+
+    def begin_message(self, message: bytes, call: Any) -> None:
+        raise AssertionError("only streams are used")
+
+    def begin(self, header: bytes, request_id: bytes, raws: Any, call: Any, arrival_ns: int) -> None:
+        def work() -> None:
+            try:
+                result = self._infer(header, request_id, raws, call, arrival_ns)
+            except RequestError as error:
+                result = error
+            self._serving.call(call.answer, result)
+
+        threading.Thread(target=work).start()
+
+
 def front_end_of(serving: ServingLoop, infer: Any, limits: StreamLimits) -> GrpcFrontEnd:
     """A server whose only model is this function."""
     streams = Streams(lambda header: None, limits)
     health = Health(ServerMethods())
-    return GrpcFrontEnd(serving, lambda message, call: b"", infer, streams, {}, health, 8, GrpcOptions())
+    return GrpcFrontEnd(serving, FunctionModel(serving, infer), streams, {}, health, 8, GrpcOptions())
 
 
 def held_by_rows(server: Any, count: int) -> dict[int, Submit]:
@@ -310,26 +330,6 @@ def serving() -> Iterator[ServingLoop]:
     loop.start()
     yield loop
     loop.stop()
-
-
-def test_a_request_that_gets_no_thread_is_refused(serving: ServingLoop) -> None:
-    may_end = threading.Event()
-
-    def infer(header: bytes, identity: bytes, raws: list[memoryview], call: StreamedCall, arrival_ns: int) -> bytes:
-        may_end.wait(WAIT_S)
-        return b""
-
-    front_end = front_end_of(serving, infer, StreamLimits())
-    with RawStream(front_end.bind("127.0.0.1:0")) as stream:
-        front_end.start()
-        with no_more_threads():
-            for _ in range(READY_THREADS + 1):
-                stream.send(pb.ModelInferRequest(id="any"))
-            assert "no further thread can be started" in stream.receive().error_message
-        may_end.set()
-        stream.half_close()
-        assert list(stream.call) == []
-    front_end.stop(1)
 
 
 def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:

@@ -1,0 +1,36 @@
+"""What inference knows of a remote call, whatever brought it: gRPC, HTTP, a stream, or a request of a Python model."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
+
+from gangway.server.errors import RequestError
+
+
+class Call(Protocol):
+    """One call, which is answered once. All of it happens on the loop's thread. `front_end`: as traces name it."""
+
+    @property
+    def front_end(self) -> str:
+        """Return by which protocol it has come."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None or a huge number without one."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the headers that the client has sent, names in lower case."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call is over: answered, or given up by the client; False if it is."""
+        ...
+
+    def answer(self, result: bytes | RequestError) -> None:
+        """Send the serialised response, or why there is none; once. Empty bytes: all responses have been sent."""
+
+
+@runtime_checkable
+class StreamingCall(Call, Protocol):
+    """A call that takes any number of responses."""
+
+    def respond(self, response: bytes) -> None:
+        """Send a response that is not the last one."""

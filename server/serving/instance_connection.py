@@ -1,0 +1,169 @@
+"""A connection to an instance of a Python model, on the loop (the messages: `python_backend/messages.py`)."""
+
+import asyncio
+import json
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from gangway.python_backend.messages import (
+    MAX_HEADER_BYTES,
+    PREFIX,
+    Buffer,
+    Message,
+    PayloadTooLargeError,
+    is_same_user,
+)
+
+CONNECT_TIMEOUT_S: Final = 30.0
+CONNECT_AGAIN_S: Final = 0.002  # after so many others that the instance has accepted none of the last ones
+TURN_BYTES: Final = 1 << 20  # are read before others on the loop have their turn
+MOST_PARTS: Final = 64  # of a message are sent at once
+
+
+class InstanceConnection:
+    """Sends and receives messages. For the loop's thread.
+
+    `received` is called with each message; what it raises ends the connection, too. `lost` is called once if the
+    connection ends by itself, with the reason; also while it is made. `most_bytes`: of a payload that it receives.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        most_bytes: int,
+        received: Callable[[Message], None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        """Begin to connect. Raises OSError if there is no descriptor for it."""
+        self._loop = loop
+        self._address = address
+        self._most_bytes = most_bytes
+        self._received = received
+        self._lost = lost
+        self._unsent: deque[memoryview] = deque()
+        self._is_connected = self._is_closed = self._is_finished = False
+        self._connect_until_s = time.monotonic() + CONNECT_TIMEOUT_S
+        self._view = memoryview(bytearray(PREFIX.size))  # what is being read
+        self._filled = 0
+        self._take: Callable[[memoryview], None] = self._take_prefix  # it, when all of it is there
+        self._payload_bytes = 0
+        self._header: dict[str, Any] = {}
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setblocking(False)
+        self._connect()
+
+    def send(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:
+        """Send a message, as soon as that is possible. The payload must not change until then."""
+        text = json.dumps(header).encode()
+        self._unsent.append(memoryview(PREFIX.pack(len(text), sum(map(len, payload))) + text))
+        self._unsent.extend(memoryview(part) for part in payload if len(part))
+        self._send_on()
+
+    def finish(self) -> None:
+        """Close it when all has been sent."""
+        self._is_finished = True
+        self._send_on()
+
+    def close(self) -> None:
+        """Let go of it; while it is made, as soon as what is to be sent has been. Calling it again does nothing."""
+        if not self._is_connected and self._unsent:
+            self._is_finished = True  # the instance must hear of a request before it can forget it
+        elif not self._is_closed:
+            self._is_closed = True
+            if self._is_connected:
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._unsent.clear()
+
+    def _connect(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._socket.connect(self._address)
+            if not is_same_user(self._socket):
+                raise OSError("another user's process has the address of an instance")
+        except BlockingIOError as error:
+            if time.monotonic() < self._connect_until_s:
+                self._loop.call_later(CONNECT_AGAIN_S, self._connect)
+            else:
+                self._loop.call_soon(self._end, error)
+        except OSError as error:
+            self._loop.call_soon(self._end, error)  # not before its maker has returned
+        else:
+            self._is_connected = True
+            self._loop.add_reader(self._socket.fileno(), self._read)
+            self._send_on()
+
+    def _end(self, error: Exception) -> None:
+        if not self._is_closed:
+            self._unsent.clear()
+            self.close()
+            self._lost(error)
+
+    # -- sending
+
+    def _send_on(self) -> None:
+        if self._is_closed or not self._is_connected:
+            return
+        try:
+            while self._unsent:
+                sent = self._socket.sendmsg(list(islice(self._unsent, MOST_PARTS)))
+                while self._unsent and sent >= len(self._unsent[0]):
+                    sent -= len(self._unsent.popleft())
+                if sent:
+                    self._unsent[0] = self._unsent[0][sent:]
+        except BlockingIOError:
+            self._loop.add_writer(self._socket.fileno(), self._send_on)
+        except OSError as error:
+            self._loop.call_soon(self._end, error)  # not before the sender has returned
+        else:
+            self._loop.remove_writer(self._socket.fileno())
+            if self._is_finished:
+                self.close()
+
+    # -- receiving
+
+    def _read(self) -> None:
+        left_bytes = TURN_BYTES
+        try:
+            while left_bytes > 0 and not self._is_closed:
+                count = self._socket.recv_into(self._view[self._filled : self._filled + left_bytes])
+                if not count:
+                    raise EOFError("the instance has closed the connection")
+                self._filled += count
+                left_bytes -= count
+                while self._filled == len(self._view) and not self._is_closed:
+                    self._take(self._view)
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError, ValueError) as error:
+            self._end(error)
+
+    def _expect(self, size_bytes: int, take: Callable[[memoryview], None]) -> None:
+        self._view, self._filled, self._take = memoryview(bytearray(size_bytes)), 0, take
+
+    def _take_prefix(self, view: memoryview) -> None:
+        header_bytes, self._payload_bytes = PREFIX.unpack(view)
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"a message of {header_bytes} and {self._payload_bytes} bytes")
+        if self._payload_bytes > self._most_bytes:
+            raise PayloadTooLargeError(self._payload_bytes)
+        self._expect(header_bytes, self._take_header)
+
+    def _take_header(self, view: memoryview) -> None:
+        header = json.loads(bytes(view))
+        if not isinstance(header, dict):
+            raise ValueError("a message whose header is no object")
+        self._header = header
+        self._expect(self._payload_bytes, self._take_payload)
+
+    def _take_payload(self, view: memoryview) -> None:
+        header = self._header
+        self._expect(PREFIX.size, self._take_prefix)
+        self._received(Message(header, view))
