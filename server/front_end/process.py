@@ -65,7 +65,7 @@ from gangway.server.messages import (
     VariantReady,
     front_end_peer,
 )
-from gangway.server.models.served import MakeStatistics, Models, own_statistics
+from gangway.server.models.served import MOST_ANSWER_BYTES, MakeStatistics, Models, own_statistics
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
@@ -147,6 +147,7 @@ class FrontEnd:
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
+        self.models = Models(most_answer_bytes=max(MOST_ANSWER_BYTES, options.grpc.max_message_bytes))
         self._tell = tell
         self._make_statistics = make_statistics
         self.repository = RepositoryMethods(ask)

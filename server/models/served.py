@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Final
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.artifact.suggestion import did_you_mean
@@ -32,6 +33,8 @@ from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.data_plane import TensorLayout
 from gangway.server.statistics import Statistics
 from gangway.server.threads import RefCount
+
+MOST_ANSWER_BYTES: Final = 256 << 20  # as much as one message may have by default
 
 InputTensor = pb.ModelInferRequest.InferInputTensor
 MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of counters, and the bounds of response times
@@ -66,7 +69,7 @@ class ServedModel:
     outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
     has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
     executes may be joined with other requests. `compounds`, `chooses_precision`: as in ModelReady. `is_python`:
-    model.py executes it.
+    model.py executes it. `most_answer_bytes`: of one answer.
     """
 
     name: str
@@ -93,10 +96,16 @@ class ServedModel:
     compounds: Compounds = ()
     chooses_precision: bool = False
     is_python: bool = False
+    most_answer_bytes: int = MOST_ANSWER_BYTES
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
-    def of(cls, message: ModelReady, make_statistics: MakeStatistics = own_statistics) -> "ServedModel":
+    def of(
+        cls,
+        message: ModelReady,
+        make_statistics: MakeStatistics = own_statistics,
+        most_answer_bytes: int = MOST_ANSWER_BYTES,
+    ) -> "ServedModel":
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
         layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
@@ -125,6 +134,7 @@ class ServedModel:
             compounds=message.compounds,
             chooses_precision=message.chooses_precision,
             is_python=message.engine is Engine.PYTHON,
+            most_answer_bytes=most_answer_bytes,
         )
 
     @property
@@ -239,11 +249,13 @@ MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
 class Models:
     """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole.
 
-    `absent`: the numbers of Python models for which nobody can answer at the moment, and why.
+    `absent`: the numbers of Python models for which nobody can answer at the moment, and why. `most_answer_bytes`: of
+    any model.
     """
 
     entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
     absent: Mapping[int, str] = field(default_factory=dict)
+    most_answer_bytes: int = MOST_ANSWER_BYTES
 
     def updated(
         self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
@@ -253,7 +265,7 @@ class Models:
         entries = {key: entry for key, entry in self.entries.items() if key != ended}
         key = (message.name, message.version)
         if isinstance(message, ModelReady):
-            entries[key] = ServedModel.of(message, make_statistics)
+            entries[key] = ServedModel.of(message, make_statistics, self.most_answer_bytes)
         elif isinstance(message, ModelUnavailable):
             entries[key] = message
         else:

@@ -135,7 +135,6 @@ def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRang
 Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
 NO_SINKS: Final[Sinks] = {}
 
-MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
 STRING_BYTES = 32  # of one element, where nothing better is known
 EMPTY_FRAME_BYTES = 64  # for an answer that nobody reads
 _SPARE_RANK = 4  # of an output whose rank may be unknown
@@ -258,10 +257,11 @@ class FramedAnswer:
         needed = needed_bytes(view)
         if needed <= len(view):
             return read_frame(view).parts
-        if needed > MAX_ANSWER_BYTES:
+        most = self.model.most_answer_bytes
+        if needed > most:
             message = f"the answer of model '{self.model.name}' has {needed} bytes"
-            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
-        self.answer_size.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, f"{message}, {most} are possible")
+        self.answer_size.size_bytes = min(needed + needed // 8, most)  # other requests may need a bit more
         return None
 
     def answer(
@@ -448,7 +448,7 @@ def expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     for state in model.sequence.states if model.sequence else ():
         size_bytes = math.prod(state.shape) * (item_bytes(state.tensor.datatype) or STRING_BYTES)
         tensors.append(((0,) * len(state.shape), size_bytes))
-    return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
+    return min(plan_frame(tensors).size_bytes, model.most_answer_bytes)
 
 
 PIECE_BYTES: Final = 1 << 20

@@ -20,7 +20,6 @@ from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_a
 from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
-    MAX_ANSWER_BYTES,
     Answered,
     Classes,
     FrameCodec,
@@ -337,8 +336,9 @@ class EnsembleCodec:
     def _make_template(self, found: Sequence[tuple[Shape, int]]) -> ResponseTemplate:
         model = self.graph.model
         total_bytes = sum(size_bytes for _, size_bytes in found)
-        if total_bytes > MAX_ANSWER_BYTES:
-            message = f"the answer of ensemble '{model.name}' has {total_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
+        if total_bytes > model.most_answer_bytes:
+            size = f"has {total_bytes} bytes, {model.most_answer_bytes} are possible"
+            message = f"the answer of ensemble '{model.name}' {size}"
             raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
         answered = []
         for tensor, (shape, size_bytes) in zip(self.outputs, found, strict=True):

@@ -18,7 +18,6 @@ from gangway.server.models.sequences import SequencePosition
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
-    MAX_ANSWER_BYTES,
     NO_SINKS,
     Answered,
     AnswerSize,
@@ -99,7 +98,7 @@ class PythonCodec:
     @property
     def _request(self) -> Mapping[str, Any]:
         wanted = [tensor.name for tensor in self.outputs]
-        return {**self.about, "wanted": wanted, "most_bytes": MAX_ANSWER_BYTES}
+        return {**self.about, "wanted": wanted, "most_bytes": self.model.most_answer_bytes}
 
     @cached_property
     def _without_id(self) -> bytes:
@@ -194,7 +193,7 @@ class PythonCodec:
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
         total_bytes = sum(len(content) for _, content in outputs.values())
-        if total_bytes > MAX_ANSWER_BYTES:
+        if total_bytes > self.model.most_answer_bytes:
             raise self.too_large(total_bytes)
         answered, tensors = [], [memoryview(b"")] * len(self.model.outputs)
         for tensor in self.outputs:
@@ -217,7 +216,8 @@ class PythonCodec:
 
     def too_large(self, size_bytes: int) -> RequestError:
         """Return the error of an answer that cannot be sent."""
-        message = f"the answer of model '{self.model.name}' has {size_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
+        model = self.model
+        message = f"the answer of model '{model.name}' has {size_bytes} bytes, {model.most_answer_bytes} are possible"
         return RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
 
     def _template(self, answered: Sequence[Answered]) -> ResponseTemplate:
@@ -266,7 +266,7 @@ def python_codec_of(
     """Return how a Python model answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    size = AnswerSize(min(expected_bytes(model, shapes) + STATUS_BYTES, MAX_ANSWER_BYTES))
+    size = AnswerSize(min(expected_bytes(model, shapes) + STATUS_BYTES, model.most_answer_bytes))
     return PythonCodec(
         model=model,
         inputs=inputs,

@@ -22,7 +22,6 @@ from gangway.python_backend.messages import Message, PayloadTooLargeError
 from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, RequestClock, failure, no_room
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import MAX_ANSWER_BYTES
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
 from gangway.server.serving.call import Call
@@ -136,9 +135,9 @@ class LeftRun:
         self._error: RequestError | None = None  # instead of further responses
         self._waiting: Pending[None] | None = None  # for a response, or an error
         self._is_over = False
-        loop = slots.serving.loop
+        loop, most_bytes = slots.serving.loop, codec.model.most_answer_bytes
         try:
-            self._connection = InstanceConnection(loop, left.address, MAX_ANSWER_BYTES, self._received, self._lost)
+            self._connection = InstanceConnection(loop, left.address, most_bytes, self._received, self._lost)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
         left_ns = max(0, clock.end_ns - time.monotonic_ns())

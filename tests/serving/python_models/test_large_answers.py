@@ -13,6 +13,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
+from gangway.executor.memory_budget import memory_budget
+from gangway.server.front_end.process import MESSAGE_SHARE
 from tests.helpers.python_models import HEAD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
 
 MOST_BYTES = 256 << 20
@@ -21,6 +23,7 @@ COPIED_MIB = 300  # what a model's process copies before it is refused: pages of
 SPARE_BYTES = 48 << 20  # what a process may take for a request that is refused
 SLOWEST_S = 1.0  # of another model's answers, on a machine that others use
 MIB = 1 << 20
+RAISED_BYTES = 320 * MIB
 # x: kind, MiB, and whether the model's own check is on. The array's pages are never touched: they take no memory.
 ANSWER = """
 
@@ -226,3 +229,16 @@ def test_an_instance_that_does_not_check(served: Served) -> None:
 def test_the_largest_answers_come(served: Served) -> None:
     for name in ("large", "whole"):
         assert len(served.infer(name, x=ask(0, 200))["y"]) == (200 * MIB if name == "large" else 1)
+
+
+@pytest.mark.skipif(memory_budget().limit.size_bytes < RAISED_BYTES / MESSAGE_SHARE, reason="needs 10 GiB of memory")
+def test_a_flag_lets_answers_be_as_large_as_messages(tmp_path: Path) -> None:
+    head = f"import sys, threading\n{HEAD}{ANSWER}"
+    write(tmp_path / "models", "large", EXECUTE, config_of("x:FP32:4", "y:UINT8:-1 text:STRING:-1", more=MEMORY), head)
+    flags = [f"--cache-dir={tmp_path / 'cache'}", f"--grpc-max-message-bytes={RAISED_BYTES}"]
+    with live_server(tmp_path / "models", flags) as server, triton.InferenceServerClient(server.url) as client:
+        served = Served(server, client, tmp_path / "models")
+        size = served.infer("large", x=ask(0, COPIED_MIB))["y"].size
+        assert size == COPIED_MIB * MIB > MOST_BYTES
+        with pytest.raises(InferenceServerException, match=rf"{LARGE_MIB * MIB} bytes, {RAISED_BYTES} are possible"):
+            served.infer("large", x=ask())
