@@ -396,6 +396,8 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         call.end()
         self._current = None
         if closes:
+            if not call.is_complete:
+                self._unread()
             self.transport.close()
         elif not self._is_advancing:
             self._advance()
@@ -462,7 +464,15 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             coming = self._coming
             if coming is None or not coming.is_answered:
                 self._write(self._site.refusal(status, message), closes=True)
+        self._unread()
         self.transport.close()
+
+    def _unread(self) -> bytes:
+        """Read what has come already: to a close before that the system adds a reset, which can cost the answer."""
+        if not self.transport.get_extra_info("ssl_object"):
+            with suppress(OSError), borrowed_socket(self.transport.get_extra_info("socket").fileno()) as own:
+                return own.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        return b""
 
     def _hand_over(self, data: bytes) -> None:
         """Leave a client of HTTP/2 to those who tell it that this is not its port."""
@@ -470,7 +480,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._timer.cancel()
         self._site.connections.discard(self)
         self._site.limit.leave(self)
-        self._site.refuse_grpc(self.transport, data)
+        self._site.refuse_grpc(self.transport, data + self._unread())
 
     # -- time
 
