@@ -6,6 +6,7 @@ The last test kills the front end.
 import itertools
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -157,6 +158,15 @@ def test_killed_processes_while_streams_run(served: Served) -> None:
     assert served.answered("sums") - before == 6 * STEPS
 
 
+def listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_a_killed_front_end_takes_its_sequences_along(served: Served) -> None:
     """The stream breaks, the ids are free, and memory of states is whole again, as the end of the module looks at."""
     assert served.add("narrow", 1, 1, start=True) == 1
@@ -183,5 +193,6 @@ def test_a_killed_front_end_takes_its_sequences_along(served: Served) -> None:
     until(lambda: served.server.pids()["front end"] not in ([], [front_end]) and is_ready(served.server.url))
     for name in ("sums", "narrow"):
         until(lambda name=name: served.client.is_model_ready(name))  # type: ignore[misc]
+    until(lambda: listens(served.server.metrics_url.split("/")[2]))  # which comes after gRPC
         not_started(served, name, 1)
     assert served.add("narrow", 1, 4, start=True, end=True) == 4
