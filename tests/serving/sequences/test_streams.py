@@ -193,6 +193,6 @@ def test_a_killed_front_end_takes_its_sequences_along(served: Served) -> None:
     until(lambda: served.server.pids()["front end"] not in ([], [front_end]) and is_ready(served.server.url))
     for name in ("sums", "narrow"):
         until(lambda name=name: served.client.is_model_ready(name))  # type: ignore[misc]
-    until(lambda: listens(served.server.metrics_url.split("/")[2]))  # which comes after gRPC
         not_started(served, name, 1)
+    until(lambda: listens(served.server.metrics_url.split("/")[2]))  # which comes after gRPC
     assert served.add("narrow", 1, 4, start=True, end=True) == 4
