@@ -16,7 +16,6 @@ from gangway.server.front_end.protocol import MAX_WATCHERS
 from gangway.server.http import json_text as tensors
 from gangway.server.requests.data_plane import Usage
 from gangway.server.serving import http1, http_site
-from gangway.server.serving.grpc import SPARE_THREADS
 from gangway.server.supervisor.shared_memory import SLOTS
 from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
@@ -65,7 +64,7 @@ def test_tensors_of_one_request(http: Ask, kind: str) -> None:
 
 
 def test_threads_are_shared_out_under_a_limit() -> None:
-    assert 2 * (SLOTS + SPARE_THREADS) <= FRONT_END_THREADS, "gRPC's, HTTP's"
+    assert 2 * SLOTS <= FRONT_END_THREADS, "methods that wait: of gRPC, of HTTP"
     assert thread_share(None, 64, 16) == thread_share(1 << 20, 64, 16) == 1.0
     assert scaled(128, 1.0) == 128
     some = thread_share(1024, 8, 1)
