@@ -196,7 +196,8 @@ class GrpcPlayer:
         if said := headers.get("grpc-message"):
             headers["grpc-message"] = self._renaming.answered(said.encode("latin-1")).decode("latin-1")
         if headers.get("grpc-status") == DEADLINE_EXCEEDED:
-            headers.pop("grpc-message", None)  # it says who noticed first
+            for name in ("grpc-message", "grpc-accept-encoding"):  # they tell who noticed first
+                headers.pop(name, None)
         outcome: Answer = {"headers": headers}
         messages, at, body = [], 0, stream.body
         while at + 5 <= len(body) and at + 5 + (size := struct.unpack_from(">I", body, at + 1)[0]) <= len(body):
