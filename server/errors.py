@@ -47,6 +47,13 @@ class RequestError(Exception):
         self.code = code
         self.message = message if len(message) <= MAX_DETAIL_CHARACTERS else f"{message[:MAX_DETAIL_CHARACTERS]}..."
 
+    def without_traceback(self) -> "RequestError":
+        """Return an equal error that holds no frames, to be kept by what a frame of its traceback refers to.
+
+        Such a cycle would keep a request's tensors until the next collection of garbage.
+        """
+        return RequestError(self.code, self.message)
+
 
 def invalid(message: str) -> NoReturn:
     """Refuse a request that is wrong in itself."""

@@ -608,7 +608,7 @@ class EnsembleRun:
                 self._left.discard(run)
                 run.cancel()
         except RequestError as error:
-            running.left = error
+            running.left = error.without_traceback()
         except Exception:
             _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
             running.left = fault()
@@ -639,7 +639,7 @@ class EnsembleRun:
         places: Mapping[str, int] = {}
         try:
             if isinstance(running.left, RequestError):
-                raise running.left
+                raise running.left.without_traceback()
             if running.left is None:
                 found = codec.read(view)
                 assert isinstance(found, Answer), "else it is left"

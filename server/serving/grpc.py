@@ -401,12 +401,10 @@ def _refuse(name: str, call: GrpcCall, _message: bytes) -> None:
 
 def _work(call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
     """Answer a call in a thread."""
-    result: bytes | RequestError
     try:
-        result = function(*arguments)
+        call.answer(function(*arguments))
     except RequestError as error:
-        result = error
+        call.answer(error)
     except Exception:
         _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-        result = INTERNAL
-    call.answer(result)
+        call.answer(INTERNAL)

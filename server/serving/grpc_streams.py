@@ -83,9 +83,14 @@ class StreamedCall:
 
     def end(self) -> None:
         """Say that the call is over. Calling it again does nothing."""
+        self.answer = self.respond = _ignore  # which held the request, and so its tensors
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:
             callback()
+
+
+def _ignore(_answer: bytes | RequestError) -> None:
+    """Drop an answer that comes after the call's end."""
 
 
 class Execute(Protocol):
@@ -212,14 +217,15 @@ class Stream:
         return lines if model is None else [*lines, model]
 
     def _begin(self, work: _Pending) -> None:
-        assert work.call is not None, "made with it"
+        call = work.call
+        assert call is not None, "made with it"
         try:
-            self._execute(work.request, work.call, work.arrival_ns)
+            self._execute(work.request, call, work.arrival_ns)
         except RequestError as error:
-            work.call.answer(error)
+            call.answer(error)
         except Exception:
             _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
-            work.call.answer(RequestError(StatusCode.INTERNAL, "internal error, see the server's log"))
+            call.answer(RequestError(StatusCode.INTERNAL, "internal error, see the server's log"))
 
     def _answered(self, work: _Pending, result: bytes | RequestError) -> None:
         """A request has its last response; the next one of its sequence may begin."""
@@ -228,7 +234,7 @@ class Stream:
             return
         answer = _Answer(b"", call)
         if isinstance(result, RequestError):
-            answer = _Answer(failure(result.message, work.request.request_id), call, result)
+            answer = _Answer(failure(result.message, work.request.request_id), call, result.without_traceback())
         elif result:
             message, limit = success(result), self._limits.message_bytes
             answer = _Answer(message, call)
@@ -243,6 +249,7 @@ class Stream:
         self._send()
         if following is not None:
             self._begin(following)
+        work.call = None  # which refers to it
         self._call.read_on()
 
     def _responded(self, work: _Pending, response: bytes) -> None:

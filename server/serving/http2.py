@@ -220,6 +220,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what is under way."""
+        self._ends = True
         self._shared.open.discard(self)
         self._shared.limit.leave(self)
         for timer in (self._timer, self._age_timer, self._stall_timer):

@@ -42,7 +42,11 @@ class Pending(Generic[Value]):
         if not self._is_settled:
             yield self
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # no frame of the traceback refers to it: that would keep all that its frames hold
         return self._value  # type: ignore[return-value] # of the kind that was promised
 
 
@@ -89,13 +93,12 @@ class Offload:
         return pending
 
     def _work(self, pending: Pending[Value], function: Callable[..., Value], arguments: tuple[Any, ...]) -> None:
-        value: Value | None = None
-        error: BaseException | None = None
         try:
             value = function(*arguments)
-        except BaseException as failure:
-            error = failure
-        self._call(self._done, pending, value, error)
+        except BaseException as error:
+            self._call(self._done, pending, None, error)
+        else:
+            self._call(self._done, pending, value, None)
 
     def _done(self, pending: Pending[Value], value: Value | None, error: BaseException | None) -> None:
         self._count -= 1
@@ -116,7 +119,10 @@ def result_of(serving: ServingLoop, coroutine: Driven[Value]) -> Value:
 
     serving.call(lambda: drive(run()))
     ended.wait()
-    value, error = results[0]
+    value, error = results.pop()
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error
     return value  # type: ignore[return-value] # of the kind that was promised

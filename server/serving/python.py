@@ -148,7 +148,7 @@ class LeftRun:
         """Return the next response. Raises RequestError, also for a response that is an error."""
         while not self._responses:
             if self._error is not None:
-                raise self._error
+                raise self._error.without_traceback()
             self._waiting = Pending()
             await self._waiting
         message = self._responses.popleft()

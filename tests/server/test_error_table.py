@@ -1,10 +1,12 @@
 """Triton's error table: a wrong request is refused with the same words over gRPC, in a stream and over HTTP."""
 
+import gc
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -336,6 +338,39 @@ def test_a_server_that_stops(start_front_end: Any) -> None:
     assert refused_as(answer) == (503, "the server is stopping")
     ready = ask_http(server.http_address, "GET", "/v2/health/ready")
     assert (ready.status, ready.body) == (400, b'{"ready":false}')
+
+
+def server_frames(tracebacks: list[TracebackType]) -> list[str]:
+    """Return the functions of the server that these tracebacks have gone through."""
+    codes = [each.tb_frame.f_code for each in tracebacks]
+    return [code.co_qualname for code in codes if "/server/" in code.co_filename and "/tests/" not in code.co_filename]
+
+
+def test_refused_requests_leave_nothing_for_the_collector(server: Any, http: Ask, segment: str) -> None:
+    """A cycle through an error's traceback keeps a request's tensors until the next full collection, which is rare."""
+    large = bytes(3 << 19)  # of two inputs together less than the longest message
+    wrong_size = Wrong(inputs=(Input("INPUT0", content=large), Input("INPUT1", content=large)))
+    requests = [(row.request, row.scheduler) for row in TABLE.values()] + [(wrong_size, SlotStatus.OK)]
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for request, status in requests:
+            server.scheduler.status = status
+            message = request.message().SerializeToString()
+            for sent in (message, large):
+                refusal_of(server.address, "ModelInfer", sent)
+            body, headers = request.body()
+            assert http("POST", request.path, body, headers).status >= 400
+            assert streamed_refusal(server.address, message)
+        gc.collect()
+        left = [each for each in gc.garbage if isinstance(each, TracebackType)]
+        tensors = [each for each in gc.garbage if isinstance(each, memoryview) and each.nbytes == len(large)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not server_frames(left) and not tensors
 
 
 def test_codes_have_triton_s_statuses() -> None:

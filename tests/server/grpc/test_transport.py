@@ -215,6 +215,19 @@ def status_of(connection: RawConnection, metadata: list[tuple[bytes, bytes]]) ->
     return connection.answer(stream)[0]["grpc-status"]
 
 
+def test_clients_that_go_at_once_are_no_fault(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Their connection is lost while its answers are about to be sent."""
+    for size in range(100):
+        with RawConnection(server.address) as connection:
+            for _ in range(5):
+                stream = connection.begin("ServerLive")
+                connection.send(stream, framed(b"")[: size % 6], end=bool(size % 2))
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with RawConnection(server.address) as connection:
+        assert status_of(connection, []) == "0"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_bounds_that_the_server_announces(server: Any) -> None:
     with RawConnection(server.address) as connection:
         connection.http.update_settings({SettingCodes.HEADER_TABLE_SIZE: 1 << 20})

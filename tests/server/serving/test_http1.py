@@ -23,6 +23,13 @@ LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
 SEEDS = range(6)
 
 
+def ready(connection: socket.socket, events: int, timeout_s: float) -> int:
+    """Return which of these events of poll() there are; select() knows no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return next((found for _, found in poll.poll(timeout_s * 1000)), 0)
+
+
 def image_request(values: "np.ndarray[Any, Any]" = IMAGE, chunks: int = 0) -> bytes:
     """Ask for `image` and back, all binary; in so many chunks."""
     given = {"name": "x", "shape": list(values.shape), "datatype": "FP32"}
@@ -88,13 +95,13 @@ def test_bytes_may_be_cut_anywhere(server: Any, seed: int) -> None:
     with connected(server.http_address) as connection:
         connection.setblocking(False)  # one that sends without reading could wait for itself
         received, at = b"", 0
-        while at < len(data) or select.select([connection], [], [], 0.5)[0]:
-            readable, writable, _ = select.select([connection], [connection] if at < len(data) else [], [], 20)
-            if readable:
+        while at < len(data) or ready(connection, select.POLLIN, 0.5):
+            events = ready(connection, select.POLLIN | (select.POLLOUT if at < len(data) else 0), 20)
+            if events & select.POLLIN:
                 piece = connection.recv(1 << 16)
                 assert piece
                 received += piece
-            if writable:
+            if events & select.POLLOUT:
                 size = chance.choice([1, 7, 100, 5000, 70_000, 400_000])
                 at += connection.send(data[at : at + size])
         connection.setblocking(True)
@@ -142,7 +149,7 @@ def test_a_client_that_takes_no_answers_is_read_no_further(server: Any) -> None:
         connection.setblocking(False)
         sent, quiet_s = 0, time.monotonic()
         while time.monotonic() < quiet_s + 1.0:
-            if select.select([], [connection], [], 0.1)[1]:
+            if ready(connection, select.POLLOUT, 0.1):
                 sent += connection.send(request[sent % len(request) :])
                 quiet_s = time.monotonic()
             assert sent < 100 * len(request), "it is read without end"
