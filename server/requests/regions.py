@@ -249,6 +249,7 @@ def open_segment(key: str) -> int:
         internal(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
     if component.startswith(RESERVED_PREFIXES):
         invalid(f"Unable to open shared memory region: '{key}': the name is reserved")
+    size_bytes = 0
     try:
         size_bytes = len(component.encode())  # posix_ipc does not say what is no text
         descriptor: int = posix_ipc.SharedMemory(f"/{component}").fd

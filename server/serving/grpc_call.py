@@ -199,7 +199,7 @@ class GrpcCall:
         "_waits",
     )
 
-    front_end: Final = GRPC
+    front_end: str = GRPC
 
     def __init__(
         self, shared: Sharing, connection: Http2Connection, stream: int, head: CallHead, method: GrpcMethod

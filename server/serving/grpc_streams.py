@@ -50,19 +50,15 @@ class StreamLimits:
 
 
 class StreamedCall:
-    """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread.
+    """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread."""
 
-    `answer` has the last response sent, or why there is none; empty: all have been sent. `respond` has one sent that is
-    not the last one.
-    """
-
-    front_end: Final = GRPC
+    front_end: str = GRPC
 
     def __init__(
         self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
     ) -> None:
         self._stream = stream
-        self.answer, self.respond = answered, respond
+        self._answered, self._respond = answered, respond
         self._callbacks: list[Callable[[], None]] | None = []
 
     def time_remaining(self) -> float | None:
@@ -81,9 +77,17 @@ class StreamedCall:
         callbacks.append(callback)
         return self._callbacks is not None
 
+    def answer(self, result: bytes | RequestError) -> None:
+        """Have the last response sent, or why there is none; empty: all have been sent."""
+        self._answered(result)
+
+    def respond(self, response: bytes) -> None:
+        """Have a response sent that is not the last one."""
+        self._respond(response)
+
     def end(self) -> None:
         """Say that the call is over. Calling it again does nothing."""
-        self.answer = self.respond = _ignore  # which held the request, and so its tensors
+        self._answered = self._respond = _ignore  # which held the request, and so its tensors
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:
             callback()

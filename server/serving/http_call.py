@@ -21,7 +21,7 @@ class HttpCall:
     Names of `headers` are in lower case. `route` belongs to the site. `arrival_ns`: of the whole body, CLOCK_MONOTONIC.
     """
 
-    front_end: Final = "HTTP"  # in traces
+    front_end: str = "HTTP"  # in traces
 
     __slots__ = (
         "_answered",

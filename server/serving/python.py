@@ -49,7 +49,7 @@ class InnerCall:
     `chain`: the models that wait for it, outermost first. `answered` is called once with the result.
     """
 
-    front_end: Final = GRPC
+    front_end: str = GRPC
 
     def __init__(
         self, clock: RequestClock, chain: tuple[str, ...], answered: Callable[["InnerCall", bytes | RequestError], None]
