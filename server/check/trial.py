@@ -72,8 +72,8 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
     It listens on a Unix socket in a folder of its own, so nobody else reaches it. Settings in variables of the caller
     do not reach it. `backend_settings`: as `gangway serve --backend-config` has them. Raises RuntimeError if it ends.
     """
-    with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder:
-        repository, address, log = Path(folder, "models"), f"{folder}/grpc.sock", Path(folder, "log")
+    with tempfile.TemporaryDirectory(prefix="gangway-check-") as folder, _short(folder) as alias:
+        repository, address, log = Path(folder, "models"), f"{alias}/grpc.sock", Path(folder, "log")
         repository.mkdir()
         arguments = [folder, str(os.getpid()), f"--model-repository={repository}"]
         arguments += ["--model-control-mode=explicit", "--no-profile", f"--log-file={log}", f"--cache-dir={cache_dir}"]
@@ -93,6 +93,16 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_S)
                 process.kill()
+
+
+@contextmanager
+def _short(folder: str) -> Iterator[str]:
+    """Yield a short path of a folder, for a socket: its path may have 107 bytes, which TMPDIR alone can have."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _connect(connection: socket.socket, address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
