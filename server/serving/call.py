@@ -28,6 +28,28 @@ class Call(Protocol):
         """Send the serialised response, or why there is none; once. Empty bytes: all responses have been sent."""
 
 
+class EndingCall:
+    """What calls have in common: who is told of their end. For the loop's thread."""
+
+    __slots__ = ("_callbacks",)
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] | None = []
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call is over; False if it is."""
+        if self._callbacks is None:
+            return False
+        self._callbacks.append(callback)
+        return True
+
+    def end(self) -> None:
+        """Say that the call is over. Saying it again does nothing."""
+        callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            callback()
+
+
 @runtime_checkable
 class StreamingCall(Call, Protocol):
     """A call that takes any number of responses."""

@@ -19,6 +19,7 @@ from gangway.server.access import Restriction
 from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import Compression
 from gangway.server.requests.admission import AdmissionController
+from gangway.server.serving.call import EndingCall
 from gangway.server.serving.grpc_messages import (
     ENCODINGS,
     IDENTITY,
@@ -171,12 +172,11 @@ class GrpcMethod:
     is_health: bool = False
 
 
-class GrpcCall:
+class GrpcCall(EndingCall):
     """One call. It is used by its method and by what runs for it; `closed` and `receive` are for its connection."""
 
     __slots__ = (
         "_asked",
-        "_callbacks",
         "_connection",
         "_deadline_s",
         "_encoding",
@@ -204,12 +204,12 @@ class GrpcCall:
     def __init__(
         self, shared: Sharing, connection: Http2Connection, stream: int, head: CallHead, method: GrpcMethod
     ) -> None:
+        super().__init__()
         self._shared = shared
         self._connection = connection
         self._stream = stream
         self._head = head
         self._method = method
-        self._callbacks: list[Callable[[], None]] | None = []
         self._reader: MessageReader | None = None
         self._messages: Messages | None = None
         self._unacknowledged = 0
@@ -236,14 +236,6 @@ class GrpcCall:
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """Return the call's headers."""
         return self._head.metadata
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call has ended; False if it has: then it may have been called, too."""
-        callbacks = self._callbacks
-        if callbacks is None:
-            return False
-        callbacks.append(callback)
-        return self._callbacks is not None
 
     def answer(self, result: bytes | RequestError) -> None:
         """Send the answer, or why there is none, unless the call is over. From any thread."""
@@ -330,9 +322,7 @@ class GrpcCall:
         if self._timer is not None:
             self._timer.cancel()
         shared.unread.leave(self)
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
-            callback()
+        self.end()
         if self._messages is not None:
             self._messages.end()
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeAlias
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.requests.contents import MalformedRequestError
+from gangway.server.serving.call import EndingCall
 from gangway.server.serving.grpc_call import GrpcCall
 from gangway.server.serving.stream_messages import SequenceKey, StreamedRequest, failure, success
 from gangway.server.serving.stream_order import AnswerOrder, OrderTicket, SequenceQueues
@@ -49,7 +50,7 @@ class StreamLimits:
     message_bytes: int = 256 << 20
 
 
-class StreamedCall:
+class StreamedCall(EndingCall):
     """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread."""
 
     front_end: str = GRPC
@@ -57,9 +58,9 @@ class StreamedCall:
     def __init__(
         self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
     ) -> None:
+        super().__init__()
         self._stream = stream
         self._answered, self._respond = answered, respond
-        self._callbacks: list[Callable[[], None]] | None = []
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline of the stream; what one request may take is in its parameters."""
@@ -68,14 +69,6 @@ class StreamedCall:
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """Return the headers of the stream."""
         return self._stream.invocation_metadata()
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call ends; False if it has: then it may have been called, too."""
-        callbacks = self._callbacks
-        if callbacks is None:
-            return False
-        callbacks.append(callback)
-        return self._callbacks is not None
 
     def answer(self, result: bytes | RequestError) -> None:
         """Have the last response sent, or why there is none; empty: all have been sent."""
@@ -88,9 +81,7 @@ class StreamedCall:
     def end(self) -> None:
         """Say that the call is over. Calling it again does nothing."""
         self._answered = self._respond = _ignore  # which held the request, and so its tensors
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
-            callback()
+        super().end()
 
 
 def _ignore(_answer: bytes | RequestError) -> None:

@@ -1,7 +1,6 @@
 """A request over HTTP as everything behind its connection sees it, and what a port serves (`Site`)."""
 
 import asyncio
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from http import HTTPStatus
@@ -9,14 +8,15 @@ from typing import Any, Final
 
 from gangway.server.errors import RequestError
 from gangway.server.http.replies import Reply
+from gangway.server.serving.call import EndingCall
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Pending
 
 SCRATCH_BYTES: Final = 64 * 1024  # are read at once; the parser copies what there is of a body among them
 
 
-class HttpCall:
-    """A request over HTTP, from its head to its answer. For the loop's thread, but for `answer` and `add_callback`.
+class HttpCall(EndingCall):
+    """A request over HTTP, from its head to its answer. For the loop's thread, but for `answer`.
 
     Names of `headers` are in lower case. `route` belongs to the site. `arrival_ns`: of the whole body, CLOCK_MONOTONIC.
     """
@@ -25,8 +25,6 @@ class HttpCall:
 
     __slots__ = (
         "_answered",
-        "_callbacks",
-        "_lock",
         "_pieces",
         "arrival_ns",
         "connection",
@@ -45,6 +43,7 @@ class HttpCall:
     )
 
     def __init__(self, connection: "Answering") -> None:
+        super().__init__()
         self.connection = connection
         self.method = ""
         self.path = b""
@@ -57,8 +56,6 @@ class HttpCall:
         self.route: Any = None
         self._pieces: list[bytes | memoryview] = []
         self._answered: Pending[bytes] | None = None
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] | None = []
 
     # -- what inference asks of a call
 
@@ -68,14 +65,6 @@ class HttpCall:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the headers; names are in lower case."""
         return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers.items())
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call ends; False if it has ended. From any thread."""
-        with self._lock:
-            if self._callbacks is None:
-                return False
-            self._callbacks.append(callback)
-            return True
 
     def expect_answer(self) -> Pending[bytes]:
         """Return what `answer` will settle."""
@@ -125,13 +114,6 @@ class HttpCall:
     def drop(self) -> None:
         """Its body is of no use any more."""
         self._pieces.clear()
-
-    def end(self) -> None:
-        """It is over: answered, or given up by its client. Ending it again does nothing."""
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback()
 
 
 class Answering(ABC):

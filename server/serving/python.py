@@ -24,7 +24,7 @@ from gangway.server.front_end.model_run import LIMIT_SLACK_NS, RequestClock, fai
 from gangway.server.models.settings import Terms
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
-from gangway.server.serving.call import Call
+from gangway.server.serving.call import Call, EndingCall
 from gangway.server.serving.instance_connection import InstanceConnection
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
@@ -43,7 +43,7 @@ class Begin(Protocol):
         """Execute a request, which ends with `call.answer`."""
 
 
-class InnerCall:
+class InnerCall(EndingCall):
     """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
 
     `chain`: the models that wait for it, outermost first. `answered` is called once with the result.
@@ -54,9 +54,9 @@ class InnerCall:
     def __init__(
         self, clock: RequestClock, chain: tuple[str, ...], answered: Callable[["InnerCall", bytes | RequestError], None]
     ) -> None:
+        super().__init__()
         self.clock, self.chain = clock, chain
         self._answered = answered
-        self._callbacks: list[Callable[[], None]] | None = []
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the client's deadline; None without one."""
@@ -65,23 +65,10 @@ class InnerCall:
     def invocation_metadata(self) -> None:
         """None: traces do not follow requests into models."""
 
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call is over; False if it is."""
-        if self._callbacks is None:
-            return False
-        self._callbacks.append(callback)
-        return True
-
     def answer(self, result: bytes | RequestError) -> None:
         """Give the model its response, or why there is none."""
         self._answered(self, result)
         self.end()
-
-    def end(self) -> None:
-        """The call is over. Calling it again does nothing."""
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback()
 
     def require_other(self, names: Sequence[str]) -> None:
         """Raise RequestError if one of these models waits for the request: it would wait for itself."""
