@@ -386,7 +386,7 @@ def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPl
     """Map the inherited io segment."""
     io = Segment.attach(options.io_fd)
     slots = SlotTable(io, options.slots)
-    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
+    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell)
 
 
 def make_mappings(options: FrontEndOptions, control: ControlSegment, serving: ServingLoop) -> Mappings | None:

@@ -314,11 +314,10 @@ class FrontEndOptions:
     segment. `address` is where gRPC listens, "host:port" (port 0: any; a successor gets its predecessor's). At most
     `slots` requests are in flight, further ones are answered UNAVAILABLE at once.
 
-    `bell_fd`: the eventfd that the bell of the io segment's slot table names (-1: none is inherited). `spin_us`: see
-    DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`: the table in which it
-    counts (-1: its own memory). `custom_metrics_fds`: the table of what Python models count (empty: none).
-    `other_io_fds`: the io segments of other front ends. `regions_fd`: for having workers map regions (-1: they do not).
-    `thread_share`: see `threads.py`.
+    `bell_fd`: the eventfd that the bell of the io segment's slot table names (-1: none is inherited). `trace_fd`: where
+    traces go (-1: nowhere). `statistics_fd`: the table in which it counts (-1: its own memory). `custom_metrics_fds`:
+    the table of what Python models count (empty: none). `other_io_fds`: the io segments of other front ends.
+    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `threads.py`.
     """
 
     index: int
@@ -327,7 +326,6 @@ class FrontEndOptions:
     supervisor_fd: int
     slots: int
     address: str
-    spin_us: int = 0
     bell_fd: int = -1
     trace_fd: int = -1
     regions_fd: int = -1

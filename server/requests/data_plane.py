@@ -476,13 +476,8 @@ class Submission:
 
     def wait(self, until_ns: int) -> SlotOutcome | None:
         """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
-        begin_ns = time.monotonic_ns()
-        timeout_us = max(0, until_ns - begin_ns) // 1000
-        spin_us = self._plane.spin_for(self.layout.model_id)
-        if not self._plane.slots.wait(self._slot, timeout_us, spin_us):
-            return None
-        self._plane.last_wait_ns[self.layout.model_id] = time.monotonic_ns() - begin_ns
-        return self.outcome()
+        timeout_us = max(0, until_ns - time.monotonic_ns()) // 1000
+        return self.outcome() if self._plane.slots.wait(self._slot, timeout_us) else None
 
     @property
     def slot(self) -> int:
@@ -558,15 +553,11 @@ class Usage:
 class DataPlane:
     """Slots and heap of one io segment. Everything may be called from any thread."""
 
-    def __init__(
-        self, io: Segment, slots: SlotTable, submit_ring: Ring, scheduler_bell: Bell, spin_us: int = 0
-    ) -> None:
+    def __init__(self, io: Segment, slots: SlotTable, submit_ring: Ring, scheduler_bell: Bell) -> None:
         self.io = io
         self.slots = slots
-        self.spin_us = spin_us
         self.lock = threading.Lock()
         self.admission = AdmissionController(slots.slots)
-        self.last_wait_ns: dict[int, int] = {}  # by model
         kept_bytes = memory_budget().share_bytes(KEPT_SHARE, KEPT_BYTES)
         self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch, kept_bytes)
         self._ring = submit_ring
@@ -665,15 +656,6 @@ class DataPlane:
         sent = self._ring.send(message)
         self._bell.ring()
         return sent
-
-    def spin_for(self, model_id: int) -> int:
-        """Return how many microseconds to spin for an answer before sleeping, which saves the wake-up of an idle core.
-
-        None, unless the request is the only one, so that no other needs the core, and the model's last answer came
-        quickly.
-        """
-        quick = self.last_wait_ns.get(model_id, self.spin_us * 1000) < self.spin_us * 1000
-        return self.spin_us if quick and self._taken == 1 else 0
 
     def keep_aside(self, request: Submission) -> None:
         """Take over a closed request whose memory is still in use. The caller holds the lock."""

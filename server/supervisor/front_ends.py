@@ -455,7 +455,6 @@ class FrontEndControl:
                 custom_metrics_fds=memory.custom_metrics.fds,
                 regions_fd=regions.fileno(),
                 other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
-                spin_us=self._placement.spin_us(index - FRONT_END),
                 thread_share=self._thread_share,
             )
             return process.start_with(options, known)

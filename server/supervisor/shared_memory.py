@@ -14,7 +14,6 @@ from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
 
-SPIN_US = 250
 # From the last layer's end until the client has the answer. On a busy core front end and client wait for their turns.
 SHARED_WAY_BACK_US = 3000
 SPARE_WAY_BACK_US = 150
@@ -29,10 +28,6 @@ class Placement:
     front_ends: tuple[int, ...]
     scheduler: int
     shared: bool  # workers have these cores, too
-
-    def spin_us(self, front_end: int) -> int:
-        """How long a front end (from 0) may spin for an answer; not at all where it is to be worked out."""
-        return SPIN_US if self.front_ends[front_end] != self.scheduler else 0
 
     @property
     def way_back_us(self) -> int:

@@ -207,19 +207,3 @@ def test_threads_share_the_plane(bench: Bench) -> None:
     answering.join(5)
     assert not failures
     assert bench.plane.usage() == Usage(0, 0)
-
-
-def test_only_a_lone_request_of_a_quick_model_is_spun_for(bench: Bench) -> None:
-    plane = bench.plane
-    plane.spin_us = 200_000
-    with plane.open(LAYOUT, rows=1) as request:
-        assert plane.spin_for(LAYOUT.model_id) == 0  # nobody knows yet how long it takes
-        request.submit()
-        message = bench.start()
-        bench.finish(message)
-        assert request.wait(time.monotonic_ns() + SECOND_NS) is not None
-        assert plane.spin_for(LAYOUT.model_id) == 200_000
-        with plane.open(LAYOUT, rows=1):
-            assert plane.spin_for(LAYOUT.model_id) == 0
-        plane.last_wait_ns[LAYOUT.model_id] = 200_000_000
-        assert plane.spin_for(LAYOUT.model_id) == 0

@@ -181,7 +181,6 @@ def test_front_ends_have_cores_of_their_own_while_there_are_some(monkeypatch: py
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     two = place([0, 1], front_ends=2)
     assert (two.front_ends, two.scheduler) == ((1, 0), 1)
-    assert [two.spin_us(number) > 0 for number in range(2)] == [False, True]
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     one = place([0], front_ends=1)
-    assert (one.front_ends, one.scheduler, one.spin_us(0)) == ((0,), 0, 0)
+    assert (one.front_ends, one.scheduler) == ((0,), 0)
