@@ -92,8 +92,8 @@ class Region:
         if status.st_blocks * _BLOCK_BYTES >= status.st_size:
             return
         end = min(begin + size_bytes, status.st_size)
-        while begin < end and (hole := os.lseek(self.descriptor, begin, os.SEEK_HOLE)) < end:
-            begin = min(end, _next_data(self.descriptor, hole, end))
+        while begin < end and (hole := _seek(self.descriptor, begin, os.SEEK_HOLE, end)) < end:
+            begin = _seek(self.descriptor, hole, os.SEEK_DATA, end)
             yield hole, begin
 
     def check(self, offset: int, size_bytes: int) -> None:
@@ -139,10 +139,11 @@ class Region:
         )
 
 
-def _next_data(descriptor: int, begin: int, end: int) -> int:
-    """Return where memory begins, from `begin` on; `end` if there is none."""
+def _seek(descriptor: int, begin: int, whence: int, end: int) -> int:
+    """Return where a hole or data begins, from `begin` on; `end` if none does, as behind the end of a file that shrinks
+    meanwhile."""
     try:
-        return os.lseek(descriptor, begin, os.SEEK_DATA)
+        return min(end, os.lseek(descriptor, begin, whence))
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise

@@ -119,12 +119,16 @@ class GrowingFile:
         if size > MAX_FILE_BYTES:
             raise OSError(f"{self._path} has reached {MAX_FILE_BYTES >> 20} MiB")
         text = f"{',' if size else '['}{','.join(traces)}]".encode()
+        # A reader finds a list or no file: an empty one is no list.
+        path = self._path if size or self._path.exists() else self._path.with_name(f".{self._path.name}.new")
         try:
-            with self._path.open("r+b" if size else "wb", buffering=0) as file:
+            with path.open("r+b" if size else "wb", buffering=0) as file:
                 append_whole(file.fileno(), text, b"]" if size else b"")
+            if path != self._path:
+                path.replace(self._path)
         except OSError:
-            if not size and self._path.is_file():
-                self._path.unlink()  # an empty file is no list
+            if not size and path.is_file():
+                path.unlink()
             raise
         self._begun = True
 

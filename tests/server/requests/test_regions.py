@@ -129,6 +129,23 @@ def test_a_segment_that_has_shrunk(server: Any, segments: Segments) -> None:
     server.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
 
 
+def test_a_segment_that_shrinks_while_its_holes_are_looked_for(segments: Segments) -> None:
+    """Nothing is behind the end of a file, neither holes nor data."""
+    page = 4096
+    segments.create("sparse", 8 * page, register=False)
+    registry = Regions()
+    registry.register(Registration("sparse", segments.key("sparse"), 0, 8 * page))
+    with registry.held(["sparse"]) as held:
+        region = held["sparse"]
+        region.write(0, memoryview(b"x" * page))
+        region.write(4 * page, memoryview(b"x" * page))
+        holes = region.holes(0, 8 * page)
+        assert next(holes) == (page, 4 * page)
+        os.truncate(segments.path("sparse"), page)
+        assert not list(holes)
+    registry.unregister("")
+
+
 def test_holes_count_when_answers_fill_them(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is written only holes are taken from the budget, which may have no room for them."""
     page, taken = 4096, list[int]()
