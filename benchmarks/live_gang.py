@@ -23,8 +23,8 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
+from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
 from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
-from gangway.server.supervisor.shared_memory import FRONT_END, SharedMemory
 
 LAYERS = 40
 LAYER_US = 300.0

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.server.repository.compile_jobs import IDLE_SECONDS, Compiler
+from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
 
 SIZES = 30
 CHANNELS = (3, 32, 64, 128)

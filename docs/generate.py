@@ -18,9 +18,7 @@ from unittest.mock import MagicMock
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
-from gangway.server.front_end.metrics import gangway_families, triton_families
-from gangway.server.front_end.metrics_reading import Reading
-from gangway.server.http.routes import INFERENCES, OPERATIONS, WATCHING, method_of, route_of, verbs_of
+from gangway.server.control.supervisor.model_life import TRANSITIONS
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Support
 from gangway.server.options.command_line import (
     ACCEPTED,
@@ -31,7 +29,9 @@ from gangway.server.options.command_line import (
     make_parser,
 )
 from gangway.server.options.endpoints import MetricsOptions
-from gangway.server.supervisor.model_life import TRANSITIONS
+from gangway.server.serving.http.routes import INFERENCES, OPERATIONS, WATCHING, method_of, route_of, verbs_of
+from gangway.server.serving.metrics import gangway_families, triton_families
+from gangway.server.serving.metrics_reading import Reading
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"

@@ -1,12 +1,12 @@
 """Draws docs/assets/model-life.svg, the states of a model's version: `python -m docs.life_drawing`.
 
-Each arrow is an entry of the table in `server/supervisor/model_life.py`.
+Each arrow is an entry of the table in `server/control/supervisor/model_life.py`.
 """
 
 import math
 from pathlib import Path
 
-from gangway.server.supervisor.model_life import TRANSITIONS, State
+from gangway.server.control.supervisor.model_life import TRANSITIONS, State
 
 PICTURE = Path(__file__).parent / "assets" / "model-life.svg"
 # Centres of the boxes.

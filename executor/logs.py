@@ -1,9 +1,9 @@
 """The log of a process that the supervisor has started: levels that change while it runs, and lines on the way.
 
 Standard error of such a process is a pipe to the supervisor, the only process that writes the log
-(`server/supervisor/log.py`). A record travels as one JSON object, behind a byte that no text begins with; everything
-else that comes out of the pipe is a line that something outside Python's logging has written. Lines that repeat
-themselves are held back and counted, so that no client can fill the disk with wrong requests.
+(`server/control/supervisor/log.py`). A record travels as one JSON object, behind a byte that no text begins with;
+everything else that comes out of the pipe is a line that something outside Python's logging has written. Lines that
+repeat themselves are held back and counted, so that no client can fill the disk with wrong requests.
 """
 
 import json

@@ -7,10 +7,10 @@ from pathlib import Path
 from gangway.artifact.format import Manifest
 from gangway.artifact.precision import WantedPrecision
 from gangway.executor.launch import available_cores
+from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.repository import BrokenModel, read_model
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
-from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.repository import BrokenModel, read_model
 
 
 def find_target(path: Path) -> Qos:

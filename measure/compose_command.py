@@ -19,10 +19,10 @@ from gangway.measure.composer import SEARCHES, ComposeOptions, Composition, comp
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.measure.model_runner import RunError
 from gangway.scheduler.stages.found import found_path
+from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.repository import BrokenModel, ModelVersion, read_model
 from gangway.server.errors import CompileError
 from gangway.server.models.config import is_ensemble
-from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 
 DEFAULT_ROUNDS: Final = 3
 DEFAULT_CANDIDATES: Final = 8

@@ -10,8 +10,8 @@ _log = logging.getLogger(__name__)
 def main(argv: list[str]) -> int:
     """Serve until a signal comes; return the exit status."""
     options = parse_options(argv)
-    from gangway.server.supervisor.log import ServerLog  # noqa: PLC0415 - so that --help and mistakes answer at once
-    from gangway.server.supervisor.supervisor import serve  # noqa: PLC0415
+    from gangway.server.control.supervisor.log import ServerLog  # noqa: PLC0415 - so that --help and mistakes answer at once
+    from gangway.server.control.supervisor.supervisor import serve  # noqa: PLC0415
 
     log = ServerLog(options.logs)
     for warning in options.warnings:

@@ -22,7 +22,7 @@ from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
 from benchmarks.transports import ALIGNED, UNALIGNED, in_region, region_with
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.supervisor.shared_memory import place
+from gangway.server.control.supervisor.shared_memory import place
 
 OURS, TRITON, FLOOR = "gangway", "triton", "grpcio alone"
 TRITON_CONFIGURATION = CONFIGURATIONS["triton 1x1"]  # one process for each model: the least CPU

@@ -20,10 +20,10 @@ from benchmarks.fuzz.service import answer, checked_plan
 from gangway.artifact.datatypes import DTYPES
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.server.errors import RequestError
-from gangway.server.http.infer import JsonRequest, read_request
-from gangway.server.http.json_text import from_raw, parse
-from gangway.server.http.replies import HttpError, inflate
 from gangway.server.requests.contents import MalformedRequestError, split_request
+from gangway.server.serving.http.infer import JsonRequest, read_request
+from gangway.server.serving.http.json_text import from_raw, parse
+from gangway.server.serving.http.replies import HttpError, inflate
 
 MAX_INFLATED_BYTES = 1 << 20
 STATUSES = {200, 400, 403, 404, 405, 413, 415}

@@ -17,21 +17,21 @@ from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.access import Ports
+from gangway.server.control.repository.completed_config import complete_config, max_rows
 from gangway.server.errors import RequestError
-from gangway.server.front_end.protocol import Method
-from gangway.server.http.replies import HttpError, Reply
-from gangway.server.http.routes import route_of, verbs_of
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
 from gangway.server.models.tensors import item_bytes
 from gangway.server.options.endpoints import HttpOptions
-from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.contents import Raws
 from gangway.server.requests.validation import RequestPlan, make_plan
-from gangway.server.serving.http_call import Answering, HttpCall
-from gangway.server.serving.http_site import HttpSite
+from gangway.server.serving.http.call import Answering, HttpCall
+from gangway.server.serving.http.replies import HttpError, Reply
+from gangway.server.serving.http.routes import route_of, verbs_of
+from gangway.server.serving.http.site import HttpSite
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Offload
+from gangway.server.serving.protocol import Method
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 16

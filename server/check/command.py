@@ -23,6 +23,8 @@ from gangway.artifact.format import Engine
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.repairs import Change, Model, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
+from gangway.server.control.repository.ensembles import NOT_AVAILABLE
+from gangway.server.control.repository.repository import CONFIG_FILENAME, find_models
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
@@ -37,8 +39,6 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.python_settings import CODE_SUFFIX
 from gangway.server.options.server import backend_setting
-from gangway.server.repository.ensembles import NOT_AVAILABLE
-from gangway.server.repository.repository import CONFIG_FILENAME, find_models
 
 DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
 which can with changes of config.pbtxt, and which cannot. Compiled models stay in the cache, so `gangway serve` finds

@@ -337,7 +337,7 @@ class FrontEndOptions:
 
     def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
         """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
-        start = start_of("gangway.server.front_end.process")
+        start = start_of("gangway.server.serving.process")
         with as_stdin(self) as stdin:
             return subprocess.Popen(
                 start.command, env=start.environment, pass_fds=self.descriptors, stdin=stdin, stderr=stderr

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from gangway.executor.logs import OFTEN
-from gangway.server.front_end.model_run import no_room
 from gangway.server.requests.data_plane import (
     NO_EXTERNAL,
     DataPlane,
@@ -18,6 +17,7 @@ from gangway.server.requests.data_plane import (
     PoolExhaustedError,
     Submission,
 )
+from gangway.server.serving.inference.model_run import no_room
 from gangway.server.serving.loop import Completions, ServingLoop
 from gangway.server.serving.pending import Offload, Pending
 

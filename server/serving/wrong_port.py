@@ -11,9 +11,9 @@ from typing import Final
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import KeepaliveOptions
-from gangway.server.serving.grpc_call import refusal_headers
-from gangway.server.serving.grpc_messages import MAX_METADATA_BYTES
-from gangway.server.serving.http2 import Connections, Headers, Http2Connection
+from gangway.server.serving.grpc.call import refusal_headers
+from gangway.server.serving.grpc.http2 import Connections, Headers, Http2Connection
+from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES
 from gangway.server.serving.limits import ConnectionLimit
 
 SECONDS: Final = 30.0  # after which a client is asked to go

@@ -172,7 +172,7 @@ def test_without_privilege_and_with_64_mb_of_shared_memory(served: Container, ex
 
 
 def test_front_ends_go_before_workers(served: Container) -> None:
-    rooms = {"gangway.executor.worker": LOWERED_WORKER_NICE, "gangway.server.front_end": 0, "gangway.scheduler": 0}
+    rooms = {"gangway.executor.worker": LOWERED_WORKER_NICE, "gangway.server.serving": 0, "gangway.scheduler": 0}
     for pid, command in served.processes().items():
         for room, nice in rooms.items():
             for thread in os.listdir(f"/proc/{pid}/task") if room in command else ():

@@ -15,7 +15,7 @@ import pytest
 
 from gangway.executor.python_program import Instance
 from gangway.python_backend.messages import Connection
-from gangway.server.supervisor.python_instances import HOST
+from gangway.server.control.supervisor.python_instances import HOST
 from tests.helpers.python_models import TIMEOUT_S, config_of, write
 
 SIZE = 150_000

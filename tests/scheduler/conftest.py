@@ -26,9 +26,9 @@ from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
+from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
+from gangway.server.control.supervisor.workers import CRASHES
 from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
-from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
-from gangway.server.supervisor.workers import CRASHES
 from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0

@@ -11,7 +11,7 @@ from gangway.executor.segment import SLOT
 from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
-from gangway.server.supervisor.shared_memory import FRONT_END
+from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.tiny_model import TASKS, make_artifact
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS

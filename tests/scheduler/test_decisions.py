@@ -9,7 +9,7 @@ from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.observability import Counters
 from gangway.scheduler.policy import PlannedBlock, Reject, Replan, Resize, Start, StartOver, Stop, Wake
-from gangway.server.supervisor.shared_memory import FRONT_END
+from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.tiny_model import TASKS
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
-from gangway.server.supervisor.shared_memory import FRONT_END
+from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.busy_core import busy_core
 from tests.helpers.start_time import back_within_s
 from tests.helpers.tiny_model import TASKS

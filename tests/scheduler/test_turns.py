@@ -10,8 +10,8 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import loop as live
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Resize, Start
+from gangway.server.control.supervisor.shared_memory import SUPERVISOR
 from gangway.server.requests import data_plane
-from gangway.server.supervisor.shared_memory import SUPERVISOR
 from tests.helpers.tiny_model import TASKS
 from tests.scheduler.conftest import LAYERS, ScriptedServer
 

@@ -26,14 +26,14 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.access import Restrictions, TlsFiles, parse_restriction
-from gangway.server.front_end.process import FrontEnd
+from gangway.server.control.repository.completed_config import complete_config, max_rows
 from gangway.server.messages import InitialLoadDone, ModelReady
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
-from gangway.server.repository.completed_config import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
-from gangway.server.serving.grpc_streams import StreamLimits
+from gangway.server.serving.grpc.streams import StreamLimits
 from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.process import FrontEnd
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 

@@ -18,9 +18,9 @@ from gangway.executor.slots import SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
-from gangway.server.http.json_text import set_parameters
-from gangway.server.http.replies import STATUSES
 from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving.http.json_text import set_parameters
+from gangway.server.serving.http.replies import STATUSES
 from tests.helpers.http_requests import ask_http
 from tests.helpers.raw_stream import RawStream
 

@@ -11,8 +11,8 @@ from benchmarks.fuzz.__main__ import TARGETS
 from benchmarks.fuzz.oracles import ORACLES
 from benchmarks.fuzz.seeds import seeds_of
 from gangway.server.errors import RequestError
-from gangway.server.http.infer import read_request
-from gangway.server.http.json_text import parse
+from gangway.server.serving.http.infer import read_request
+from gangway.server.serving.http.json_text import parse
 
 Ask = Callable[..., Any]
 INPUT = b'{"name":"x","shape":[%d],"datatype":"%b","data":%b}'

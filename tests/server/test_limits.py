@@ -11,12 +11,13 @@ import grpc
 import pytest
 
 from gangway.protos import health_pb2
+from gangway.server.control.supervisor.shared_memory import SLOTS
 from gangway.server.descriptors import max_connections
-from gangway.server.front_end.protocol import MAX_WATCHERS
-from gangway.server.http import json_text as tensors
 from gangway.server.requests.data_plane import Usage
-from gangway.server.serving import http1, http_site
-from gangway.server.supervisor.shared_memory import SLOTS
+from gangway.server.serving.http import http1
+from gangway.server.serving.http import json_text as tensors
+from gangway.server.serving.http import site as http_site
+from gangway.server.serving.protocol import MAX_WATCHERS
 from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
 Ask = Callable[..., Any]

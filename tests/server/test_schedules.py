@@ -10,7 +10,7 @@ from gangway.artifact.profile import whole_machine_id
 from gangway.scheduler.messages import LoadModel, UseSchedule
 from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import Segment
-from gangway.server.repository.schedules import FoundSchedules
+from gangway.server.control.repository.schedules import FoundSchedules
 
 TARGET, CORES = "avx2", 2
 KEYS = ("a" * 64, "b" * 64)
@@ -92,7 +92,7 @@ def test_gangs_do_not_cross_nodes(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     write_found(tmp_path, FOUND)
     scheduler = Scheduler()
     scheduler.node_count = 2
-    caplog.set_level(logging.INFO, "gangway.server.repository.schedules")
+    caplog.set_level(logging.INFO, "gangway.server.control.repository.schedules")
     assert schedules(tmp_path, scheduler).use("ensemble e", [[0, 1]], [4, 5]) == [] and scheduler.told == []
     assert "several NUMA nodes" in caplog.text
 

@@ -8,9 +8,9 @@ from gangway.executor.frames import plan_frame
 from gangway.executor.slots import NEVER_JOINED
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.completed_config import complete_config
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import ModelBatching, describe_batching, tell_batching
-from gangway.server.repository.completed_config import complete_config
 from gangway.server.requests.data_plane import FrameLayout
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]

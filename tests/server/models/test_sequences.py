@@ -8,6 +8,7 @@ from google.protobuf import text_format
 
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.control.repository.completed_config import complete_config
 from gangway.server.errors import ConfigError
 from gangway.server.models.sequences import (
     ControlKind,
@@ -17,7 +18,6 @@ from gangway.server.models.sequences import (
     control_contents,
     initial_state_files,
 )
-from gangway.server.repository.completed_config import complete_config
 
 INPUTS = [
     TensorSpec("x", "FP32", (-1, 3), 12),

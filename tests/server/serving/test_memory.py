@@ -8,9 +8,9 @@ import pytest
 
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget, memory_budget
+from gangway.server.control.supervisor.shared_memory import SharedMemory
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.serving.memory import WORTH_BYTES, MemoryGuard
-from gangway.server.supervisor.shared_memory import SharedMemory
 
 LONG_QUEUE = f"""
 import os

@@ -23,7 +23,7 @@ MODULE = [sys.executable, "-m", "gangway"]
 PROCESSES = {
     "worker": "gangway.executor.worker",
     "scheduler": "gangway.scheduler.process",
-    "front end": "gangway.server.front_end.process",
+    "front end": "gangway.server.serving.process",
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.faults.surroundings import Cgroup
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.serving.grpc import READY_THREADS
+from gangway.server.serving.grpc.front_end import READY_THREADS
 from tests.helpers.http_requests import ask_http
 from tests.helpers.whole_server import small_repository, until
 

@@ -23,7 +23,7 @@ TIMEOUT_S = 30
 MODULES = {
     "worker": "gangway.executor.worker",
     "scheduler": "gangway.scheduler.process",
-    "front end": "gangway.server.front_end.process",
+    "front end": "gangway.server.serving.process",
 }
 GROWS = 1.1
 

@@ -25,8 +25,8 @@ from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.server.control.repository.compile_jobs import Compiler
 from gangway.server.errors import CompileError
-from gangway.server.repository.compile_jobs import Compiler
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long

@@ -18,7 +18,7 @@ from benchmarks.lib.processes import descendants_of
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.repository import GANGWAY
 from gangway.executor.launch import available_cores
-from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
+from gangway.server.control.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s
 from tests.helpers.steady_calls import simple_inputs
 from tests.helpers.stopped_workers import stopped_workers
@@ -98,7 +98,7 @@ def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         took_s = time.monotonic() - begin
     assert process.returncode == 0, output
-    assert took_s < 5 or took_s < back_within_s("gangway.server.front_end.process", 5), "a job is not waited for"
+    assert took_s < 5 or took_s < back_within_s("gangway.server.serving.process", 5), "a job is not waited for"
     assert "Traceback" not in output
     until(lambda: not alive(pids))  # a job that is killed is not waited for
     assert not names_of(pids)

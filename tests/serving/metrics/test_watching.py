@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from benchmarks.lib.live_server import LiveServer, live_server
-from gangway.server.serving.watching import MAX_BEHIND, MAX_WATCHERS
+from gangway.server.serving.http.watching import MAX_BEHIND, MAX_WATCHERS
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until

@@ -21,9 +21,9 @@ from gangway.compiler.target import detect
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.loaded import MAX_VALUES, ModelVariants
 from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.served import Models
-from gangway.server.repository.loaded import MAX_VALUES, ModelVariants
 from gangway.server.requests.codecs import FrameCodec, TensorCodec
 from gangway.server.requests.validation import RequestPlanner
 

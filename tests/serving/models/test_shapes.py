@@ -24,11 +24,11 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.loaded import FIRST_PAUSE_SECONDS, ModelVariants
+from gangway.server.control.repository.shapes import MAX_QUEUED
 from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.models.config import buckets_of
-from gangway.server.repository.loaded import FIRST_PAUSE_SECONDS, ModelVariants
-from gangway.server.repository.shapes import MAX_QUEUED
 from tests.helpers.http_requests import ask_http
 
 TIMEOUT_S = 60

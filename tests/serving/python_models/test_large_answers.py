@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from gangway.executor.memory_budget import memory_budget
-from gangway.server.front_end.process import MESSAGE_SHARE
+from gangway.server.serving.process import MESSAGE_SHARE
 from tests.helpers.python_models import HEAD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
 
 MOST_BYTES = 256 << 20

@@ -49,7 +49,7 @@ def test_without_strict_readiness_a_broken_model_is_no_obstacle(served: Controll
 
 FAULTY = """
 import sys
-from gangway.server.repository import trials
+from gangway.server.control.repository import trials
 samples_of = trials.samples_of
 def faulty(config, folder):
     return {}["fault"] if folder.name == "faulty" else samples_of(config, folder)

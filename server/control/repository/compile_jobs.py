@@ -1,0 +1,433 @@
+"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own that gives way to requests
+(`supervisor/job_share.py`).
+
+Jobs for sizes of symbolic dimensions follow each other in one process, which keeps TVM and the model in memory, and
+ends after a pause.
+
+A job has as much time as its model's size deserves, not counting what it waits for a core
+(`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
+to onnxruntime by another job.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.extras import ONNXRUNTIME, missing_packages
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import IN_FP32, WantedPrecision
+from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.artifact.trim import UsedKeys, trim
+from gangway.executor.process import use_idle_priority
+from gangway.executor.python_process import start_of
+from gangway.scheduler.watchdog import Blame
+from gangway.server.control.repository.repository import Stamp
+from gangway.server.control.supervisor.job_share import keep_share
+from gangway.server.control.supervisor.jobs import Jobs
+from gangway.server.control.supervisor.log import ServerLog
+from gangway.server.control.supervisor.processes import Child
+from gangway.server.errors import CompileError
+
+_log = logging.getLogger(__name__)
+
+
+class ProgressDisplay:
+    """Shows the phases of one job while it is open: a bar on a terminal, otherwise one line per model.
+
+    A model that is found in the cache shows nothing. `jobs`: who else is told.
+    """
+
+    def __init__(self, name: str, jobs: Jobs | None = None) -> None:
+        self._name = name
+        self._jobs = jobs
+        self._job: int | None = None
+        self._phase = ""
+        self._bar: ProgressBars | None = None
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self._bar = ProgressBars(console)
+            self._task = self._bar.add_task(name, visible=False)
+
+    def update(self, phase: str, done: int, total: int) -> None:
+        """Show that `done` of `total` steps of a phase are done."""
+        if phase == "key":  # asking the cache
+            return
+        if self._jobs is not None:
+            if self._job is None:
+                self._job = self._jobs.begin("compile", self._name)
+            self._jobs.advance(self._job, f"{phase}, {done} of {total}")
+        if self._bar is not None:
+            text = f"compiling {self._name}: {phase}"
+            self._bar.update(self._task, description=text, completed=done, total=total, visible=True)
+        elif not self._phase:
+            _log.info("compiling %s", self._name)
+        self._phase = phase
+
+    def __enter__(self) -> "ProgressDisplay":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if self._jobs is not None and self._job is not None:
+            self._jobs.end(self._job)
+
+
+JOB_END_SECONDS = 10.0  # from the job's last word to its end
+LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
+TIMEOUT_SECONDS_PER_MIB = 3.0
+LOOK_SECONDS = 0.5
+IDLE_SECONDS = 60.0  # of a process that is kept for the next size
+MAX_RECIPES = 8192  # more than models and variants can be loaded
+FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
+
+
+def job_timeout_seconds(path: Path) -> float:
+    """Return how long a job for an ONNX file may take, by the size of what lies in its folder. Raises OSError."""
+    size_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    return LEAST_TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_MIB * (size_bytes >> 20)
+
+
+class Compiler:
+    """Turns ONNX files into artifacts in the cache.
+
+    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
+    `timeout_seconds`: of the job for a file. `limit_bytes`: of the cache, 0: none; the artifacts whose keys `in_use`
+    returns are never removed. `idle_seconds`: how long a process waits for the next size of a model, 0: not at all.
+    `jobs`: where jobs are told.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        log: ServerLog | None = None,
+        timeout_seconds: Callable[[Path], float] = job_timeout_seconds,
+        limit_bytes: int = 0,
+        in_use: Callable[[], Collection[str]] = tuple,
+        idle_seconds: float = 0.0,
+        jobs: Jobs | None = None,
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._log = log
+        self._timeout_seconds = timeout_seconds
+        self._limit_bytes = limit_bytes
+        self._in_use = in_use
+        self._idle_seconds = idle_seconds
+        self._jobs = jobs
+        self._used_keys: UsedKeys | None = None
+        self._stopping = False
+        self._job: Child | None = None
+        self._kept: CompilerProcess | None = None
+        self._turn = asyncio.Lock()
+        self._gives_way = False
+        self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
+        self._recipes: dict[str, Callable[[], Coroutine[Any, Any, Manifest]]] = {}  # by key of what was made last
+        self.target = ""
+
+    def give_way(self) -> None:
+        """From now on there are requests: let them go before jobs, also while these only look into the cache."""
+        self._gives_way = True
+
+    async def compile(
+        self,
+        name: str,
+        path: Path,
+        dimensions: Mapping[str, int] = MappingProxyType({}),
+        optional: Sequence[str] = (),
+        stamp: Stamp = (),
+        with_batch: bool = False,
+        whole: bool = False,
+        precision: WantedPrecision = IN_FP32,
+    ) -> Manifest:
+        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
+
+        `precision`: what is asked for; the manifest's note says what came of it.
+
+        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
+        that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
+        whose first dimension cannot be a batch is an error, found before anything is compiled. `whole`: onnxruntime
+        is to execute it.
+        """
+        async with self._turn:
+            begin = time.monotonic()
+            flags = [*["--batch"] * with_batch, *["--whole"] * whole]
+            is_plain = not (dimensions or optional or whole or precision != IN_FP32)
+            folder = None if not is_plain else self._found.pop((path, stamp), None)
+            report: dict[str, Any] = {"folder": folder, "cached": True}
+            if folder is None:
+                with ProgressDisplay(name, self._jobs) as display:
+                    report = await self._job_for(path, dimensions, optional, flags, precision, display.update)
+                    killed = "error" in report and "kind" not in report and not self._stopping
+                    if killed and not (dimensions or optional or whole):
+                        _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
+                        flags = [*flags, f"--uncompiled={report['error']}"]
+                        report = await self._job_for(path, {}, (), flags, IN_FP32, display.update)
+        if "error" in report:
+            raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
+        try:
+            manifest = read_manifest(Path(report["folder"]))
+        except ArtifactError as error:
+            raise CompileError(str(error)) from error
+        if (manifest.engine is Engine.ONNXRUNTIME or manifest.islands) and (missing := missing_packages(ONNXRUNTIME)):
+            raise CompileError(f"some of it was not compiled, so it needs {missing}", is_final=True)
+        if note := report.get("precision_note", ""):
+            manifest = replace(manifest, precision_note=note)
+        self._remember(
+            manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision)
+        )
+        self.target = manifest.target.name
+        await self._limit(manifest.key, bool(report["cached"]))
+        if not manifest.fallback_reason:
+            found = "found in the cache" if report["cached"] else "compiled"
+            _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
+        return manifest
+
+    async def _limit(self, key: str, is_cached: bool) -> None:
+        """Tell others what is in use, and keep the cache to its limit after something was added."""
+        if not self._limit_bytes or self._stopping:
+            return
+        with contextlib.suppress(OSError):
+            self._used_keys = self._used_keys or UsedKeys(self._cache_dir)
+            self._used_keys.tell({key, *self._in_use()})
+            if not is_cached:
+                await asyncio.to_thread(trim, self._cache_dir, self._limit_bytes)
+
+    async def compile_again(self, key: str) -> None:
+        """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
+        if key in self._recipes:
+            await self._recipes[key]()
+
+    def _remember(self, key: str, recipe: Callable[[], Coroutine[Any, Any, Manifest]]) -> None:
+        self._recipes.pop(key, None)
+        self._recipes[key] = recipe
+        if len(self._recipes) > MAX_RECIPES:
+            del self._recipes[next(iter(self._recipes))]
+
+    async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
+        """Ask the cache for many models by one job, so that `compile` of those that it has needs none."""
+        if len(files) < 2:
+            return
+        stamps = dict(files)
+
+        def found(report: dict[str, Any]) -> None:
+            if "found" in report:
+                path = Path(report["found"])
+                self._found[path, stamps[path]] = report["folder"]
+
+        async with self._turn:
+            await self._run(["--look-up", *map(str, stamps)], found)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return self._job is not None and self._job.returncode is None
+
+    def stop(self) -> None:
+        """Kill the job that runs, if any; there is none afterwards."""
+        self._stopping = True
+        for process in (self._job, self._kept.child if self._kept else None):
+            if process is not None and process.returncode is None:
+                process.kill()
+        if self._kept is not None:
+            self._kept.stay()
+            self._kept.close()
+        if self._used_keys is not None:
+            self._used_keys.close()
+
+    async def _job_for(
+        self,
+        path: Path,
+        dimensions: Mapping[str, int],
+        optional: Sequence[str],
+        flags: Sequence[str],
+        precision: WantedPrecision,
+        progress: Callable[[str, int, int], None],
+    ) -> dict[str, Any]:
+        """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
+        arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
+        arguments += [*(f"--optional={name}" for name in optional), *flags, *precision.flags()]
+        last: dict[str, Any] = {}
+
+        def take(report: dict[str, Any]) -> None:
+            if "phase" in report:
+                progress(report["phase"], report["done"], report["total"])
+            else:
+                last.update(report)
+
+        timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
+        if dimensions and not optional and not flags:
+            job = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
+            ending = await self._run_kept(job, take, timeout_seconds)
+        else:
+            ending = await self._run(arguments, take, timeout_seconds)
+        return last or {"error": f"the compile job {ending}"}
+
+    async def _run(
+        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], timeout_seconds: float = math.inf
+    ) -> str:
+        """Run a job to its end, or for `timeout_seconds`; return how it ended. All that it reports is taken."""
+        process = self._start(arguments)
+        try:
+            end = await self._attend(process, take, timeout_seconds, until_last=False)
+        finally:
+            process.close()
+        await process.child.wait(JOB_END_SECONDS)
+        return end or process.child.exit_text()
+
+    async def _run_kept(
+        self, job: Mapping[str, Any], take: Callable[[dict[str, Any]], None], timeout_seconds: float
+    ) -> str:
+        """Run a job in the process that is kept for jobs of its kind; return how that ended, if it did."""
+        if self._kept is None or self._kept.child.returncode is not None:
+            self._kept = self._start(["--serve"])
+        process, self._kept = self._kept, None
+        process.stay()
+        process.ask(job)
+        try:
+            end = await self._attend(process, take, timeout_seconds, until_last=True)
+        except BaseException:
+            process.close()  # what it is to report next is an answer to nothing
+            raise
+        if process.is_open and self._idle_seconds and not self._stopping:
+            process.end_after(self._idle_seconds)
+            self._kept = process
+            return ""
+        process.close()
+        await process.child.wait(JOB_END_SECONDS)
+        return end or process.child.exit_text()
+
+    def _start(self, arguments: Sequence[str]) -> "CompilerProcess":
+        log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
+        with log as stderr:
+            return CompilerProcess([*arguments, "--cache-dir", str(self._cache_dir)], stderr)
+
+    async def _attend(
+        self,
+        process: "CompilerProcess",
+        take: Callable[[dict[str, Any]], None],
+        timeout_seconds: float,
+        until_last: bool,
+    ) -> str:
+        """Take the reports of a job until they end; return why it was killed, if it was. Its warnings are logged."""
+        self._job = job = process.child
+        is_looking_up = True  # in the cache, which takes little
+        if self._gives_way:
+            use_idle_priority(job.pid)
+        cores = len(os.sched_getaffinity(0))
+        keep = keep_share(f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up)
+        share = asyncio.get_running_loop().create_task(keep)
+        end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
+        try:
+            async for report in process.reports():
+                if "warning" in report:
+                    _log.warning("%s", report["warning"])
+                    continue
+                if "info" in report:
+                    _log.info("%s", report["info"])
+                    continue
+                is_looking_up = is_looking_up and report.get("phase", "key") == "key"
+                take(report)
+                if until_last and "phase" not in report:
+                    break
+        finally:
+            share.cancel()
+            end.cancel()
+            self._job = None if until_last else job
+        is_overdue = end.done() and not end.cancelled()
+        return f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else ""
+
+
+async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:
+    """Return after a job has had its time, and is killed for that."""
+    blame = Blame(job.pid, timeout_seconds * 1e6, time.monotonic_ns() / 1e3)
+    while not blame.is_too_much(time.monotonic_ns() / 1e3):
+        await asyncio.sleep(LOOK_SECONDS)
+    job.kill()
+
+
+class CompilerProcess:
+    """A process of the compiler: what it is asked through a pipe, and the JSON lines that it reports through another.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, arguments: Sequence[str], stderr: int | None) -> None:
+        read_fd, write_fd = os.pipe()
+        start = start_of("gangway.compiler", [*arguments, "--progress-fd", str(write_fd)])
+        try:
+            process = subprocess.Popen(
+                start.command,
+                env=start.environment,
+                pass_fds=(write_fd,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if stderr is None else stderr,
+            )
+            self.child = Child("compile job", process, lambda _: None)
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        assert process.stdin is not None
+        self._input = process.stdin
+        self._output = os.fdopen(read_fd, "rb", buffering=0)
+        self._reader: asyncio.StreamReader | None = None
+        self._transport: asyncio.ReadTransport | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self.is_open = True
+
+    def ask(self, job: Mapping[str, Any]) -> None:
+        """Send a job. A process that has ended says so by the end of its reports."""
+        with contextlib.suppress(OSError):
+            self._input.write(json.dumps(job).encode() + b"\n")
+            self._input.flush()
+
+    async def reports(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what it reports, until it ends or says that it will. A later call goes on."""
+        if self._reader is None:
+            self._reader = reader = asyncio.StreamReader()
+            self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), self._output
+            )
+        while line := await self._reader.readline():
+            report = json.loads(line)
+            if report.pop("ends", False):
+                self.close()
+            yield report
+        self.close()
+
+    def stay(self) -> None:
+        """Do not end now, as was planned."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+
+    def end_after(self, seconds: float) -> None:
+        """Let it end after a pause."""
+        self._end_timer = asyncio.get_running_loop().call_later(seconds, self.close)
+
+    def close(self) -> None:
+        """Ask for no more: it ends when it has done what it was asked for."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self._input.close()
+        if self._transport is not None:
+            self._transport.close()
+        elif not self._output.closed:
+            self._output.close()

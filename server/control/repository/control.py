@@ -1,0 +1,707 @@
+"""How what is served follows what the repositories hold, or what clients ask for.
+
+A model is reloaded while it serves. The new version is compiled, loaded, warmed up and measured beside the old one.
+Then the front ends give it to all further requests, and the old one is unloaded when its last request has ended. A
+model that cannot be loaded leaves in place what is served already.
+"""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gangway.protos import StatusCode
+from gangway.scheduler.backoff import Backoff
+from gangway.server.control.repository.ensembles import EnsembleControl, in_load_order, needs_of, with_members
+from gangway.server.control.repository.loaded import LoadedModel
+from gangway.server.control.repository.loader import ModelLoader
+from gangway.server.control.repository.remote import sync
+from gangway.server.control.repository.repository import (
+    BrokenModel,
+    Entry,
+    ModelVersion,
+    Override,
+    OverrideStore,
+    find_models,
+    misplaced_models,
+    read_model,
+    read_only_one,
+)
+from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.control.supervisor.model_life import State, state_of
+from gangway.server.errors import LOAD_ERRORS, RequestError, unavailable
+from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
+from gangway.server.models.config import MAX_DEPTH
+from gangway.server.options.server import ALL_MODELS, RepositoryOptions
+
+_log = logging.getLogger(__name__)
+
+LONG_SECONDS: Final = 10.0  # of a load, until others begin beside it whatever it does
+RETIRE_SECONDS = 660.0  # no request lasts longer
+UNLOAD_SECONDS = 60.0  # workers do it beside their queries
+
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 60.0
+FIRST_QUARANTINE_SECONDS: Final = 60.0
+LONGEST_QUARANTINE_SECONDS: Final = 3600.0
+
+MAX_REASON_CHARACTERS = 2000
+
+NOT_FOUND = "failed to load '{}', failed to poll from model repository"
+
+
+class StartError(Exception):
+    """Models that are to be served from the start cannot be loaded; the message names them."""
+
+
+class ModelControl:
+    """Everything is called in the supervisor's event loop."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        loader: ModelLoader,
+        clients: Announcements,
+        overrides: OverrideStore,
+    ) -> None:
+        self._options = options
+        self._loader = loader
+        self._clients = clients
+        self._models = ServedModels(loader, clients, overrides, self._reload)
+        self._ensembles = self._models.ensembles
+        self._locks = NameLocks()
+        self._slots = asyncio.Semaphore(os.cpu_count() or 1)
+        self._is_first = True
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """What is served."""
+        return self._models.loaded
+
+    @property
+    def broken(self) -> list[BrokenModel]:
+        """What cannot be served."""
+        return self._models.broken
+
+    @property
+    def names(self) -> set[str]:
+        """The models of which anything is served, or could not be."""
+        return self._models.names
+
+    async def start(self) -> dict[str, list[Entry]]:
+        """Load what is to be served from the start, and return it. A broken model hinders no other one.
+
+        Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
+        """
+        found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
+        for sentence in await asyncio.to_thread(lambda: list(misplaced_models(self._options.folders))):
+            _log.warning("%s", sentence)
+        for name, entries in found.items():
+            self._ensembles.want(name, entries)
+            for entry in entries:
+                if isinstance(entry, ModelVersion):
+                    self._models.announce_loading(entry)
+        versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
+        await self._loader.look_up(versions)
+        await asyncio.gather(*self.beside_each_other(found).values())
+        if self.broken and self._options.exit_on_error:
+            raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
+        self._clients.initial_load_done(self._options.strict_readiness)
+        return found
+
+    def beside_each_other(self, found: Mapping[str, Sequence[Entry]]) -> dict[str, "asyncio.Task[None]"]:
+        """Begin to serve what repositories hold of these models, which are in load order; return a task for each.
+
+        An ensemble waits for its models. As many as there are cores are under way, and those that take long.
+        """
+        tasks: dict[str, asyncio.Task[None]] = {}
+
+        async def one(name: str, entries: Sequence[Entry], needed: Sequence["asyncio.Task[None]"]) -> None:
+            async with self._locks.hold(name):
+                if needed:
+                    await asyncio.wait(needed)
+                await self._slots.acquire()
+                slot = asyncio.get_running_loop().call_later(LONG_SECONDS, self._slots.release)
+                try:
+                    await self._follow(name, entries)
+                finally:
+                    if slot.when() > asyncio.get_running_loop().time() and not slot.cancelled():
+                        slot.cancel()
+                        self._slots.release()
+
+        for name, entries in found.items():
+            needed = [tasks[each] for each in needs_of(entries) if each in tasks]
+            tasks[name] = asyncio.get_running_loop().create_task(one(name, entries, needed))
+        return tasks
+
+    async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
+        """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
+
+        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
+        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
+        """
+        if self._options.remotes and (override is None or override.folder is None):
+            try:
+                await asyncio.to_thread(sync, self._options.remotes, name)
+            except OSError as error:
+                unavailable(f"{NOT_FOUND.format(name)}: {error}")
+        await self._load_members(name, override, users)
+        async with self._locks.hold(name):
+            entries = await asyncio.to_thread(self._read, name, override)
+            if not entries:
+                raise RequestError(StatusCode.INTERNAL, NOT_FOUND.format(name))
+            if _is_duplicate(entries):
+                raise RequestError(StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
+            failures = await self._serve_entries(name, entries)
+            if override is not None and override.folder is not None and not self._models.of(name):
+                self._models.forget(name)  # a model that no repository has does not count as missing
+            self._models.releases.remove_unused(override)
+        if not users:
+            self._ensembles.loaded_by_name(name)
+        if failures:
+            reasons = " ".join(
+                entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
+                for entry in failures
+            )
+            raise RequestError(StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.
+
+        `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
+        """
+        async with self._locks.hold(name):
+            ensembles, along = self._ensembles.unloaded(name)
+            self._models.withdraw(name)
+            self._models.forget_failures(name, ensembles)
+        for member in along if dependents else ():
+            await self.unload(member, dependents=True)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model that no repository has any more, and forget it."""
+        async with self._locks.hold(name):
+            self._ensembles.unloaded(name)
+            self._models.withdraw(name, reason="")
+            self._models.forget(name)
+
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        self._models.model_failed(model_id, reason, at_fault)
+
+    def first_answer(self, message: FirstAnswer) -> None:
+        """A front end has answered the first request of a model whose time alone was not known."""
+        self._models.first_answer(message)
+
+    def stop(self) -> None:
+        """End what goes on in the background."""
+        self._models.failed.stop()
+        self._models.releases.stop()
+
+    # -- what there is
+
+    def read_all(self) -> dict[str, list[Entry]]:
+        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError.
+
+        Copies of remote repositories are brought up to date, and the first time read as a whole.
+        """
+        sync(self._options.remotes, whole=self._is_first)
+        self._is_first = False
+        found = find_models(self._options.folders, self._options.files)
+        return {name: read_only_one(name, folders) for name, folders in found.items()}
+
+    async def needs(self, name: str) -> Sequence[str]:
+        """Return the models of which the repository's model is made, if it is an ensemble that can be read."""
+        try:
+            return needs_of(await asyncio.to_thread(self._read, name, None))
+        except (OSError, RuntimeError, RequestError):
+            return ()
+
+    def _read(self, name: str, override: Override | None) -> list[Entry]:
+        """Return what there is of one model; nothing if there is nothing."""
+        if override is not None and override.folder is not None:
+            return read_model(override.folder, name, override)
+        folders = find_models(self._options.folders, self._options.files).get(name, [])
+        return read_only_one(name, folders, override) if folders else []
+
+    def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """Return what is to be served of it, ensembles after their models."""
+        wanted = self._options.load_models
+        if self._options.mode == "explicit" and wanted != (ALL_MODELS,):
+            absent = {name: _absent(name) for name in wanted if name not in found}
+            names = with_members(wanted, found)
+            found = {name: entries for name, entries in found.items() if name in names} | absent
+            for name in names:
+                if name not in wanted:
+                    self._ensembles.loaded_along(name)
+        return in_load_order(found)
+
+    # -- steps
+
+    async def _follow(self, name: str, entries: Sequence[Entry]) -> None:
+        """Serve what the repositories hold of a model. The caller holds the name's lock."""
+        if _is_duplicate(entries):
+            self._ensembles.unloaded(name)
+            self._models.withdraw(name, reason=DUPLICATE)
+            self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
+        else:
+            await self._serve_entries(name, entries)
+
+    async def _serve_entries(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
+        """Serve these versions of a model and no others; return those that cannot be.
+
+        If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
+        """
+        models = self._models
+        before, broken_before = models.of(name), models.broken_of(name)
+        wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
+        failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
+        self._ensembles.want(name, wanted)
+        loaded: list[LoadedModel] = []
+        for entry in wanted:
+            if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
+                continue
+            try:
+                loaded.append(await self._load(entry))
+            except LOAD_ERRORS as error:
+                failures.append(BrokenModel(name, entry.version, str(error)))
+            except BaseException:
+                models.drop(loaded)
+                models.give_up(name)
+                raise
+            if not before:
+                models.serve(loaded)
+        if failures and before:
+            models.drop(loaded)
+            models.keep(name, before, failures)
+            self._ensembles.want(name, [model.entry for model in before.values()])
+            return failures
+        models.serve(loaded)
+        for version in before.keys() - {entry.version for entry in wanted}:
+            models.withdraw(name, version)
+        models.repaired(broken_before, failures)
+        models.note(failures)
+        return failures
+
+    async def _load(self, entry: ModelVersion) -> LoadedModel:
+        if entry.version not in self._models.of(entry.name):
+            self._models.announce_loading(entry)
+        if entry.is_ensemble:
+            return self._ensembles.load(entry)
+        return await self._loader.load(entry)
+
+    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> bool:
+        """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
+        async with self._locks.hold(entry.name):
+            if not self._models.is_refused(broken):
+                return True
+            try:
+                loaded = [await self._loader.load(entry)]
+            except LOAD_ERRORS as error:
+                _log.error(
+                    "model %s, version %d: loading it again failed, and is tried again later: %s",
+                    entry.name,
+                    entry.version,
+                    error,
+                )
+                return False
+            self._models.serve(loaded)
+        return True
+
+    async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
+        """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
+        if len(users) >= MAX_DEPTH:
+            return
+        entries = await asyncio.to_thread(self._read, name, override)
+        for member in self._ensembles.missing(entries):
+            if member in (*users, name):
+                continue  # a circle, which is found when all of its ensembles are known
+            try:
+                await self.load(member, None, (*users, name))
+            except RequestError as error:
+                _log.error("ensemble %s: a model of it cannot be loaded: %s", name, error.message)
+            else:
+                self._ensembles.loaded_along(member)
+
+
+def _absent(name: str) -> list[Entry]:
+    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
+
+
+def _is_duplicate(entries: Sequence[Entry]) -> bool:
+    return len(entries) == 1 and isinstance(entries[0], BrokenModel) and entries[0].reason == DUPLICATE
+
+
+class RepositoryPoller:
+    """Mode `poll`: follows the changes of the repositories every few seconds.
+
+    `first`: what was found at the start. What could not be loaded is tried again when its files have changed.
+    """
+
+    def __init__(self, control: ModelControl, seconds: float, first: Mapping[str, Sequence[Entry]]) -> None:
+        self._control = control
+        self._seconds = seconds
+        self._seen = {name: _seen(entries) for name, entries in first.items()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by model that is being followed
+
+    async def run(self) -> None:
+        """Look, until cancelled; not at all if the time is 0."""
+        while self._seconds:
+            await asyncio.sleep(self._seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Follow what has changed since the last time. A model that takes long is looked at again when it is done."""
+        try:
+            found = await asyncio.to_thread(self._control.read_all)
+        except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
+            _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
+            return
+        for name, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[name]
+                task.result()
+        for name in (self._seen.keys() | self._control.names) - found.keys() - self._tasks.keys():
+            self._seen.pop(name, None)
+            await self._control.remove(name)
+        changed = {}
+        for name, entries in in_load_order(found).items():
+            seen = _seen(entries)
+            if self._seen.get(name) != seen and name not in self._tasks:
+                self._seen[name], changed[name] = seen, entries
+        self._tasks |= self._control.beside_each_other(changed)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=LONG_SECONDS)
+
+
+def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
+    """Return what tells whether a model has changed."""
+    return tuple((entry.version, entry.stamp if isinstance(entry, ModelVersion) else entry.reason) for entry in entries)
+
+
+class ServedModels:
+    """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
+
+    Everything is called in the supervisor's event loop, and nothing takes time. `reload`: see FailedModels.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        clients: Announcements,
+        overrides: OverrideStore,
+        reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
+    ) -> None:
+        self._loader = loader
+        self._clients = clients
+        self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
+        self._broken: dict[tuple[str, int], BrokenModel] = {}
+        self.ensembles = EnsembleControl(self, self._served, self._broken, loader.schedules)
+        self.failed = FailedModels(reload)
+        self.releases = ModelReleases(
+            loader, clients, overrides, lambda: [*(model.entry for model in self.loaded), *self.failed.entries]
+        )
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """What is served."""
+        return [model for versions in self._served.values() for model in versions.values()]
+
+    @property
+    def broken(self) -> list[BrokenModel]:
+        """What cannot be served."""
+        return list(self._broken.values())
+
+    @property
+    def names(self) -> set[str]:
+        """The models of which anything is served, or could not be."""
+        return self._served.keys() | {name for name, _ in self._broken}
+
+    def of(self, name: str) -> dict[int, LoadedModel]:
+        """Return what is served of one model, by version."""
+        return dict(self._served.get(name, {}))
+
+    def broken_of(self, name: str) -> list[BrokenModel]:
+        """Return what cannot be served of one model."""
+        return [broken for (known, _), broken in self._broken.items() if known == name]
+
+    # -- what is served
+
+    def serve(self, loaded: list[LoadedModel]) -> None:
+        """Give these models to all requests from now on; empties the list."""
+        for model in loaded:
+            entry = model.entry
+            versions = self._served.setdefault(entry.name, {})
+            before = versions.get(entry.version)
+            versions[entry.version] = model
+            self._broken.pop((entry.name, entry.version), None)
+            self._broken.pop((entry.name, WHOLE_MODEL), None)
+            self._clients.announce(model.ready)
+            self._loader.announced(model)
+            if before is not None:
+                self._release(before)
+        names = {model.entry.name for model in loaded}
+        loaded.clear()
+        for name in names:
+            self.ensembles.changed(name)
+
+    def first_answer(self, message: FirstAnswer) -> None:
+        """Let the target of a model count whose time alone was not known, and those of ensembles with it."""
+        model = self._served.get(message.name, {}).get(message.version)
+        if model is None or model.ready.model_id != message.model_id or model.isolated is not None:
+            return  # another front end was first, or another model has its place
+        changed = [self._loader.measured(model, message.row_us)]
+        while changed:
+            model = changed.pop()
+            self._served[model.entry.name][model.entry.version] = model
+            self._clients.announce_target(model.ready)
+            changed += self.ensembles.measured(model.entry.name)
+
+    def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
+        """Give one version of a model, or all, to no further request.
+
+        `reason`: what clients are told afterwards; empty: nothing, since no repository has it.
+        """
+        versions = self._served.get(name, {})
+        for number in [version] if version is not None else list(versions):
+            model = versions.pop(number, None)
+            if model is None:  # it has failed meanwhile
+                continue
+            leaving = ModelUnavailable(name, number, "it is being unloaded", "UNLOADING")
+            self._clients.announce(leaving)
+            self._release(model, leaving, reason)
+        if not versions:
+            self._served.pop(name, None)
+        self.ensembles.changed(name)
+
+    def drop(self, loaded: list[LoadedModel]) -> None:
+        """Unload models of which no client has heard; empties the list."""
+        for model in loaded:
+            self._loader.unload(model)
+            self.ensembles.remove(model)
+        loaded.clear()
+
+    def _release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
+        self.releases.release(model, leaving, reason)
+        self.ensembles.remove(model)
+
+    def is_refused(self, broken: BrokenModel) -> bool:
+        """Whether nothing has become of a version since it was refused for this reason."""
+        return self._broken.get((broken.name, broken.version)) is broken
+
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has it any more, or it has ended too many of them."""
+        for model in self.loaded:
+            if model.ready.model_id == model_id:
+                del self._served[model.entry.name][model.entry.version]
+                if not self._served[model.entry.name]:
+                    del self._served[model.entry.name]
+                broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
+                self.refuse(broken)
+                self.failed.add(model.entry, broken)
+                self._release(model)
+                self.ensembles.changed(model.entry.name)
+
+    # -- what is not
+
+    def announce_loading(self, entry: ModelVersion) -> None:
+        """Say that a version is on its way, unless that is known."""
+        loading = ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING")
+        if self._clients.entries.get((entry.name, entry.version)) != loading:
+            self._clients.announce(loading)
+
+    def give_up(self, name: str) -> None:
+        """Say that what is on its way of a model is not loaded after all."""
+        for (known, version), entry in list(self._clients.entries.items()):
+            if known == name and state_of(entry) is State.LOADING:
+                self._clients.announce(ModelUnavailable(name, version, UNLOADED))
+
+    def refuse(self, broken: BrokenModel) -> None:
+        """Say of a version that cannot be served why."""
+        which = "" if broken.is_whole else f", version {broken.version}"
+        _log.error("model %s%s: not served: %s", broken.name, which, broken.reason)
+        self._broken[broken.name, broken.version] = broken
+        self._clients.announce(_unavailable(broken))
+
+    def note(self, failures: Iterable[BrokenModel]) -> None:
+        """Do the same for several, unless clients know it: one that was on its way may fail as it has before."""
+        for failure in failures:
+            if self._clients.entries.get((failure.name, failure.version)) != _unavailable(failure):
+                self.refuse(failure)
+
+    def keep(self, name: str, before: Mapping[int, LoadedModel], failures: Sequence[BrokenModel]) -> None:
+        """A model has changed and cannot be loaded: what is served stays, and nothing else."""
+        for failure in failures:
+            _log.error(
+                "model %s: the new files cannot be loaded, so the loaded model stays: %s", failure.name, failure.reason
+            )
+            if not failure.is_whole and failure.version not in before:
+                self.refuse(failure)
+        self.give_up(name)
+
+    def repaired(self, before: Sequence[BrokenModel], failures: Sequence[BrokenModel]) -> None:
+        """Forget what was wrong with a model `before` a load and, as `failures` say, is not any more.
+
+        What has failed meanwhile, in workers, stays known.
+        """
+        still = {failure.version for failure in failures}
+        for broken in before:
+            if self.is_refused(broken) and broken.version not in still:
+                del self._broken[broken.name, broken.version]
+                self._clients.announce(ModelRemoved(broken.name, broken.version))
+
+    def forget_failures(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
+        """Forget why a model failed that is not wanted any more. `ensembles`: its versions."""
+        for entry in ensembles:
+            known = self._clients.entries.get((name, entry.version))
+            if state_of(known) is State.UNLOADED:  # maybe for want of its models
+                self._clients.announce(ModelUnavailable(name, entry.version, UNLOADED))
+        for key in [key for key in self._broken if key[0] == name]:
+            del self._broken[key]
+            self._clients.announce(ModelUnavailable(*key, UNLOADED))
+
+    def forget(self, name: str) -> None:
+        """Have the index show nothing of a model any more, but what is still being unloaded."""
+        for key in [key for key in self._broken if key[0] == name]:
+            del self._broken[key]
+        for (known, version), entry in list(self._clients.entries.items()):
+            if known == name and state_of(entry) in (State.UNKNOWN, State.UNLOADED, State.FAILED):
+                self._clients.announce(ModelRemoved(name, version))
+
+
+def _unavailable(broken: BrokenModel) -> ModelUnavailable:
+    reason = broken.reason[:MAX_REASON_CHARACTERS]
+    return ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault)
+
+
+class FailedModels:
+    """Loads models again that have failed while they are wanted.
+
+    A model that no worker can load is tried at once, then after growing pauses: its artifact may have been removed from
+    the cache, while its source file is there. One that ended worker processes is left alone for a minute, and each time
+    longer. A client's load or unload, or a change of the repository, ends that.
+
+    `reload` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
+    Everything is called in the supervisor's event loop.
+    """
+
+    def __init__(self, reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
+        self._serve_entries = reload
+        self._pauses: dict[tuple[str, int, bool], Backoff] = {}
+        self._entries: dict[asyncio.Task[None], ModelVersion] = {}
+
+    @property
+    def entries(self) -> Iterable[ModelVersion]:
+        """The versions that are to be loaded again."""
+        return self._entries.values()
+
+    def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        """Bring back a version that is refused from now on, for this reason."""
+        task = asyncio.get_running_loop().create_task(self._reload(entry, broken))
+        self._entries[task] = entry
+        task.add_done_callback(self._entries.pop)
+
+    def stop(self) -> None:
+        """Bring back nothing any more."""
+        for task in list(self._entries):
+            task.cancel()
+
+    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        key = (entry.name, entry.version, broken.at_fault)
+        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
+        await asyncio.sleep(pauses.failed())
+        while not await self._serve_entries(entry, broken):
+            await asyncio.sleep(pauses.failed())
+        pauses.works()
+
+
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
+
+
+def _quarantine() -> Backoff:
+    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+
+
+class ModelReleases:
+    """Unloads models that are served no more, when the last request has ended that uses them.
+
+    Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        clients: Announcements,
+        overrides: OverrideStore,
+        in_use: Callable[[], Iterable[ModelVersion]],
+    ) -> None:
+        self._loader = loader
+        self._clients = clients
+        self._overrides = overrides
+        self._in_use = in_use
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
+        """Unload a model, which no further request gets, as soon as no request uses it.
+
+        `leaving`: what clients are told of it until then; afterwards it is `reason`, or that there is no such model.
+        None: another one has its place.
+        """
+        self._loader.withdrawn(model)
+        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def remove_unused(self, override: Override | None) -> None:
+        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
+        if override is not None and not any(entry.override is override for entry in self._in_use()):
+            self._overrides.remove(override)
+
+    def stop(self) -> None:
+        """Wait for nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
+        name, version = model.entry.name, model.entry.version
+        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
+            _log.warning("%s, version %d: unloaded although requests that use it have not ended in time", name, version)
+        self._loader.unload(model)
+        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
+            _log.warning(
+                "%s, version %d: workers still hold its memory %.0f s after it was unloaded",
+                name,
+                version,
+                UNLOAD_SECONDS,
+            )
+        self.remove_unused(model.entry.override)
+        _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
+        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
+            self._clients.announce(ModelUnavailable(name, version, reason) if reason else ModelRemoved(name, version))
+
+
+class NameLocks:
+    """A lock for each name, there only while a task holds it or waits for it. For one event loop.
+
+    A name goes to waiters in their order.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until no other task holds the name, then hold it for the block."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]

@@ -1,0 +1,243 @@
+"""A model that can answer requests, as the supervisor knows it: how fast it is, its latency target, its variants."""
+
+import base64
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import IN_FP32, WantedPrecision
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.scheduler.backoff import Backoff
+from gangway.scheduler.messages import LoadModel, SetProfile
+from gangway.server.control.repository.repository import ModelVersion
+from gangway.server.messages import ModelReady, VariantReady
+from gangway.server.models.config import DIFFERENCE_PARAMETER, Qos
+from gangway.server.models.settings import ModelBatching, QueuePolicies
+
+_log = logging.getLogger(__name__)
+
+Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
+
+MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
+MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
+FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
+LONGEST_PAUSE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class IsolatedLatency:
+    """Medians of one row of zeros on all cores, in microseconds.
+
+    `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
+    is mostly transport, front end and scheduler. `request_cost_us`: the part of it that any request costs.
+    `busy_cost_us`: what any request costs where others keep the machine busy; no multiple is less.
+    """
+
+    compute_us: float
+    latency_us: float
+    request_cost_us: float = 0.0
+    busy_cost_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What trial requests have shown of a model.
+
+    `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
+    `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch;
+    empty: they may. `is_untested`: because no trial request could show it.
+    """
+
+    isolated: IsolatedLatency | None
+    request_cost_us: float
+    busy_cost_us: float
+    mixed_rows: str = ""
+    is_untested: bool = False
+
+
+class Trials(Protocol):
+    """Trial requests to loaded models, which take their time (`trials.py`)."""
+
+    async def try_model(
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        config: ModelConfig,
+        folder: Path,
+        declared: Sequence[Mapping[str, int]] = (),
+    ) -> TrialResult:
+        """Warm a loaded model up and measure it. Raises ConfigError, ModelLoadError."""
+        ...
+
+    async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
+        """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
+
+    def latency_of(self, row_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
+        ...
+
+
+@dataclass(eq=False)
+class ModelVariants:
+    """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
+
+    `refused` sizes are never tried again, `failed` ones are.
+
+    `is_dropped`: the model is unloaded, or about to be.
+    """
+
+    ready: ModelReady
+    path: Path
+    symbols: tuple[str, ...]
+    spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
+    qos: Qos = field(default_factory=Qos)
+    precision: WantedPrecision = IN_FP32
+    loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
+    declared: set[Sizes] = field(default_factory=set)
+    refused: set[Sizes] = field(default_factory=set)
+    failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
+    is_dropped: bool = False
+    difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
+    values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Name and version."""
+        return self.ready.name, self.ready.version
+
+    def spec_of(self, variant: LoadModel) -> LoadModel:
+        """Return what the scheduler is told of a variant: limits and batches are those of the model."""
+        own = self.spec
+        return ModelBatching.of_spec(own).applied_to(
+            replace(variant, limits=own.limits, limit_priority=own.limit_priority)
+        )
+
+    def failed_for_now(self, sizes: Sizes) -> None:
+        """Note that these sizes are not there, for a reason that may pass."""
+        pauses = self.failed[sizes][0] if sizes in self.failed else _pauses()
+        self.failed[sizes] = pauses, time.monotonic() + pauses.failed()
+
+    def may_try(self, sizes: Sizes) -> bool:
+        """Whether it is of use to compile for these sizes now."""
+        tried = len(self.refused) + len(self.failed)
+        if sizes in self.loaded or sizes in self.refused or not self._takes_values(sizes):
+            return False
+        return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
+
+    def _takes_values(self, sizes: Sizes) -> bool:
+        """Note the values that inputs have; return whether they are some of the first MAX_VALUES of each."""
+        own = {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
+        pairs = [(symbol, value) for symbol, value in zip(self.symbols, sizes, strict=True) if symbol in own]
+        if any(len(self.values.get(symbol, set()) | {value}) > MAX_VALUES for symbol, value in pairs):
+            return False
+        for symbol, value in pairs:
+            self.values.setdefault(symbol, set()).add(value)
+        return True
+
+    def title(self, sizes: Sizes) -> str:
+        """Return the name of one variant, for people."""
+        return f"{self.ready.name}, version {self.ready.version}, {self.sizes_text(sizes)}"
+
+    def sizes_text(self, sizes: Sizes) -> str:
+        """Return sizes and what they are called."""
+        return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model in the scheduler and its workers.
+
+    `isolated`: how fast it is when it is alone, if that is known. `variants`: what is compiled for certain sizes.
+    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was.
+    """
+
+    entry: ModelVersion
+    ready: ModelReady
+    isolated: IsolatedLatency | None
+    engine: Engine
+    variants: ModelVariants | None
+    bf16_id: int = -1
+
+
+def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:
+    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known.
+
+    No multiple is less than what any request costs on a busy machine.
+    """
+    if qos.multiple is not None:
+        return None if isolated is None else max(qos.multiple * isolated.latency_us, isolated.busy_cost_us)
+    return None if qos.milliseconds is None else qos.milliseconds * 1e3
+
+
+def profile_message(
+    model_id: int, ready: ModelReady, isolated: IsolatedLatency | None = None, qos_us: float | None = None
+) -> SetProfile:
+    """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own).
+
+    `qos_us`: the latency target of these sizes; None: the model's.
+    """
+    isolated_us = 0.0 if isolated is None else isolated.compute_us
+    varies = model_id == ready.model_id and bool(ready.symbols)
+    terms = policies_of(ready).terms(0, 0, ready.qos_us if qos_us is None else qos_us)
+    return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
+
+
+def config_of(ready: ModelReady) -> ModelConfig:
+    """Return a model's completed configuration."""
+    return ModelConfig.FromString(base64.b64decode(ready.config))
+
+
+def with_difference(ready: ModelReady, difference: str) -> ModelReady:
+    """Return a model whose configuration says how its answers differ from onnxruntime's."""
+    config = config_of(ready)
+    config.parameters[DIFFERENCE_PARAMETER].string_value = difference
+    return replace(ready, config=base64.b64encode(config.SerializeToString()).decode())
+
+
+def warn_of_difference(title: str, manifest: Manifest) -> None:
+    """Say in the log if a compiled model answers otherwise than onnxruntime."""
+    if manifest.difference:
+        _log.warning(
+            "%s: compiled, it answers random numbers otherwise than onnxruntime: %s", title, manifest.difference
+        )
+
+
+def policies_of(ready: ModelReady) -> QueuePolicies:
+    """Return a model's queue policies."""
+    return QueuePolicies.of(config_of(ready))
+
+
+def warn_of_target(ready: ModelReady, qos: Qos, isolated: IsolatedLatency | None, request_cost_us: float = 0.0) -> None:
+    """Say in the log if the target of a model is out of reach, or not known.
+
+    `request_cost_us`: what any request costs; counts where the model's own latency is not known yet.
+    """
+    policies = policies_of(ready)
+    timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
+    target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
+    alone = IsolatedLatency(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
+    if isolated is None and qos.multiple is not None:
+        _log.info(
+            "%s, version %d: requests are best effort until the first one has been answered: the latency target is %g"
+            " times the model's time alone, which no trial request could show",
+            ready.name,
+            ready.version,
+            qos.multiple,
+        )
+    elif target_us is not None and target_us < alone.latency_us:
+        _log.warning(
+            "%s: its latency target of %.3f ms is out of reach: a request takes %.3f ms alone, %.3f ms of which any"
+            " model would take; set a larger target",
+            ready.name,
+            target_us / 1e3,
+            alone.latency_us / 1e3,
+            alone.request_cost_us / 1e3,
+        )
+
+
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,173 @@
+"""Models whose precision the scheduler chooses for each request: what is loaded in bf16 beside the same in fp32.
+
+A model with `precision: "deadline"`, or it compiled for certain sizes, is two artifacts with two numbers. Front ends
+know of the one in fp32; the scheduler takes the other one's place for a request that would be late
+(`scheduler/policies/precision_choice.py`). Where there is no bf16, the model is as with `precision: "fp32"`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import BF16, DEADLINE, WantedPrecision
+from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.loaded import IsolatedLatency, profile_message
+from gangway.server.control.supervisor.scheduler import SchedulerControl
+from gangway.server.errors import CompileError, ModelLoadError
+from gangway.server.messages import ModelReady
+from gangway.server.models.settings import ModelBatching
+
+OTHER_TENSORS = "its tensors are others"
+_log = logging.getLogger(__name__)
+
+Attempt = Callable[[int], Awaitable[IsolatedLatency | None]]
+"""Have the model of this number answer trial requests: how fast it is alone, None if that cannot be seen."""
+
+
+@dataclass(frozen=True)
+class InBf16:
+    """The artifact in bf16 of a model; None: there is none. `note`: how its answers agree, or why not."""
+
+    manifest: Manifest | None = None
+    note: str = ""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of its own weights, which count beside those in fp32."""
+        return 0 if self.manifest is None else self.manifest.weights_bytes
+
+
+NOT_WANTED = InBf16()
+
+
+class Profiles(Protocol):
+    """Where profiles of loaded models are used and made (`profiles.py`)."""
+
+    def add(self, model_id: int, manifest: Manifest) -> None:
+        """A model has been loaded."""
+
+    def remove(self, model_id: int) -> None:
+        """A model has been unloaded."""
+
+
+class PrecisionPairs:
+    """Everything is called in the supervisor's event loop. `make_spec`: of a model by itself."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        scheduler: SchedulerControl,
+        profiles: Profiles,
+        make_spec: Callable[[str, Manifest, int], LoadModel],
+    ) -> None:
+        self._compiler = compiler
+        self._scheduler = scheduler
+        self._profiles = profiles
+        self._make_spec = make_spec
+        self._loaded: dict[int, LoadModel] = {}  # in bf16, by the number of the same in fp32
+
+    async def compiled(
+        self, title: str, path: Path, exact: Manifest, wanted: WantedPrecision, sizes: Mapping[str, int]
+    ) -> InBf16:
+        """Return what is to be loaded beside a model in fp32; the log says why nothing is that was wanted.
+
+        `exact`: the artifact in fp32. `sizes`: that it is compiled for. Raises OSError.
+        """
+        if wanted.name != DEADLINE or exact.engine is not Engine.NATIVE:
+            return NOT_WANTED
+        try:
+            made = await self._compiler.compile(f"{title}, in bf16", path, sizes, precision=wanted.each[-1])
+        except CompileError as error:
+            return _alone(title, str(error))
+        if made.precision != BF16:
+            return _alone(title, made.precision_note)
+        if (made.inputs, made.outputs, made.batched, made.tail) != (
+            exact.inputs, exact.outputs, exact.batched, exact.tail,
+        ):  # fmt: skip
+            return _alone(title, OTHER_TENSORS)
+        return InBf16(made, made.precision_note)
+
+    async def load(
+        self,
+        exact: LoadModel,
+        found: InBf16,
+        ready: ModelReady,
+        attempt: Attempt,
+        qos_us: float | None,
+        require_memory: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> int:
+        """Load a model in bf16 beside the same in fp32, which is loaded; return its number.
+
+        It is -1 if there is none, or it cannot be loaded, as the log says. `qos_us`: the latency target of both.
+        `require_memory` raises ModelLoadError if there is too little for it.
+        """
+        manifest = found.manifest
+        if manifest is None:
+            return -1
+        try:
+            require_memory(manifest)
+            spec = self._make_spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
+            spec = ModelBatching.of_spec(exact).applied_to(
+                replace(spec, limits=exact.limits, limit_priority=exact.limit_priority, fp32_id=exact.model_id)
+            )
+            await self._scheduler.load(spec)
+        except ModelLoadError as error:
+            _alone(exact.name, str(error))
+            return -1
+        self._loaded[exact.model_id] = spec
+        try:
+            isolated = await attempt(spec.model_id)
+        except ModelLoadError as error:
+            self.unload(exact.model_id)
+            _alone(exact.name, str(error))
+            return -1
+        except BaseException:
+            self.unload(exact.model_id)
+            raise
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, qos_us))
+        self._profiles.add(spec.model_id, manifest)
+        _log.info(
+            "%s: in fp32 and in bf16, whose weights take %.1f MiB more; the scheduler chooses by deadlines (%s)",
+            exact.name,
+            manifest.weights_bytes / (1 << 20),
+            found.note,
+        )
+        return spec.model_id
+
+    def set_target(self, ready: ModelReady) -> None:
+        """A model has another latency target."""
+        if (spec := self._loaded.get(ready.model_id)) is not None:
+            self._scheduler.set_profile(profile_message(spec.model_id, ready, None, ready.qos_us))
+
+    def withdrawn(self, model_id: int) -> None:
+        """A model is not served any more, though requests that have begun may still use it."""
+        if (spec := self._loaded.get(model_id)) is not None:
+            self._profiles.remove(spec.model_id)
+
+    def unload(self, model_id: int) -> int:
+        """Unload what is there beside a model in fp32; return its number, -1 if nothing is."""
+        spec = self._loaded.pop(model_id, None)
+        if spec is None:
+            return -1
+        self._profiles.remove(spec.model_id)
+        self._scheduler.unload(spec.model_id)
+        return spec.model_id
+
+    def failed(self, model_id: int, reason: str) -> bool:
+        """No worker has a model any more, or it ended workers; say whether it was one in bf16 beside another."""
+        for exact_id, spec in self._loaded.items():
+            if spec.model_id == model_id:
+                del self._loaded[exact_id]
+                self._profiles.remove(model_id)
+                _log.error("%s: requests are computed in fp32 until the model is loaded again: %s", spec.name, reason)
+                return True
+        return False
+
+
+def _alone(title: str, reason: str) -> InBf16:
+    _log.warning("%s: all requests are computed in fp32, although deadlines should choose: %s", title, reason)
+    return InBf16(note=reason)

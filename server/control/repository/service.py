@@ -1,0 +1,114 @@
+"""Clients' calls to the repository, as the supervisor answers them: each in a task of its own, each answered once."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from gangway.protos import StatusCode
+from gangway.server.control.repository.repository import Override, OverrideStore, find_models
+from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.errors import RequestError, unavailable
+from gangway.server.messages import (
+    DUPLICATE,
+    WHOLE_MODEL,
+    ModelRemoved,
+    ModelUnavailable,
+    RepositoryAnswer,
+    RepositoryCall,
+)
+from gangway.server.options.server import RepositoryOptions
+
+_log = logging.getLogger(__name__)
+
+
+async def refresh_index(options: RepositoryOptions, clients: Announcements) -> None:
+    """Show in the index what the repositories hold: announce new models, and remove those that have gone."""
+    try:
+        found = await asyncio.to_thread(find_models, options.folders, options.files)
+    except OSError as error:
+        _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
+        return
+    known = {name for name, _ in clients.entries}
+    for name, folders in found.items():
+        if name not in known:
+            several = ModelUnavailable(name, WHOLE_MODEL, DUPLICATE)
+            clients.announce(several if len(folders) > 1 else ModelUnavailable(name, WHOLE_MODEL, "", "UNKNOWN"))
+    for (name, version), entry in list(clients.entries.items()):
+        is_idle = isinstance(entry, ModelUnavailable) and not entry.is_missed and entry.state != "UNLOADING"
+        if is_idle and name not in found:
+            clients.announce(ModelRemoved(name, version))
+
+
+NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton says so in both other modes
+
+
+class RepositoryService:
+    """`load` and `unload` carry out calls for one model one after the other, for others at the same time.
+
+    They raise RequestError; `unload` gets whether to unload dependents, too. `answer` gets the answer to each call.
+    """
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        clients: Announcements,
+        overrides: OverrideStore,
+        load: Callable[[str, Override | None], Awaitable[None]],
+        unload: Callable[[str, bool], Awaitable[None]],
+        answer: Callable[[RepositoryAnswer], None],
+    ) -> None:
+        self._options = options
+        self._clients = clients
+        self._overrides = overrides
+        self._load = load
+        self._unload = unload
+        self._send_answer = answer
+        self._tasks: set[asyncio.Task[RepositoryAnswer]] = set()
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    def take(self, call: RepositoryCall) -> None:
+        """Carry out a call of a front end, beside others."""
+        self.perform(call).add_done_callback(self._send)
+
+    def perform(self, call: RepositoryCall) -> "asyncio.Task[RepositoryAnswer]":
+        """Begin to carry out a call, whose answer is the task's result."""
+        task = asyncio.get_running_loop().create_task(self._answer(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _send(self, task: "asyncio.Task[RepositoryAnswer]") -> None:
+        if not task.cancelled():
+            self._send_answer(task.result())
+
+    async def _answer(self, call: RepositoryCall) -> RepositoryAnswer:
+        try:
+            await self._do(call)
+            return RepositoryAnswer(call.number)
+        except RequestError as error:
+            return RepositoryAnswer(call.number, error.code.name, error.message)
+        except Exception:
+            _log.exception(
+                "the %s of model %s failed by a fault of the server; its client is told INTERNAL", call.kind, call.name
+            )
+            message = "internal error, see the server's log"
+            return RepositoryAnswer(call.number, StatusCode.INTERNAL.name, message)
+
+    async def _do(self, call: RepositoryCall) -> None:
+        if call.kind == "index":
+            await refresh_index(self._options, self._clients)
+            return
+        if self._options.mode != "explicit":
+            unavailable(NOT_EXPLICIT)
+        if call.kind == "unload":
+            await self._unload(call.name, call.dependents)
+            return
+        try:
+            override = await asyncio.to_thread(self._overrides.take, call.path)
+        except FileNotFoundError:
+            unavailable("the front end that has the request has ended")
+        await self._load(call.name, override)

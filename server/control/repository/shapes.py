@@ -1,0 +1,265 @@
+"""Models with symbolic dimensions, compiled for the sizes that requests have: which are loaded, and for how long.
+
+onnxruntime answers all sizes. Each size that has answered a request is compiled once, in the background and one at a
+time; what is loaded takes over the requests of its sizes. At most `limit` per model stay loaded, the least recently
+used one goes first. Sizes that the model's owner declared (`gangway_buckets`) are compiled before the model is ready,
+and stay. What the compiler cannot do is not tried again; what has failed for another reason (a full disk, a killed job)
+is, when requests ask for it after a pause.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.precision import WantedPrecision
+from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.loaded import (
+    IsolatedLatency,
+    ModelVariants,
+    Sizes,
+    Trials,
+    profile_message,
+    resolve_qos_us,
+    warn_of_difference,
+    with_difference,
+)
+from gangway.server.control.repository.precisions import PrecisionPairs
+from gangway.server.control.repository.profiles import BackgroundProfiler
+from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.control.supervisor.scheduler import SchedulerControl
+from gangway.server.errors import CompileError, ModelLoadError
+from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
+from gangway.server.models.config import Qos
+
+MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
+NEVER_COMPILED = ("BYTES",)
+_log = logging.getLogger(__name__)
+
+
+class ShapeQueue:
+    """Sizes that wait to be compiled: models take turns, and of a model those go first that were asked for most."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], dict[Sizes, int]] = {}  # how often; the model whose turn is next comes first
+
+    def ask(self, model: tuple[str, int], sizes: Sizes) -> None:
+        """Let sizes wait, or note that they were asked for again; no more than MAX_QUEUED of a model wait."""
+        waiting = self._asked.setdefault(model, {})
+        if sizes in waiting or len(waiting) < MAX_QUEUED:
+            waiting[sizes] = waiting.get(sizes, 0) + 1
+
+    def next(self) -> tuple[tuple[str, int], Sizes] | None:
+        """Return what is to be compiled next; it waits on until it is done. None if nothing waits."""
+        for model, waiting in self._asked.items():
+            return model, max(waiting, key=waiting.__getitem__)
+        return None
+
+    def done(self, model: tuple[str, int], sizes: Sizes) -> None:
+        """Forget sizes; it is the next model's turn."""
+        waiting = self._asked.pop(model)
+        del waiting[sizes]
+        if waiting:
+            self._asked[model] = waiting
+
+
+class ShapeCache:
+    """Everything is called in the supervisor's event loop."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        scheduler: SchedulerControl,
+        clients: Announcements,
+        make_spec: Callable[[str, Manifest, int], LoadModel],
+        limit: int,
+        computable_rows: Callable[[Manifest], int],
+        trials: Trials,
+        profiles: BackgroundProfiler,
+        pairs: PrecisionPairs,
+    ) -> None:
+        self._compiler = compiler
+        self._scheduler = scheduler
+        self._clients = clients
+        self._make_spec = make_spec
+        self._limit = limit
+        self._computable_rows = computable_rows
+        self._trials = trials
+        self._profiles = profiles
+        self._pairs = pairs
+        self._models: dict[tuple[str, int], ModelVariants] = {}
+        self._queue = ShapeQueue()
+        self._news = asyncio.Event()
+
+    async def prepare(
+        self,
+        ready: ModelReady,
+        path: Path,
+        declared: Sequence[Sizes],
+        spec: LoadModel,
+        qos: Qos,
+        precision: WantedPrecision,
+    ) -> ModelVariants | None:
+        """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
+
+        Clients are not told of it before `adopt`.
+        """
+        symbols = ready.symbols
+        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
+            return None
+        if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
+            return None  # compiled, an optional input would be a constant
+        model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared))
+        try:
+            for sizes in declared:
+                await self._make(model, sizes)
+        except BaseException:
+            self.drop(model)
+            raise
+        return model
+
+    def adopt(self, model: ModelVariants) -> None:
+        """Take care of a model that has been announced."""
+        self._models[model.key] = model
+        for variant in model.loaded.values():
+            self._clients.announce_variant(variant)
+
+    def forget(self, model: ModelVariants) -> None:
+        """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
+        model.is_dropped = True
+        if self._models.get(model.key) is model:
+            del self._models[model.key]
+
+    def drop(self, model: ModelVariants) -> None:
+        """Unload what is compiled of a model that no request uses any more."""
+        self.forget(model)
+        for sizes in list(model.loaded):
+            self._unload(model, sizes)
+
+    def want(self, message: ShapeWanted) -> None:
+        """A front end has answered a request of sizes that are not compiled."""
+        model = self._models.get((message.name, message.version))
+        if model is None or len(message.sizes) != len(model.symbols):
+            return
+        for sizes in message.oldest:  # in the order of use: whatever was used last goes to the end
+            if sizes in model.loaded:
+                model.loaded[sizes] = model.loaded.pop(sizes)
+        if model.may_try(message.sizes):
+            self._queue.ask(model.key, message.sizes)
+            self._news.set()
+
+    def model_failed(self, model_id: int, at_fault: bool) -> bool:
+        """No worker has it any more, or it ended workers (`at_fault`); say whether that was a variant."""
+        found = self._find(model_id)
+        if found is None:
+            return False
+        model, sizes = found
+        del model.loaded[sizes]
+        self._profiles.remove(model_id)
+        if at_fault:
+            model.refused.add(sizes)
+        else:
+            model.failed_for_now(sizes)
+        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        return True
+
+    def _find(self, model_id: int) -> tuple[ModelVariants, Sizes] | None:
+        for model in self._models.values():
+            for sizes, variant in model.loaded.items():
+                if variant.model_id == model_id:
+                    return model, sizes
+        return None
+
+    async def run(self) -> None:
+        """Compile what is wanted, until cancelled."""
+        while True:
+            await self._news.wait()
+            while wanted := self._queue.next():
+                key, sizes = wanted
+                model = self._models.get(key)
+                if model is not None and sizes not in model.loaded:
+                    await self._make(model, sizes)
+                self._queue.done(key, sizes)
+            self._news.clear()
+
+    async def _make(self, model: ModelVariants, sizes: Sizes) -> None:
+        title = model.title(sizes)
+        try:
+            dimensions = dict(zip(model.symbols, sizes, strict=True))
+            precision = model.precision.each[0]
+            manifest = await self._compiler.compile(title, model.path, dimensions, precision=precision)
+            in_bf16 = await self._pairs.compiled(title, model.path, manifest, model.precision, dimensions)
+            if manifest.batched != model.ready.batched:
+                raise CompileError(
+                    "with these sizes the first dimension of its tensors has another meaning than without them"
+                )
+            while len(model.loaded) >= self._limit and self._drop_oldest(model):
+                pass
+            rows = model.ready.max_rows if manifest.batched else 1
+            for each in (manifest, in_bf16.manifest) if not model.ready.max_batch_size else ():
+                rows = rows if each is None else min(rows, self._computable_rows(each))
+            spec = model.spec_of(self._make_spec(title, manifest, rows))
+            await self._scheduler.load(spec)
+        except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
+            if isinstance(error, CompileError) and error.is_final:
+                _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
+                model.refused.add(sizes)
+                model.failed.pop(sizes, None)
+            else:
+                _log.warning(
+                    "%s: onnxruntime serves these sizes for now; compiling them is tried again later: %s",
+                    title,
+                    error,
+                )
+                model.failed_for_now(sizes)
+            return
+        ready = model.ready
+        tensors = manifest.inputs, manifest.outputs
+        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
+        isolated = await self._trials.try_variant(ready, variant)
+        if model.qos.multiple is not None:
+            variant = replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
+
+        def attempt(model_id: int) -> Awaitable[IsolatedLatency | None]:
+            return self._trials.try_variant(ready, replace(variant, model_id=model_id))
+
+        if not model.is_dropped:
+            await self._pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)
+        if model.is_dropped:
+            self._pairs.unload(spec.model_id)
+            self._scheduler.unload(spec.model_id)
+            return
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
+        self._profiles.add(spec.model_id, manifest)
+        model.loaded[sizes] = variant
+        model.failed.pop(sizes, None)
+        is_news = bool(manifest.difference) and not model.difference
+        if is_news:
+            warn_of_difference(title, manifest)
+            model.difference = f"with {model.sizes_text(sizes)}, {manifest.difference}"
+            model.ready = with_difference(model.ready, model.difference)
+        if self._models.get(model.key) is model:
+            if is_news:
+                self._clients.announce_target(model.ready)
+            self._clients.announce_variant(variant)
+        in_precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
+        _log.info("%s: ready, compiled for these sizes%s", title, in_precision)
+
+    def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
+        model_id = model.loaded.pop(sizes).model_id
+        self._pairs.unload(model_id)
+        self._profiles.remove(model_id)
+        self._scheduler.unload(model_id)
+
+    def _drop_oldest(self, model: ModelVariants) -> bool:
+        """Unload the variant that was not used for the longest time; False if all of them are declared."""
+        sizes = next((sizes for sizes in model.loaded if sizes not in model.declared), None)
+        if sizes is None:
+            return False
+        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self._unload(model, sizes)
+        _log.info("%s: unloaded, because other sizes were used more recently", model.title(sizes))
+        return True

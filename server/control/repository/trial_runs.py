@@ -1,0 +1,181 @@
+"""Requests of the server's own, to try a model with, and to measure how long it takes when it is alone.
+
+They are ordinary requests, through the supervisor's own io segment. A trial that fails shows nothing: the model may
+want other sizes, or other contents.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from gangway.executor.frames import example_bytes
+from gangway.executor.memory_budget import memory_budget
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.control.repository.loaded import IsolatedLatency
+from gangway.server.errors import ModelLoadError, RequestError
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes, item_bytes
+from gangway.server.requests.codecs import Codec, TensorCodec, codec_of
+from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
+from gangway.server.requests.regions import Contents
+
+SymbolSizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
+Trial: TypeAlias = tuple[Codec, Contents, int]  # and its rows
+ResultT = TypeVar("ResultT")
+
+
+class TrialError(ModelLoadError):
+    """The model has failed; with other inputs it may not."""
+
+
+def possible_sizes(model: ServedModel, *known: SymbolSizes) -> list[SymbolSizes]:
+    """Return which of the sizes that are known to be possible give one to all symbols, with what dims say.
+
+    Without any the model cannot be tried: sizes that nobody has named may be impossible, or never be asked for.
+    """
+    dims = _configured(model)
+    return [sizes for sizes in ({}, *known) if all(symbol in sizes or symbol in dims for symbol in model.symbols)]
+
+
+def first_possible(sizes: Sequence[SymbolSizes], attempt: Callable[[SymbolSizes], ResultT]) -> ResultT:
+    """Return the result of the first attempt that does not fail. Raises the last TrialError if all do."""
+    failed = TrialError("no sizes are known to try the model with")
+    for some in sizes:
+        try:
+            return attempt(some)
+        except TrialError as error:
+            failed = error
+    raise failed
+
+
+def _configured(model: ServedModel) -> dict[str, int]:
+    """Return the sizes that a model's configuration gives to symbols."""
+    dims = [(tensor, axis, size) for tensor in model.all_inputs for axis, size in enumerate(tensor.shape)]
+    return {tensor.symbols[axis]: size for tensor, axis, size in dims if tensor.symbols and size >= 0}
+
+
+def trial_shapes(model: ServedModel, sizes: SymbolSizes, rows: int = 1) -> Shapes:
+    """Return shapes of all inputs to try a model with; sizes that its configuration gives go before these."""
+    configured = _configured(model)
+    own = {symbol: configured.get(symbol, sizes.get(symbol, 1)) for symbol in model.symbols}
+    inputs = []
+    for tensor in model.all_inputs:
+        symbols = tensor.symbols or ("",) * len(tensor.shape)
+        shape = [own.get(symbol, 1) if size == -1 else size for size, symbol in zip(tensor.shape, symbols, strict=True)]
+        if model.batched and tensor.shape[0] == -1:
+            shape[0] = rows
+        inputs.append((tensor, tuple(shape)))
+    rows = inputs[0][1][0] if model.batched else 1
+    return Shapes(rows, tuple(inputs), own)
+
+
+def trial_of(model: ServedModel, sizes: SymbolSizes) -> Trial:
+    """Return a call to try a model with, its contents, which are zeros, and its rows: one, unless more are configured.
+
+    `sizes` of symbolic dimensions.
+    """
+    shapes = trial_shapes(model, sizes)
+    contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
+    return codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
+
+
+REQUEST_TIMEOUT_SECONDS = 60.0
+LAST_CLASS_SECONDS = 5.0  # for a run behind all requests; then it is one of the normal class
+LAST_CLASS = 1 << 30  # after all that clients may ask for
+WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
+WARM_UP_RUNS = 2  # the first ones fault pages in
+MIN_RUNS, MAX_RUNS = 3, 20
+BUDGET_SECONDS = 0.1
+PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asleep
+
+
+def measure_isolated(
+    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event, request_cost_us: float
+) -> IsolatedLatency:
+    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
+
+    It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
+    outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in
+    another way.
+    """
+    outcomes = list(_outcomes(plane, model, sizes, stop))
+    return IsolatedLatency(
+        statistics.median(outcome.compute_us for outcome in outcomes),
+        request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
+        request_cost_us,
+    )
+
+
+def _outcomes(
+    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event
+) -> Iterator[SlotOutcome]:
+    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), stop))
+    end = time.monotonic() + BUDGET_SECONDS
+    for run in range(MAX_RUNS):
+        if run >= MIN_RUNS and time.monotonic() > end:
+            return
+        stop.wait(PAUSE_SECONDS)
+        yield run_once(plane, call, contents, stop, rows)
+
+
+def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
+    call, contents, rows = trial
+    for _ in range(WARM_UP_RUNS):
+        run_once(plane, call, contents, stop, rows)
+    return trial
+
+
+def run_once(plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
+    """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
+
+    Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
+    """
+    try:
+        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, LAST_CLASS_SECONDS)
+        if outcome is None:  # the server is so busy that the last class never gets its turn
+            outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS)
+    except PoolExhaustedError as error:
+        raise ModelLoadError(f"no room for a trial run: {error}") from error
+    if outcome is None:
+        raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
+    return outcome
+
+
+def _run(
+    plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
+) -> SlotOutcome | None:
+    """Return None if the run did not end in this time."""
+    while True:
+        with plane.open(call.layout(contents), rows) as request:
+            call.write(request, contents)
+            request.submit(priority=priority, alone=True)
+            outcome = _await(request, stop, seconds)
+            if outcome is None:
+                return None
+            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCodec):
+                return outcome  # kernels refuse a number, but compute to the end
+            if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
+                why = f": {outcome.reason}" if outcome.reason else ""
+                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts{why}")
+            if outcome.status is SlotStatus.NO_MEMORY:
+                raise ModelLoadError(f"a trial run needs more than {memory_budget().limit} leave room for")
+            if outcome.status is not SlotStatus.OK:
+                raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+            try:
+                if call.answer(b"", request) is not None:
+                    return outcome  # else there was too little room for it
+            except RequestError as error:
+                raise TrialError(error.message) from error
+
+
+def _await(request: Submission, stop: threading.Event, seconds: float) -> SlotOutcome | None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop.is_set():
+        outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)
+        if outcome is not None:
+            return outcome
+    if stop.is_set():
+        raise ModelLoadError("the server is stopping")
+    return None

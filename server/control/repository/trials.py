@@ -1,0 +1,371 @@
+"""What a loaded model goes through before clients get it: its owner's samples, then the server's own trial requests.
+
+All of them are requests like those of clients, from the supervisor's own io segment. Samples (`model_warmup` of
+config.pbtxt) are checked as clients' requests are. What any request costs a client, whatever the model, is measured by
+real calls through the front end.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.files import file_beside
+from gangway.artifact.format import Engine, Manifest
+from gangway.executor import _native
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
+from gangway.server.access import UNIX, socket_address
+from gangway.server.control.repository.loaded import IsolatedLatency, TrialResult
+from gangway.server.control.repository.trial_runs import (
+    SymbolSizes,
+    TrialError,
+    measure_isolated,
+    possible_sizes,
+    run_once,
+)
+from gangway.server.errors import ConfigError, ModelLoadError, RequestError
+from gangway.server.messages import ModelReady, VariantReady
+from gangway.server.models.sequences import END, ID, START
+from gangway.server.models.served import Models, ServedModel
+from gangway.server.models.settings import ModelBatching
+from gangway.server.models.tensors import datatype_name, item_bytes
+from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.own_client import OwnClient
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.ensembles import EnsembleCodec
+from gangway.server.requests.python_codec import python_in
+from gangway.server.requests.sequence_codecs import standalone_codec
+from gangway.server.requests.validation import RequestPlanner
+
+_log = logging.getLogger(__name__)
+
+FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
+MAX_RUNS: Final = 10_000  # of all samples together
+MAX_SAMPLE_BYTES: Final = 256 << 20  # as much as one message may have
+MAX_SAMPLES_BYTES: Final = 1 << 30  # of all samples together, which are in memory at the same time
+
+
+class ModelTrials:
+    """One model at a time. `plane`: the supervisor's own. `grpc` returns how gRPC is served, once it is.
+
+    `way_back_us`: what policies reckon with for an answer's way to the client where others keep the machine busy.
+    """
+
+    def __init__(self, plane: DataPlane, grpc: Callable[[], GrpcOptions], way_back_us: float) -> None:
+        self._plane = plane
+        self._grpc = grpc
+        self._way_back_us = way_back_us
+        self._turn = asyncio.Lock()
+        self._isolated: dict[str, IsolatedLatency] = {}  # by key of the artifact: the least of all measurements
+        self._stop = threading.Event()
+        self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
+
+    async def try_model(
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        config: ModelConfig,
+        folder: Path,
+        declared: Sequence[SymbolSizes] = (),
+    ) -> TrialResult:
+        """Warm a loaded model up and measure it. `declared`: sizes that it will have.
+
+        Raises ConfigError, ModelLoadError.
+        """
+        async with self._turn:
+            samples = await asyncio.to_thread(samples_of, config, folder)
+            if not self.request_cost_us:  # before that, processes that start have the cores
+                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._grpc())
+            warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
+            sizes = possible_sizes(ServedModel.of(ready), *declared, *warmed, manifest.trial_sizes)
+            isolated = await self._measure(ready, manifest.key, sizes)
+            mixed_rows, is_untested = "", False
+            if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
+                mixed_rows, is_untested = await self._mixed_rows(ready, manifest, sizes, isolated)
+        known = isolated if isinstance(isolated, IsolatedLatency) else None
+        return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows, is_untested)
+
+    async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
+        """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
+        model = Models().updated(ready).with_variant(variant).served_as(ready.name, ready.version)
+        assert model is not None, "it is ready"
+        sizes = dict(zip(ready.symbols, variant.sizes, strict=True))
+        async with self._turn:
+            try:
+                isolated = await asyncio.to_thread(
+                    measure_isolated, self._plane, model, [sizes], self._stop, self.request_cost_us
+                )
+            except ModelLoadError as error:
+                _log.info("%s, version %d: a compiled size is not measured: %s", ready.name, ready.version, error)
+                return None
+        return replace(isolated, busy_cost_us=self._busy_cost_us)
+
+    def latency_of(self, row_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
+        return IsolatedLatency(row_us, row_us + self.request_cost_us, self.request_cost_us, self._busy_cost_us)
+
+    def stop(self) -> None:
+        """End what is being tried."""
+        self._stop.set()
+
+    @property
+    def _busy_cost_us(self) -> float:
+        """What any request costs a client where others keep the machine busy."""
+        return self.request_cost_us + self._way_back_us
+
+    async def _measure(
+        self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes]
+    ) -> IsolatedLatency | ModelLoadError:
+        """Return how fast the model is alone, or why no run has succeeded of one that may not take zeros.
+
+        While others are served the model is not alone. An earlier measurement counts if it was quicker. Code in Python
+        may do more than compute, so it gets no requests that nobody has made.
+        """
+        if ready.engine is Engine.PYTHON:
+            return ModelLoadError("a Python model gets no trial requests")
+        try:
+            isolated = await asyncio.to_thread(
+                measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
+            )
+        except ModelLoadError as error:
+            may_fail = ready.engine is Engine.ONNXRUNTIME or ready.tail  # zeros need not be valid there
+            if not may_fail or self._stop.is_set():
+                raise
+            _log.info(
+                "%s, version %d: its time alone is not known before its first request, because no trial request"
+                " succeeded: %s",
+                ready.name,
+                ready.version,
+                error,
+            )
+            return error
+        known = self._isolated.get(key, isolated)
+        if len(self._isolated) >= _native.MAX_MODELS:
+            self._isolated.clear()
+        best = IsolatedLatency(
+            min(known.compute_us, isolated.compute_us),
+            min(known.latency_us, isolated.latency_us),
+            isolated.request_cost_us,
+            self._busy_cost_us,
+        )
+        self._isolated[key] = best
+        return best
+
+    async def _mixed_rows(
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        sizes: Sequence[SymbolSizes],
+        measured: IsolatedLatency | ModelLoadError,
+    ) -> tuple[str, bool]:
+        """Return why requests must not share a batch, and whether that is only because no trial could show it.
+
+        The reason is empty if rows are known not to influence each other.
+        """
+        if manifest.mixes_rows:
+            return manifest.mixes_rows, False
+        if not ready.batched:
+            return "it is compiled for each number of rows", False
+        if isinstance(measured, ModelLoadError) and not isinstance(measured, TrialError):
+            return f"no trial run has succeeded: {measured}", True  # whatever the inputs: no other would
+        from gangway.server.control.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
+
+        try:
+            return await asyncio.to_thread(why_rows_mix, self._plane, ServedModel.of(ready), sizes, self._stop), False
+        except TrialError as error:
+            return str(error), True
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request, to be sent `count` times: a ModelInferRequest without contents, and the contents."""
+
+    name: str
+    header: bytes
+    contents: tuple[bytes, ...]
+    count: int
+
+
+def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
+    """Return the samples of a completed configuration. Raises ConfigError, also where a file cannot be read."""
+    samples, left_bytes = [], MAX_SAMPLES_BYTES
+    for warmup in config.model_warmup:
+        samples.append(_sample(config, warmup, folder, left_bytes))
+        left_bytes -= sum(map(len, samples[-1].contents))
+    if (runs := sum(sample.count for sample in samples)) > MAX_RUNS:
+        raise ConfigError(f"model_warmup: {runs} requests in all, at most {MAX_RUNS} are possible")
+    return samples
+
+
+def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[SymbolSizes]:
+    """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
+
+    Blocks until it has, or `stop` is set. Raises ModelLoadError.
+    """
+    planner = RequestPlanner(Models().updated(ready))
+    sizes = []
+    for sample in samples:
+        try:
+            plan = planner.plan(sample.header, has_raws=True)
+            assert not isinstance(plan.codec, EnsembleCodec), "an ensemble with samples is refused"
+            contents = plan.contents([memoryview(content) for content in sample.contents])
+            call, tensors = plan.codec, plan.model.sequence
+            if plan.sequence is not None and tensors is not None:
+                call = standalone_codec(call, tensors, plan.sequence)
+            if python := python_in(call):
+                contents = python.with_about(contents, b"")
+            for _ in range(sample.count):
+                run_once(plane, call, contents, stop, plan.shapes.rows)
+        except (RequestError, ModelLoadError, ValueError) as error:
+            raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
+        sizes.append(plan.shapes.sizes)
+    return sizes
+
+
+def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path, left_bytes: int) -> Sample:
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415 - numpy: few models have samples, every start waits
+
+    where = f"model_warmup '{warmup.name}'"
+    if warmup.batch_size < 1 if config.max_batch_size else warmup.batch_size > 1:  # 0 of a model without batches: one
+        expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "0 or 1"
+        raise ConfigError(f"{where}: batch_size is {warmup.batch_size}, expected {expected}")
+    request = pb.ModelInferRequest(model_name=config.name)
+    if config.HasField("sequence_batching"):  # one that begins and ends with the request
+        request.parameters[ID].int64_param = 1
+        request.parameters[START].bool_param = request.parameters[END].bool_param = True
+    contents = []
+    for name, given in warmup.inputs.items():
+        if min(given.dims, default=0) < 0:
+            raise ConfigError(f"{where}: input '{name}' needs fixed dims, got {list(given.dims)}")
+        shape = [warmup.batch_size] * bool(config.max_batch_size) + list(given.dims)
+        datatype = datatype_name(given.data_type)
+        if datatype not in (*DTYPES, "BYTES"):
+            raise ConfigError(f"{where}: input '{name}' has no data_type")
+        if math.prod(shape) * (item_bytes(datatype) or 1) > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        left_bytes -= math.prod(shape) * (item_bytes(datatype) or 1)
+        if left_bytes < 0:
+            raise ConfigError(f"model_warmup: the samples have more than {MAX_SAMPLES_BYTES} bytes in all")
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        contents.append(_content(given, datatype, math.prod(shape), f"{where}: input '{name}'", folder))
+    return Sample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))
+
+
+def _content(given: ModelWarmup.Input, datatype: str, elements: int, where: str, folder: Path) -> bytes:
+    match given.WhichOneof("input_data_type"):
+        case "zero_data":
+            return join_strings([b""] * elements) if datatype == "BYTES" else bytes(elements * item_bytes(datatype))
+        case "random_data":
+            return _random(datatype, elements)
+        case "input_data_file":
+            return _file(folder, given.input_data_file, where)
+        case _:
+            raise ConfigError(f"{where}: expected zero_data, random_data or input_data_file")
+
+
+def _file(folder: Path, name: str, where: str) -> bytes:
+    try:
+        path = file_beside(folder / FOLDER, name)
+        if path.stat().st_size > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input_data_file '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: input_data_file '{name}' cannot be read: {error}") from error
+
+
+def _random(datatype: str, elements: int) -> bytes:
+    """Return the same numbers each time: floats in [0, 1), integers in 0 to 127, which most models can do with."""
+    import numpy as np  # noqa: PLC0415
+
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
+
+    source = np.random.default_rng(0)
+    if datatype == "BYTES":
+        return join_strings([b"%d" % value for value in source.integers(0, 128, elements)])
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f":
+        return source.random(elements).astype(dtype).tobytes()
+    return source.integers(0, 2 if dtype.kind == "b" else 128, elements).astype(dtype).tobytes()
+
+
+USUAL_US: Final = 400.0  # where none can be made; `gangway perf` with `mlp`: 0.42-0.55 ms alone (2 cores, 2026-11-25)
+WARM_UP_CALLS: Final = 8
+LEAST_CALLS, MOST_CALLS = 5, 64
+BUDGET_SECONDS: Final = 0.1
+TIMEOUT_SECONDS: Final = 2.0
+EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def measure_request_cost_us(options: GrpcOptions) -> float:
+    """Return the round trip of the smallest call, one at a time, in microseconds. Blocks for some 50 ms.
+
+    It is the lower quartile: while the server starts others have the cores, too. An error is an answer. USUAL_US where
+    no call can be made: gRPC is not served, or asks for a client's certificate.
+    """
+    try:
+        with _connected(options) as connection:
+            cost_us = statistics.quantiles(_round_trips_us(connection), n=4)[0]
+    except OSError as error:
+        _log.info(
+            "a request without a model is assumed to take %.3f ms, because it cannot be measured: %s",
+            USUAL_US / 1e3,
+            error,
+        )
+        return USUAL_US
+    _log.info("a request without a model takes %.3f ms by gRPC on this machine", cost_us / 1e3)
+    return cost_us
+
+
+@contextmanager
+def _connected(options: GrpcOptions) -> Iterator[socket.socket]:
+    """Connect to our own server, whose certificate is not checked. Raises OSError."""
+    if not options.allowed:
+        raise OSError("gRPC is not served")
+    if options.tls is not None and options.tls.mutual:
+        raise OSError("clients must have a certificate")
+    if options.target.startswith(UNIX):
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(TIMEOUT_SECONDS)
+        plain.connect(options.target.removeprefix(UNIX))
+    else:
+        host, port, _ = socket_address(options.target)
+        plain = socket.create_connection((EVERYWHERE.get(host, host), port), TIMEOUT_SECONDS)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with plain:
+        if options.tls is None:
+            yield plain
+            return
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        with context.wrap_socket(plain) as secured:
+            yield secured
+
+
+def _round_trips_us(connection: socket.socket) -> Iterator[float]:
+    client = OwnClient(connection)
+    for _ in range(WARM_UP_CALLS):
+        _call(client)
+    end = time.monotonic() + BUDGET_SECONDS
+    for call in range(MOST_CALLS):
+        begin = time.monotonic()
+        if call >= LEAST_CALLS and begin > end:
+            return
+        _call(client)
+        yield (time.monotonic() - begin) * 1e6
+
+
+def _call(client: OwnClient) -> None:
+    with suppress(RequestError):  # which takes its time, too
+        client.call("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)

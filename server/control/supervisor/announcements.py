@@ -1,0 +1,210 @@
+"""What clients know of the models: told to every front end, and told again to those that start later."""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from gangway.executor.logs import ALWAYS
+from gangway.server.control.supervisor.model_life import TRANSITIONS, State, state_of
+from gangway.server.messages import (
+    WHOLE_MODEL,
+    FrontEndMessage,
+    InitialLoadDone,
+    JobsUnderWay,
+    ModelPresence,
+    ModelReady,
+    ModelRemoved,
+    ModelTarget,
+    ModelUnavailable,
+    VariantGone,
+    VariantReady,
+    is_of_use,
+)
+from gangway.server.statistics import MODELS, StatisticsTable
+
+ANY_VERSION = -1
+NO_ROW = -1  # front ends count in memory of their own
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Retiring:
+    """A model number that clients do not get any more, and the front ends whose requests may still use it."""
+
+    front_ends: set[int]
+    done: asyncio.Future[None]
+
+
+class Announcements:
+    """Everything is called in the supervisor's event loop.
+
+    `send` tells all front ends, `present` returns the numbers of those that run. Models that are served get rows of
+    `statistics`, as far as there are any.
+    """
+
+    def __init__(
+        self,
+        statistics: StatisticsTable,
+        send: Callable[[FrontEndMessage], None],
+        present: Callable[[], Collection[int]],
+    ) -> None:
+        self._rows = RowAllocator(statistics)
+        self._send = send
+        self._present = present
+        self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
+        self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
+        self._absent: dict[int, ModelPresence] = {}  # by model number
+        self._retiring: dict[int, _Retiring] = {}  # the same
+        self._load_done: InitialLoadDone | None = None
+        self._jobs = JobsUnderWay(())
+
+    @property
+    def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
+        """What clients know, by name and version."""
+        return self._models
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """Whether clients know a version of a model as ready, or any (-1)."""
+        found = [entry for key, entry in self._models.items() if key[0] == name and version in (key[1], ANY_VERSION)]
+        return any(isinstance(entry, ModelReady) and entry.model_id not in self._absent for entry in found)
+
+    def counted(self) -> list[ModelReady]:
+        """Return the models that are served and have counters."""
+        ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]
+        return [model for model in ready if model.statistics_row != NO_ROW]
+
+    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+        """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
+        key = (message.name, message.version)
+        whole = self._models.get((message.name, WHOLE_MODEL))
+        if whole is not None and is_of_use(message):
+            self._note(ModelRemoved(message.name, WHOLE_MODEL))
+            del self._models[message.name, WHOLE_MODEL]
+        self._note(message)
+        self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
+        if isinstance(message, ModelReady):
+            message = replace(message, statistics_row=self._rows.take(message.model_id))
+        if isinstance(message, ModelRemoved):
+            self._models.pop(key, None)
+        else:
+            self._models[key] = message
+        self._send(message)
+
+    def announce_presence(self, model_id: int, reason: str) -> None:
+        """Tell that no instance of a Python model can answer, and why; an empty reason: that one can again."""
+        message = ModelPresence(model_id, reason)
+        if reason:
+            self._absent[model_id] = message
+        else:
+            self._absent.pop(model_id, None)
+        self._send(message)
+
+    def _note(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+        """Log what becomes of a version. What the table does not know is a fault of the server, told and not hidden."""
+        before, after = state_of(self._models.get((message.name, message.version))), state_of(message)
+        which = "" if message.version == WHOLE_MODEL else f", version {message.version}"
+        reason = TRANSITIONS[before].get(after)
+        if reason is not None:
+            line = "model %s%s: %s -> %s: %s"
+            _log.debug(line, message.name, which, before.value, after.value, reason, extra=ALWAYS)
+        elif (before, after) != (State.ABSENT, State.ABSENT):
+            _log.error(
+                "model %s%s: %s after %s is a fault of the server", message.name, which, after.value, before.value
+            )
+
+    def announce_target(self, ready: ModelReady) -> None:
+        """Tell clients the latency target of a model that has been announced, and what follows from it."""
+        key = (ready.name, ready.version)
+        known = self._models.get(key)
+        if isinstance(known, ModelReady) and known.model_id == ready.model_id:
+            news = ModelTarget(ready.model_id, *key, ready.config, ready.qos_us, ready.isolated_us)
+            self._models[key] = replace(known, config=news.config, qos_us=news.qos_us, isolated_us=news.isolated_us)
+            self._send(news)
+
+    def announce_variant(self, message: VariantReady | VariantGone) -> None:
+        """Tell what of a model is compiled, or is not any more."""
+        key = (message.name, message.version, message.sizes)
+        if isinstance(message, VariantReady):
+            self._variants[key] = message
+        else:
+            self._variants.pop(key, None)
+        self._send(message)
+
+    def initial_load_done(self, strict_readiness: bool) -> None:
+        """Let ServerReady answer true."""
+        self._load_done = InitialLoadDone(strict_readiness)
+        self._send(self._load_done)
+
+    def announce_jobs(self, message: JobsUnderWay) -> None:
+        """Tell which jobs are under way."""
+        self._jobs = message
+        self._send(message)
+
+    def known(self) -> list[FrontEndMessage]:
+        """Return all that a front end is told that starts now."""
+        done = [] if self._load_done is None else [self._load_done]
+        return [*self._models.values(), *self._absent.values(), *self._variants.values(), self._jobs, *done]
+
+    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
+        """Return when no request uses a number that clients do not get any more; False if that takes too long.
+
+        To be called at once after the announcement, before a front end can have answered.
+        """
+        retiring = _Retiring(set(self._present()), asyncio.get_running_loop().create_future())
+        self._retiring[model_id] = retiring
+        try:
+            if retiring.front_ends:  # else none of them knows the number, and successors never hear of it
+                await asyncio.wait_for(retiring.done, timeout_seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._retiring.pop(model_id, None)
+            self._rows.give_back(model_id)
+        return True
+
+    def front_end_retired(self, front_end: int, model_id: int) -> None:
+        """No request of a front end uses a model's number any more."""
+        retiring = self._retiring.get(model_id)
+        if retiring is not None:
+            retiring.front_ends.discard(front_end)
+            if not retiring.front_ends and not retiring.done.done():
+                retiring.done.set_result(None)
+
+    def front_end_ended(self, front_end: int) -> None:
+        """A front end has ended, and its requests with it."""
+        for model_id in list(self._retiring):
+            self.front_end_retired(front_end, model_id)
+
+
+class RowAllocator:
+    """Gives rows to model numbers, of which there may be any; ensembles have some, too."""
+
+    def __init__(self, table: StatisticsTable) -> None:
+        self._table = table
+        self._free = list(range(MODELS))
+        self._taken: dict[int, int] = {}  # by model number
+
+    def take(self, model_id: int) -> int:
+        """Return the row of a model that is announced, all zeros if it is new; NO_ROW if there is no room."""
+        if model_id in self._taken:
+            return self._taken[model_id]
+        row = self._free[0] if self._free else NO_ROW
+        try:
+            if row == NO_ROW:
+                raise OSError(f"{MODELS} models have counters already")
+            self._table.begin(row)
+        except OSError as error:
+            _log.warning("each front end counts a model for itself, and loses its counts when it ends: %s", error)
+            return NO_ROW
+        heapq.heappop(self._free)
+        self._taken[model_id] = row
+        return row
+
+    def give_back(self, model_id: int) -> None:
+        """No request counts for a model any more."""
+        row = self._taken.pop(model_id, NO_ROW)
+        if row != NO_ROW:
+            self._table.end(row)
+            heapq.heappush(self._free, row)

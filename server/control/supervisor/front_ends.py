@@ -1,0 +1,541 @@
+"""The front ends as the supervisor sees them: started, replaced when they die, and told everything again."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from gangway.artifact.host_limits import process_limit
+from gangway.executor.peer import peer_sockets
+from gangway.executor.process import raise_priority
+from gangway.server.access import UNIX, port_of, socket_address
+from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.control.supervisor.exporter import ExporterControl
+from gangway.server.control.supervisor.log import ServerLog
+from gangway.server.control.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
+from gangway.server.control.supervisor.regions import RegionRegistry
+from gangway.server.control.supervisor.scheduler import SchedulerControl
+from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
+from gangway.server.messages import (
+    OK,
+    Agreed,
+    AllKnown,
+    Applied,
+    BindFailed,
+    Change,
+    Drain,
+    FirstAnswer,
+    FrontEndMessage,
+    Leave,
+    Listening,
+    LogSettings,
+    ModelRetired,
+    Proposed,
+    RegionChange,
+    RepositoryAnswer,
+    RepositoryCall,
+    Settled,
+    ShapeWanted,
+    front_end_peer,
+)
+from gangway.server.options.command_line import FrontEndOptions, ServeOptions
+from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.threads import thread_share
+from gangway.server.tracing.settings import TraceOverrides
+
+_log = logging.getLogger(__name__)
+
+Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
+Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
+Ended = Callable[["FrontEndProcess", Child], None]
+Clean = Callable[["FrontEndProcess"], Awaitable[None]]
+
+
+class FrontEndProcess:
+    """One front end: its process, which may be replaced, and the peer that it is.
+
+    `index` is its number in the control segment, `name` what the log calls it. `launch` calls `start_with`; it and
+    `ended` are as in SupervisedProcess. `hear` gets what the process says. `clean` is awaited before a successor
+    listens: until then workers may write into the io segment for its predecessor. It starts meanwhile.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        core: int,
+        log: ServerLog,
+        launch: Launch,
+        hear: Hear,
+        ended: Ended,
+        clean: Clean,
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.listened = False  # until then there are no requests
+        self._core = core
+        self._log = log
+        self._hear = hear
+        self._ended = ended
+        self.kept = SupervisedProcess(name, lambda: launch(self), self._has_ended, begun=self._begun, needed=True)
+        self._clean = clean
+        self._is_clean = True  # no front end has listened since
+        self._cleaning: asyncio.Task[None] | None = None
+        self._our_end: socket.socket | None = None
+        self._known: tuple[FrontEndMessage, ...] = ()
+        self._peer: AsyncPeer[FrontEndMessage] | None = None
+
+    def start_with(self, options: FrontEndOptions, known: Iterable[FrontEndMessage]) -> "subprocess.Popen[bytes]":
+        """Start a process, which is told what is known. Raises OSError."""
+        self._known = tuple(known)
+        self._our_end, theirs = peer_sockets()
+        with theirs, self._log.of_child(self.name) as stderr:
+            options = replace(options, supervisor_fd=theirs.fileno())
+            process = options.start(stderr)
+        pin(process.pid, self._core)
+        raise_priority(process.pid)
+        return process
+
+    def _begun(self) -> None:
+        assert self._our_end is not None, "it has been launched"
+        self._peer = AsyncPeer(
+            front_end_peer(self._our_end), lambda message, _: self._hear(self, message), on_overflow=self._overflows
+        )
+        for message in self._known:
+            self.send(message)
+        self._our_end, self._known = None, ()
+        if self._is_clean:
+            self._let_listen()
+        elif self._cleaning is None:
+            self._cleaning = asyncio.get_running_loop().create_task(self._clean_then_listen())
+
+    def _let_listen(self) -> None:
+        self._is_clean = False
+        self.send(AllKnown())
+
+    async def _clean_then_listen(self) -> None:
+        await self._clean(self)
+        self._is_clean, self._cleaning = True, None
+        if self.is_up:  # else its successor finds it clean
+            self._let_listen()
+
+    @property
+    def pid(self) -> int:
+        """The running process's id."""
+        return self.kept.pid
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self._peer is not None
+
+    def send(self, message: FrontEndMessage) -> None:
+        """Tell it something; a dead one's successor will be told everything."""
+        if self._peer is not None:
+            self._peer.send(message)
+
+    def _overflows(self) -> None:
+        _log.error(
+            "the %s (process %d) has not read its last %d control messages; it is killed and replaced",
+            self.name,
+            self.pid,
+            MAX_UNSENT,
+        )
+        self.kept.kill()
+
+    async def end(self, timeout_seconds: float) -> bool:
+        """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
+        self.kept.stop_restarting()
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+        child = self.kept.child
+        if child is None:
+            return True
+        await child.wait(timeout_seconds)
+        return child.returncode == 0 or not self.listened
+
+    def _has_ended(self, child: Child) -> None:
+        if self._peer is not None:
+            self._peer.finish()
+            self._peer = None
+        self._ended(self, child)
+
+
+Send = Callable[[int, FrontEndMessage], None]
+
+
+@dataclass
+class _Round:
+    """One change; `waiting` are the front ends that have not answered yet. None: they just come this far."""
+
+    change: Change | None
+    waiting: set[int]
+    done: Callable[[str, str], None]
+    answers: list[Applied] = field(default_factory=list)
+
+
+class Agreements:
+    """Changes that all front ends must make before the client is answered that asked one of them.
+
+    Changes go to every front end in the same order, so all of them come to the same result: all refuse a second region
+    of one name. When the last one has answered, the change holds, and successors are told of it. A front end that dies
+    is not waited for: its successor is told everything before it listens.
+
+    `send` tells a front end something, by its number; `present` are those that run; `holds` gets each change that
+    holds.
+    """
+
+    def __init__(
+        self, send: Send, present: Callable[[], Collection[int]], holds: Callable[[Change], None] = lambda change: None
+    ) -> None:
+        self._send = send
+        self._present = present
+        self._holds = holds
+        self._numbers = count(1)
+        self._rounds: dict[int, _Round] = {}  # by number, ascending
+        self._regions: dict[str, RegionChange] = {}
+        self._traces: dict[str, TraceOverrides] = {}
+
+    def known(self) -> list[FrontEndMessage]:
+        """Return what a front end must be told that is started now, also what is just being agreed upon."""
+        changes: list[Change] = [*self._traces.values(), *self._regions.values()]
+        changes += [round_.change for round_ in self._rounds.values() if round_.change is not None]
+        return [Agreed(0, change) for change in changes]
+
+    def begin(self, change: Change | None, done: Callable[[str, str], None]) -> None:
+        """Have all front ends make a change, then call `done` with the name of a gRPC status and a text.
+
+        None changes nothing: when it is done, all have done what they were told before.
+        """
+        number, present = next(self._numbers), set(self._present())
+        self._rounds[number] = _Round(change, present, done)
+        for front_end in sorted(present):
+            self._send(front_end, Agreed(number, change))
+        self._end_if_complete(number)
+
+    def applied(self, front_end: int, answer: Applied) -> None:
+        """A front end has answered."""
+        round_ = self._rounds.get(answer.number)
+        if round_ is not None and front_end in round_.waiting:
+            round_.waiting.remove(front_end)
+            round_.answers.append(answer)
+            self._end_if_complete(answer.number)
+
+    def left(self, front_end: int) -> None:
+        """A front end has died."""
+        for number in list(self._rounds):
+            self._rounds[number].waiting.discard(front_end)
+            self._end_if_complete(number)
+
+    def _end_if_complete(self, number: int) -> None:
+        round_ = self._rounds[number]
+        if round_.waiting:
+            return
+        del self._rounds[number]
+        refused = [answer for answer in round_.answers if answer.code != OK]
+        if round_.change is not None:
+            if round_.answers and not refused:
+                self._note(round_.change)
+            elif len(refused) < len(round_.answers) or not round_.answers:
+                self._undo(round_.change)
+        first = refused[0] if refused else Applied(number)
+        round_.done(first.code, first.message)
+
+    def _note(self, change: Change) -> None:
+        match change:
+            case RegionChange("register", name):
+                self._regions[name] = change
+            case RegionChange("unregister", ""):
+                self._regions.clear()
+            case RegionChange("unregister", name):
+                self._regions.pop(name, None)
+            case TraceOverrides(model) if change.empty:
+                self._traces.pop(model, None)
+            case TraceOverrides(model):
+                self._traces[model] = change
+        self._holds(change)
+
+    def _undo(self, change: Change) -> None:
+        """Not all front ends could make the change, of which those have none left that could."""
+        if isinstance(change, RegionChange) and change.kind == "register" and change.name not in self._regions:
+            for front_end in sorted(self._present()):
+                self._send(front_end, Agreed(0, RegionChange("unregister", change.name)))
+
+
+class BindError(Exception):
+    """An address cannot be listened on; the message says why."""
+
+
+def share_ports(options: ServeOptions) -> tuple[ServeOptions, tuple[socket.socket, ...]]:
+    """Take the ports of gRPC, HTTP and metrics; return options with which front ends share them, and what holds them.
+
+    Front ends share ports by SO_REUSEPORT. Another program of the same user could do so, too, and get a part of the
+    connections. So the supervisor takes each port alone first, and then lets others share it. It holds a socket there
+    as long as it runs, to which nobody can connect, so the ports stay taken while no front end lives. Ports that are 0
+    become those that the system has chosen. Raises BindError.
+    """
+    held = []
+    try:
+        if target := options.grpc.target:
+            held.append(_reserve(target, "cannot listen on {}", options.grpc.reuse_port))
+            options = replace(options, grpc=replace(options.grpc, port=_port(held[-1]), reuse_port=True))
+        if target := options.http.target:
+            held.append(_reserve(target, "cannot listen on {} for HTTP", options.http.reuse_port))
+            options = replace(options, http=replace(options.http, port=_port(held[-1]), reuse_port=True))
+        if target := options.metrics.target:
+            held.append(_reserve(target, "cannot serve metrics on {}"))
+            options = replace(options, metrics=replace(options.metrics, port=_port(held[-1]), reuse_port=True))
+    except BaseException:
+        for other in held:
+            other.close()
+        raise
+    return options, tuple(held)
+
+
+def _port(held: socket.socket) -> int:
+    return int(held.getsockname()[1])
+
+
+def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
+    """Take a port ("host:port"); `shared`: other servers may have it, too."""
+    host, port, family = socket_address(target)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        if host == "::":
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind((host, port))
+        if not shared and port:
+            # Two that have only bound the port do not see each other; of two that listen the second one fails. From
+            # then on SO_REUSEADDR alone is no way in any more.
+            held.listen(1)
+            held.shutdown(socket.SHUT_RDWR)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        held.close()
+        reason = os.strerror(error.errno) if error.errno else error
+        raise BindError(f"{failure.format(port_of(target, port))}: {reason}") from None
+    return held
+
+
+class FrontEndControl:
+    """Starts the front ends, replaces those that die, and passes on what they say.
+
+    `announcements` is what all of them know of the models. `on_shape_wanted`, `on_first_answer`, `on_repository_call`
+    and `on_log_settings` get what concerns other parts of the supervisor; a call is answered by `answer`.
+    """
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        options: ServeOptions,
+        placement: Placement,
+        log: ServerLog,
+        scheduler: SchedulerControl,
+        exporter: ExporterControl,
+        regions: RegionRegistry,
+        announcements: Announcements,
+        on_shape_wanted: Callable[[ShapeWanted], None],
+        on_first_answer: Callable[[FirstAnswer], None],
+        on_repository_call: Callable[[RepositoryCall], None],
+        on_log_settings: Callable[[LogSettings], None],
+    ) -> None:
+        """Start nothing yet. Raises TooFewThreadsError."""
+        self._memory = memory
+        self._log = log
+        self._exporter = exporter
+        self._regions = regions
+        self._announcements = announcements
+        self._on_shape_wanted = on_shape_wanted
+        self._on_first_answer = on_first_answer
+        self._on_repository_call = on_repository_call
+        self._on_log_settings = on_log_settings
+        self._placement = placement
+        self._serve = options
+        general = options.general
+        self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
+        self._scheduler = scheduler
+        self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
+        self._call_numbers = count(1)
+        cores = dict(enumerate(placement.front_ends, FRONT_END))
+        self._all = {
+            index: FrontEndProcess(
+                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._clean
+            )
+            for index, core in cores.items()
+        }
+        self._agreements = Agreements(self._send, self.present, self._holds)
+        self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._held_ports: tuple[socket.socket, ...] = ()
+        self.metrics_address = ""  # "host:port"; empty: none
+        self.http_address = ""  # the same
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the front ends and tell them what they shall serve. Raises BindError, OSError."""
+        if len(self._all) > 1:
+            self._serve, self._held_ports = share_ports(self._serve)
+        for process in self._all.values():
+            process.kept.start()
+
+    @property
+    def processes(self) -> Mapping[int, SupervisedProcess]:
+        """The processes by their number in the control segment."""
+        return {index: process.kept for index, process in self._all.items()}
+
+    def present(self) -> set[int]:
+        """Return the numbers of the front ends that run."""
+        return {process.index for process in self._all.values() if process.is_up}
+
+    def send_all(self, message: FrontEndMessage) -> None:
+        """Tell every front end something."""
+        for process in self._all.values():
+            process.send(message)
+
+    async def listening(self) -> str:
+        """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
+        return await self._listening
+
+    @property
+    def grpc(self) -> GrpcOptions:
+        """How gRPC is served, once it is: with the port that clients connect to."""
+        return self._serve.grpc
+
+    def answer(self, message: RepositoryAnswer) -> None:
+        """Answer a call, as soon as all front ends know what has come of it.
+
+        The one that made the call may be dead: its successor does not know the number.
+        """
+        if message.number in self._callers:
+            caller, number = self._callers.pop(message.number)
+            answer = replace(message, number=number)
+            self._agreements.begin(None, lambda code, text: self._send(caller, answer))
+
+    async def settled(self) -> None:
+        """Return when all front ends have done what they were told before."""
+        done = asyncio.get_running_loop().create_future()
+        self._agreements.begin(None, lambda code, text: done.set_result(None))
+        await done
+
+    async def leave(self, seconds: float) -> None:
+        """Say for so long that nothing is ready, while everything is served."""
+        self.send_all(Leave())
+        await asyncio.sleep(seconds)
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""
+        self._stopping = True
+        self.send_all(Drain())
+        ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self._all.values()))
+        return all(ended)
+
+    # -- processes
+
+    def _launch(self, process: FrontEndProcess) -> "subprocess.Popen[bytes]":
+        memory, index = self._memory, process.index
+        known: list[FrontEndMessage] = [*self._agreements.known(), *self._announcements.known()]
+        with self._regions.front_end(index) as regions:
+            options = FrontEndOptions(
+                index=index,
+                control_fd=memory.control.segment.fd,
+                io_fd=memory.io[index].fd,
+                bell_fd=memory.tables[index].bell.event_fd,
+                supervisor_fd=-1,
+                slots=SLOTS,
+                address=self._serve.grpc.target,
+                serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
+                trace_fd=self._exporter.front_end_fd,
+                statistics_fd=memory.statistics.segment.fd,
+                custom_metrics_fds=memory.custom_metrics.fds,
+                regions_fd=regions.fileno(),
+                other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
+                thread_share=self._thread_share,
+            )
+            return process.start_with(options, known)
+
+    def _ended(self, process: FrontEndProcess, child: Child) -> None:
+        self._announcements.front_end_ended(process.index)
+        self._agreements.left(process.index)
+        self._callers = {number: call for number, call in self._callers.items() if call[0] != process.index}
+        if not self._stopping:
+            self._memory.control.server_block.front_end_restarted()
+
+    async def _clean(self, process: FrontEndProcess) -> None:
+        await self._scheduler.front_end_quiet(process.index)
+        self._memory.tables[process.index].init()
+        self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
+
+    # -- messages
+
+    def _send(self, front_end: int, message: FrontEndMessage) -> None:
+        self._all[front_end].send(message)
+
+    def _heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
+        match message:
+            case Listening():
+                self._listens(process, message)
+            case ShapeWanted():
+                self._on_shape_wanted(message)
+            case FirstAnswer():
+                self._on_first_answer(message)
+            case RepositoryCall(number):
+                own = next(self._call_numbers)
+                self._callers[own] = process.index, number
+                self._on_repository_call(replace(message, number=own))
+            case ModelRetired(model_id):
+                self._announcements.front_end_retired(process.index, model_id)
+            case Proposed(number, change):
+                if isinstance(change, TraceOverrides) and change.level:
+                    self._exporter.want()
+                self._agreements.begin(change, lambda code, text: process.send(Settled(number, code, text)))
+            case Applied():
+                self._agreements.applied(process.index, message)
+            case BindFailed(reason) if not self._listening.done():
+                self._stopping = True
+                for each in self._all.values():
+                    each.kept.stop_restarting()
+                self._listening.set_exception(BindError(reason))
+            case BindFailed(reason):
+                _log.error("the %s cannot listen, so it is started again: %s", process.name, reason)
+            case _:
+                raise ValueError(f"unexpected {message}")
+
+    def _listens(self, process: FrontEndProcess, message: Listening) -> None:
+        # A successor must take the very ports that clients know, also when the system chose the first ones.
+        self._serve = _with_ports(self._serve, message)
+        self.metrics_address, self.http_address = message.metrics_address, message.http_address
+        process.listened = True
+        process.kept.has_become_ready()
+        if all(each.listened for each in self._all.values()) and not self._listening.done():
+            self._listening.set_result(message.address)
+        _log.debug("%s, process %d, listens on %s", process.name, process.pid, message.address)
+
+    def _holds(self, change: Change) -> None:
+        """All front ends have made a change."""
+        if isinstance(change, LogSettings):
+            self._on_log_settings(change)
+
+
+def _name(index: int, placement: Placement) -> str:
+    return f"front end {index}" if len(placement.front_ends) > 1 else "front end"
+
+
+def _with_ports(serve: ServeOptions, message: Listening) -> ServeOptions:
+    """Return the options with the ports that the system has chosen."""
+    if message.address and not serve.grpc.target.startswith(UNIX):
+        serve = replace(serve, grpc=replace(serve.grpc, port=_port_of(message.address)))
+    if message.metrics_address:
+        serve = replace(serve, metrics=replace(serve.metrics, port=_port_of(message.metrics_address)))
+    if message.http_address:
+        serve = replace(serve, http=replace(serve.http, port=_port_of(message.http_address)))
+    return serve
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

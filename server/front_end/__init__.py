@@ -1,1 +1,0 @@
-"""A front-end process: takes requests in, hands them to the scheduler, answers them."""

@@ -1,0 +1,1 @@
+"""gRPC: nghttp2's connections, calls, streams, and what their messages say."""

@@ -1,0 +1,511 @@
+"""One call of gRPC on a connection of HTTP/2, from its headers to its end.
+
+A call takes its messages, has its method deal with them, and is answered once. All of it happens in the event loop's
+thread, but `answer` and `cancel`, which are for any.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Final, Protocol
+
+from gangway.executor.logs import OFTEN
+from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
+from gangway.protos import StatusCode
+from gangway.server.access import Restriction
+from gangway.server.errors import RequestError
+from gangway.server.options.endpoints import Compression
+from gangway.server.requests.admission import AdmissionController
+from gangway.server.serving.call import EndingCall
+from gangway.server.serving.grpc.http2 import Http2Connection
+from gangway.server.serving.grpc.messages import (
+    ENCODINGS,
+    IDENTITY,
+    PREFIX_BYTES,
+    CallHead,
+    Header,
+    MessageReader,
+    compressed,
+    encoding_for,
+    framed,
+    inflate,
+    is_whole,
+    status_headers,
+    too_large,
+)
+from gangway.server.serving.limits import StalledCalls
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.threads import NO_THREAD, CountingPool, NoThreadError
+from gangway.server.tracing.record import GRPC
+
+_log = logging.getLogger(__name__)
+
+LARGE_ANSWER_BYTES: Final = 64 * 1024  # of smaller answers the limit of streams of a connection is enough
+AT_ONCE_BYTES: Final = 16 * 1024  # are compressed by the loop; a thread compresses longer answers
+INTERNAL: Final = RequestError(StatusCode.INTERNAL, "internal error, see the server's log")
+EXPIRED: Final = RequestError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+_BEGIN: Final[Sequence[Header]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+_ANSWER: Final[Sequence[Header]] = (*_BEGIN, (b"grpc-accept-encoding", ENCODINGS))
+_OK: Final = status_headers(StatusCode.OK, "")
+
+
+def refusal_headers(error: RequestError) -> list[Header]:
+    """Return an answer that is nothing but an error."""
+    return [*_BEGIN, *status_headers(error.code, error.message)]
+
+
+COPIES: Final = 2  # of a message: as it has come, and where it is used
+SLOW_S: Final = 0.5  # a call that has its place for longer loses it; `MemoryGuard` watches what it takes
+MAX_WAIT_S: Final = 1.0  # that a call waits for its place
+
+
+class Arrivals:
+    """Which long messages may come, where memory could not hold all that clients may send at once.
+
+    A message's length comes before it. If the memory budget has no room for it, the call does not acknowledge what has
+    come, so its client stops. Calls wait in their order. A slow client holds a place only as long as no other call
+    needs it. For the loop's thread.
+    """
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._begun: dict[GrpcCall, tuple[float, int]] = {}  # calls that have a place: since when, how many bytes
+        self._waiting: deque[tuple[GrpcCall, float, int]] = deque()
+
+    @property
+    def waits(self) -> bool:
+        """Whether any call waits for a place. For any thread."""
+        return bool(self._waiting)
+
+    def enter(self, call: "GrpcCall", size_bytes: int) -> bool:
+        """Whether a message of so many bytes may come; if not, `call.let_in` is called when it may."""
+        if self._waiting or not self._has_place(size_bytes):
+            self._waiting.append((call, time.monotonic(), size_bytes))
+            return False
+        self._begun[call] = time.monotonic(), size_bytes
+        return True
+
+    def leave(self, call: "GrpcCall") -> None:
+        """The message has come, or comes no more."""
+        begun = self._begun.pop(call, None)
+        if begun is not None:
+            self._budget.note(begun[1])
+        if self._waiting:
+            if begun is None:
+                self._waiting = deque(each for each in self._waiting if each[0] is not call)
+            self._give_places()
+
+    def look(self, error: RequestError) -> None:
+        """Take their places from slow calls, and end those with this error that have waited for too long for one."""
+        now_s = time.monotonic()
+        for call, (since_s, _) in list(self._begun.items()):
+            if since_s + SLOW_S <= now_s:
+                del self._begun[call]
+        self._give_places()
+        while self._waiting and self._waiting[0][1] + MAX_WAIT_S <= now_s:
+            self._waiting.popleft()[0].answer(error)
+
+    def _has_place(self, size_bytes: int) -> bool:
+        """Whether there is room for one more. For the first one the reserve is enough."""
+        begun_bytes = sum(each for _, each in self._begun.values())
+        return self._budget.fits(COPIES * (begun_bytes + size_bytes) if self._begun else 0)
+
+    def _give_places(self) -> None:
+        while self._waiting and self._has_place(self._waiting[0][2]):
+            call, _, size_bytes = self._waiting.popleft()
+            self._begun[call] = time.monotonic(), size_bytes
+            call.let_in()
+
+
+@dataclass
+class Sharing:
+    """What all calls of a server share. `pool`: for methods that block; the loop has threads for the rest."""
+
+    serving: ServingLoop
+    pool: CountingPool
+    arrivals: Arrivals
+    arriving: StalledCalls  # whose message has not come
+    unread: StalledCalls  # whose answer has not been taken
+    message_bytes: int
+    compression: Compression
+    count: int = 0
+    in_threads: int = 0  # calls that a thread was given so far
+    thread: int = 0  # the loop's
+
+
+class Messages(Protocol):
+    """Deals with all messages of a call to a method that streams."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether a message may come. If that is so again, the call's `read_on` is called."""
+        ...
+
+    def take(self, message: bytes) -> None:
+        """Take one."""
+
+    def half_closed(self) -> None:
+        """The client sends no further one."""
+
+    def progressed(self) -> None:
+        """Something has been sent."""
+
+    def end(self) -> None:
+        """The call is over."""
+
+
+@dataclass(frozen=True)
+class GrpcMethod:
+    """A method. `take` deals with the one message of a call, or `open` returns what deals with all of them.
+
+    `admission`: says which calls are received. `is_health`: it is served whatever is taken.
+    """
+
+    path: str
+    take: Callable[["GrpcCall", bytes], None] | None = None
+    open: Callable[["GrpcCall"], Messages] | None = None
+    restriction: Restriction | None = None
+    admission: AdmissionController | None = None
+    is_health: bool = False
+
+
+class GrpcCall(EndingCall):
+    """One call. It is used by its method and by what runs for it; `closed` and `receive` are for its connection."""
+
+    __slots__ = (
+        "_asked",
+        "_connection",
+        "_deadline_s",
+        "_encoding",
+        "_entered",
+        "_half_closed",
+        "_head",
+        "_is_answered",
+        "_is_let_in",
+        "_is_over",
+        "_is_reading",
+        "_is_started",
+        "_messages",
+        "_method",
+        "_reader",
+        "_reads",
+        "_shared",
+        "_stream",
+        "_timer",
+        "_unacknowledged",
+        "_waits",
+    )
+
+    front_end: str = GRPC
+
+    def __init__(
+        self, shared: Sharing, connection: Http2Connection, stream: int, head: CallHead, method: GrpcMethod
+    ) -> None:
+        super().__init__()
+        self._shared = shared
+        self._connection = connection
+        self._stream = stream
+        self._head = head
+        self._method = method
+        self._reader: MessageReader | None = None
+        self._messages: Messages | None = None
+        self._unacknowledged = 0
+        self._reads = True  # a message is due, and none is being inflated
+        self._is_reading = self._half_closed = False
+        self._asked = self._is_let_in = False  # for the place of a long message, and it has been granted
+        self._entered = self._waits = self._is_answered = self._is_started = self._is_over = False
+        self._encoding = IDENTITY
+        if shared.compression is not Compression.NONE:
+            self._encoding = encoding_for(shared.compression, head.accepted)
+        self._deadline_s, self._timer = 0.0, None
+        shared.count += 1
+        shared.arriving.enter(self)
+        if head.timeout_s is not None:
+            self._deadline_s = time.monotonic() + head.timeout_s
+            self._timer = shared.serving.loop.call_later(head.timeout_s, self._expire)
+
+    # -- for what runs for the call
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None: it has none."""
+        return max(self._deadline_s - time.monotonic(), 0.0) if self._deadline_s else None
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return the call's headers."""
+        return self._head.metadata
+
+    def answer(self, result: bytes | RequestError) -> None:
+        """Send the answer, or why there is none, unless the call is over. From any thread."""
+        self.on_loop(self._answer, result)
+
+    def cancel(self) -> None:
+        """End the call without an answer. From any thread."""
+        self.on_loop(self._connection.reset, self._stream)
+
+    def on_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call it in the loop's thread: at once in this thread, soon from others."""
+        if get_ident() == self._shared.thread:
+            function(*arguments)
+        else:
+            self._shared.serving.call(function, *arguments)
+
+    # -- for a method that streams
+
+    def open(self, messages: Messages) -> None:
+        """Have `messages` deal with what comes."""
+        self._messages = messages
+        self._wait()
+        self._connection.watch(self)
+
+    def read_on(self) -> None:
+        """Go on with the next message, if it is wanted."""
+        if not self._is_reading:
+            self._read()
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Send messages; `progressed` of the call's Messages is called when some of their bytes have been sent."""
+        if self._is_over or self._is_answered:
+            return
+        self._start()
+        self._connection.send(self._stream, [part for message in messages for part in self._parts(message)])
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes of messages have not been sent."""
+        return self._connection.unsent_bytes(self._stream)
+
+    def finish(self, error: RequestError | None = None) -> None:
+        """End the call after what has been sent."""
+        if self._is_over or self._is_answered:
+            return
+        self._is_answered = True
+        self._leave(error is None)
+        status = _OK if error is None else status_headers(error.code, error.message)
+        if self._is_started:
+            self._connection.finish(self._stream, status)
+        else:
+            self._connection.refuse(self._stream, [*_BEGIN, *status])
+
+    # -- for the connection
+
+    def receive(self, data: bytes, ended: bool) -> None:
+        """Take bytes of messages."""
+        reader, is_unary = self._reader, self._messages is None
+        if is_unary and (self._is_answered or not self._reads):
+            self._connection.acknowledge(self._stream, len(data))  # what follows is none of the call's
+        elif is_unary and reader is None and is_whole(data, self._shared.message_bytes):
+            self._connection.acknowledge(self._stream, len(data))
+            self._reads = False
+            self._arrived(data[PREFIX_BYTES:])
+        else:
+            if reader is None:
+                reader = self._reader = MessageReader(self._shared.message_bytes)
+            self._half_closed = self._half_closed or ended
+            self._unacknowledged += len(data)
+            reader.feed(data)
+            self.read_on()
+
+    def progressed(self) -> None:
+        """Something of an answer has been sent."""
+        if self._messages is not None:
+            self._messages.progressed()
+
+    def closed(self) -> None:
+        """The call is over."""
+        self._is_over = True
+        shared = self._shared
+        shared.count -= 1
+        self._leave(False)
+        if self._timer is not None:
+            self._timer.cancel()
+        shared.unread.leave(self)
+        self.end()
+        if self._messages is not None:
+            self._messages.end()
+
+    # -- messages
+
+    def let_in(self) -> None:
+        """The coming message has got its place."""
+        self._is_let_in = True
+        self._read()
+
+    def _read(self) -> None:
+        """Take what has come, as far as it is wanted and there is memory for it."""
+        self._is_reading = True
+        try:
+            while self._wants() and self._read_one():
+                pass
+        except RequestError as error:
+            self._answer(error)
+        finally:
+            self._is_reading = False
+        if self._half_closed and self._wants() and not self._asked:
+            self._has_ended()
+
+    def _wants(self) -> bool:
+        return self._reads and not self._is_answered and (self._messages is None or self._messages.wants)
+
+    def _read_one(self) -> bool:
+        """Take the next message; False if it is not there. Raises RequestError."""
+        reader = self._reader
+        if reader is None or not reader.has_head():
+            self._acknowledge()
+            return False
+        if not self._is_let_in and reader.needs_bytes > SMALL_BYTES:
+            self._is_let_in = not self._asked and self._shared.arrivals.enter(self, reader.needs_bytes)
+            self._asked = True
+            if not self._is_let_in:
+                return False
+        reader.place()
+        self._acknowledge()
+        found = reader.take()
+        if found is None:
+            return False
+        self._leave_arrivals()
+        is_compressed, message = found
+        self._reads = self._messages is not None
+        if not is_compressed or not message:
+            self._arrived(message)
+        elif self._head.encoding == IDENTITY:
+            raise RequestError(StatusCode.INTERNAL, "Compression bit set but no encoding configured")
+        else:
+            self._reads = False
+            self._aside(self._inflated, inflate, message, self._head.encoding, self._shared.message_bytes)
+        return True
+
+    def _inflated(self, message: bytes) -> None:
+        self._arrived(message)
+        if self._messages is not None:
+            self._reads = True
+            self._read()
+
+    def _arrived(self, message: bytes) -> None:
+        """A whole message is there."""
+        if self._is_over or self._is_answered:
+            return
+        method = self._method
+        try:
+            if self._messages is not None:
+                self._messages.take(message)
+                return
+            self._wait()
+            if method.admission is not None:
+                method.admission.enter()
+                self._entered = True
+            assert method.take is not None, "it takes one message"
+            method.take(self, message)
+        except RequestError as error:
+            self._answer(error)
+        except Exception:
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
+            self._answer(INTERNAL)
+
+    def _has_ended(self) -> None:
+        """The client sends nothing more."""
+        self._reads = False
+        if self._messages is not None:
+            self._messages.half_closed()
+        else:
+            text = f'"{self._method.path}" requires exactly one request message.'
+            self._answer(RequestError(StatusCode.UNIMPLEMENTED, text))
+
+    def _acknowledge(self) -> None:
+        size, self._unacknowledged = self._unacknowledged, 0
+        self._connection.acknowledge(self._stream, size)
+
+    # -- the answer
+
+    def _answer(self, result: bytes | RequestError) -> None:
+        if self._is_over or self._is_answered:
+            return
+        if isinstance(result, RequestError):
+            _log.debug("refused: %s: %s", result.code.name, result.message, extra=OFTEN)
+            self.finish(result)
+            return
+        size, limit = len(result), self._shared.message_bytes
+        if size > limit:
+            self.finish(too_large("Sent", size, limit))
+            return
+        self._is_answered = True
+        self._leave(True)
+        if self._encoding != IDENTITY and size > AT_ONCE_BYTES:
+            self._aside(self._send_whole, compressed, result, self._encoding)
+        elif self._encoding != IDENTITY:
+            self._send_whole(compressed(result, self._encoding))
+        else:
+            self._connection.respond(self._stream, _ANSWER, framed(result), _OK)
+            if size >= LARGE_ANSWER_BYTES:
+                self._shared.unread.enter(self, size)
+
+    def _send_whole(self, parts: Sequence[bytes]) -> None:
+        if not self._is_over:
+            self._connection.respond(self._stream, self._answer_headers(), parts, _OK)
+            size = sum(map(len, parts))
+            if size >= LARGE_ANSWER_BYTES:
+                self._shared.unread.enter(self, size)
+
+    def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._connection.start(self._stream, self._answer_headers())
+
+    def _answer_headers(self) -> Sequence[Header]:
+        if self._encoding == IDENTITY:
+            return _ANSWER
+        return (*_BEGIN, (b"grpc-encoding", self._encoding), *_ANSWER[2:])
+
+    def _parts(self, message: bytes) -> Sequence[bytes]:
+        return framed(message) if self._encoding == IDENTITY else compressed(message, self._encoding)
+
+    def _wait(self) -> None:
+        """The call waits for the server."""
+        self._shared.arriving.leave(self)
+        if not self._waits:
+            self._waits = True
+            self._connection.waiting += 1
+
+    def _leave(self, is_answered: bool) -> None:
+        """The call waits for nothing more but to be sent its answer."""
+        if self._waits:
+            self._waits = False
+            self._connection.waiting -= 1
+        self._shared.arriving.leave(self)
+        self._leave_arrivals()
+        if self._entered:
+            self._entered = False
+            assert self._method.admission is not None
+            self._method.admission.leave(is_answered)
+
+    def _leave_arrivals(self) -> None:
+        if self._asked:
+            self._asked = self._is_let_in = False
+            self._shared.arrivals.leave(self)
+
+    def _expire(self) -> None:
+        """The client's deadline has passed. An answer without messages, such as that of the request's end, goes out."""
+        if self.unsent_bytes:
+            self._connection.reset(self._stream)
+        else:
+            self._answer(EXPIRED)
+
+    def _aside(self, then: Callable[..., None], work: Callable[..., object], *arguments: object) -> None:
+        """Have a thread do the work, and the loop go on with its result."""
+        try:
+            self._shared.pool.submit(self._work_aside, then, work, *arguments)
+        except NoThreadError:
+            self._is_answered = False
+            self._answer(RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
+
+    def _work_aside(self, then: Callable[..., None], work: Callable[..., object], *arguments: object) -> None:
+        call = self._shared.serving.call
+        try:
+            call(then, work(*arguments))
+        except RequestError as error:
+            call(self._answer, error)
+        except Exception:
+            _log.exception("a message could not be compressed or inflated: a fault of the server", extra=OFTEN)
+            call(self._answer, INTERNAL)

@@ -1,0 +1,410 @@
+"""The gRPC server of a front end: methods of the protocol to functions, refusals to status codes, on the event loop.
+
+Questions about health and inference are answered by the loop itself. All else, which may block, goes to a thread of a
+pool.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from socket import socket
+from threading import get_ident
+from typing import Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from gangway.executor.logs import OFTEN
+from gangway.executor.memory_budget import memory_budget
+from gangway.protos import StatusCode, health_pb2
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction
+from gangway.server.descriptors import max_connections
+from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.requests.admission import AdmissionController
+from gangway.server.requests.contents import Raws
+from gangway.server.serving.grpc.call import EXPIRED, INTERNAL, Arrivals, GrpcCall, GrpcMethod, Sharing, refusal_headers
+from gangway.server.serving.grpc.http2 import INTERNAL_ERROR, WINDOW_BYTES, Connections, Http2Connection, StreamUser
+from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES, CallHead, Headers
+from gangway.server.serving.grpc.stream_messages import StreamedRequest
+from gangway.server.serving.grpc.streams import Stream, StreamedCall, Streams
+from gangway.server.serving.limits import ConnectionLimit, StalledCalls
+from gangway.server.serving.listeners import BACKLOG, listen
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.protocol import PERIOD_S, AnyMethod, Health
+from gangway.server.serving.tls import Certificates, TlsListener
+from gangway.server.threads import NO_THREAD, CountingPool, NoThreadError, scaled
+
+_log = logging.getLogger(__name__)
+
+INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
+HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+HEALTH: Final = ("ServerLive", "ServerReady", "ModelReady")  # besides Check; answered by the loop
+MAX_CALLS: Final = 16384  # at a time; gRPC answers RESOURCE_EXHAUSTED to more
+RESERVED_CALLS: Final = 1024  # of health, above MAX_CALLS
+READY_THREADS: Final = 2  # are started before the first call
+AMPLE_BYTES: Final = 4 << 30  # of memory: what clients send unasked may be as much as a window has
+NARROW_WINDOW_BYTES: Final = 64 << 10  # of a stream, where there is less memory
+MAX_ARRIVING: Final = 4096  # calls whose message has not come
+MAX_UNREAD: Final = 8192  # calls whose answer has not been taken
+MAX_UNREAD_BYTES: Final = 1 << 30
+GRACE_S: Final = 5.0
+LOOK_S: Final = 0.5
+KEPT_HEADS: Final = 1024  # equal headers are understood once
+KEPT_HEAD_BYTES: Final = 1024
+SILENT_S: Final = 5.0  # an idle connection is closed after so long where descriptors lack
+END_TIMEOUT_S: Final = 5.0
+
+
+class Inference(Protocol):
+    """What executes requests; `call.answer` is told of the end."""
+
+    def begin_message(self, message: bytes, call: GrpcCall) -> None:
+        """Execute one serialised ModelInferRequest."""
+
+    def begin(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> None:
+        """Execute a request in parts."""
+
+
+class GrpcFrontEnd:
+    """Serves one address. `max_in_flight` calls of methods that may block may have a thread each."""
+
+    def __init__(
+        self,
+        serving: ServingLoop,
+        inference: Inference,
+        streams: Streams,
+        methods: Mapping[str, AnyMethod],
+        health: Health,
+        max_in_flight: int,
+        options: GrpcOptions,
+        admission: AdmissionController | None = None,
+        thread_share: float = 1.0,
+        is_short: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
+
+        `admission` lets calls of ModelInfer in. `thread_share`: see there. `is_short`: see ConnectionLimit.
+        """
+        self._serving = serving
+        self._inference = inference
+        self._streams = streams
+        self._health = health
+        self._watchers = 0
+        self._options = options
+        self._certificates = Certificates(options.tls, ("h2",)) if options.tls else None
+        self._pool = CountingPool(scaled(max_in_flight, thread_share), "grpc", READY_THREADS)
+        self._shared = Sharing(
+            serving,
+            self._pool,
+            Arrivals(memory_budget()),
+            StalledCalls(MAX_ARRIVING, 0, GRACE_S),
+            StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, GRACE_S),
+            options.max_message_bytes,
+            options.compression,
+        )
+        self._heads: dict[Headers, CallHead] = {}
+        self._methods = self._all_methods(methods, admission)
+        self._limit = ConnectionLimit(max_connections(), is_short)
+        ample = memory_budget().limit.size_bytes >= AMPLE_BYTES
+        window_bytes = WINDOW_BYTES if ample else NARROW_WINDOW_BYTES
+        self._connections = Connections(
+            serving.loop, self, self._limit, options.keepalive, MAX_METADATA_BYTES, window_bytes
+        )
+        self._sockets: list[socket] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
+
+    # -- from any thread
+
+    def bind(self, target: str) -> str:
+        """Take the address ("host:port" or "unix:PATH") and return it with the port that it has got.
+
+        Raises RuntimeError if it cannot be had.
+        """
+        try:
+            self._sockets, address = listen(target, self._options.reuse_port)
+        except OSError as error:
+            raise RuntimeError(str(error)) from None
+        return address
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._serving.run(self._start())
+        self._serving.every(LOOK_S, self._look)
+
+    def stop(self, grace_seconds: float) -> None:
+        """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
+        self._serving.run(self._stop(grace_seconds))
+        self._pool.shutdown(wait=False)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the system has every byte of every answer."""
+        try:
+            return self._serving.run(self._is_idle(), END_TIMEOUT_S)
+        except TimeoutError:
+            return False
+
+    @property
+    def calls_in_threads(self) -> int:
+        """How many calls a thread was given so far."""
+        return self._pool.submitted
+
+    @property
+    def arriving_calls(self) -> int:
+        """How many calls there are whose message has not come."""
+        return self._shared.arriving.count
+
+    def look_at_arrivals(self, error: RequestError) -> bool:
+        """See to calls that wait for memory to receive their message; return whether there are any.
+
+        Calls that have waited too long get this error.
+        """
+        waits = self._shared.arrivals.waits
+        if waits:
+            self._serving.call(self._shared.arrivals.look, error)
+        return waits
+
+    def end_arriving(self, error: RequestError) -> None:
+        """End the calls whose message has not come, with this error."""
+        self._serving.call(self._end_arriving, error)
+
+    def end_silent(self, descriptors: Sequence[int], wanted: int) -> int:
+        """Close so many connections that have been idle for long, as descriptors lack; return how many."""
+        if wanted <= 0:
+            return 0
+        try:
+            return self._serving.run(self._end_idle(wanted), END_TIMEOUT_S)
+        except TimeoutError:
+            return 0
+
+    # -- on the loop
+
+    def begin(self, connection: Http2Connection, stream: int, headers: Headers) -> StreamUser | None:
+        """Take a call, or refuse it by its headers."""
+        head = self._heads.get(headers)
+        if head is None:
+            head = self._understood(headers)
+        if head.resets:
+            connection.reset(stream, INTERNAL_ERROR)
+            return None
+        if head.is_http:
+            connection.refuse(stream, [(b":status", b"415")])
+            return None
+        method = self._methods.get(head.path)
+        try:
+            if head.refusal is not None:
+                raise head.refusal
+            if method is None:
+                raise RequestError(StatusCode.UNIMPLEMENTED, "Method not found!")
+            self._admit(method, connection, head)
+        except RequestError as error:
+            connection.refuse(stream, refusal_headers(error))
+            return None
+        call = GrpcCall(self._shared, connection, stream, head, method)
+        try:
+            if method.open is not None:
+                call.open(method.open(call))
+        except RequestError as error:
+            call.answer(error)
+        return call
+
+    def _understood(self, headers: Headers) -> CallHead:
+        head = CallHead.of(headers)
+        if sum(len(name) + len(value) for name, value in headers) <= KEPT_HEAD_BYTES:
+            if len(self._heads) >= KEPT_HEADS:
+                self._heads.clear()
+            self._heads[headers] = head
+        return head
+
+    def _admit(self, method: GrpcMethod, connection: Http2Connection, head: CallHead) -> None:
+        """Raise RequestError unless a call may be received."""
+        if head.timeout_s is not None and head.timeout_s <= 0:
+            raise EXPIRED
+        if connection.is_for_health and not method.is_health:
+            unavailable("too many connections")
+        if self._shared.count >= MAX_CALLS + RESERVED_CALLS * method.is_health:
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+        if method.restriction is not None:
+            admit(method.restriction, head)
+        if method.admission is not None and not method.admission.admits():
+            unavailable(method.admission.refusal)
+
+    async def _start(self) -> None:
+        self._shared.thread = get_ident()
+        loop = self._serving.loop
+        make, certificates = self._connections.make, self._certificates
+        for each in self._sockets:
+            if certificates is not None:
+                self._listeners.append(TlsListener(loop, each, certificates, make))
+            else:
+                self._listeners.append(await loop.create_server(make, sock=each, backlog=BACKLOG))
+
+    async def _stop(self, grace_seconds: float) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for connection in tuple(self._connections.open):
+            connection.go_away()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                while self._shared.count:
+                    await asyncio.sleep(0.01)
+        for connection in tuple(self._connections.open):
+            connection.abort()
+
+    async def _is_idle(self) -> bool:
+        return self._connections.idle
+
+    async def _end_idle(self, wanted: int) -> int:
+        ended = self._limit.end_idle(wanted, self._serving.loop.time() - SILENT_S)
+        if ended:
+            _log.warning("%d idle gRPC connections are closed, because descriptors lack", ended, extra=OFTEN)
+        return ended
+
+    def _end_arriving(self, error: RequestError) -> None:
+        for call in self._shared.arriving:
+            assert isinstance(call, GrpcCall)
+            call.answer(error)
+
+    def _look(self) -> None:
+        self._shared.arriving.look()
+        self._shared.unread.look()
+
+    # -- methods
+
+    def _all_methods(
+        self, methods: Mapping[str, AnyMethod], admission: AdmissionController | None
+    ) -> dict[str, GrpcMethod]:
+        found = []
+        for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+            served = methods.get(method.name)
+            if method.name == "ModelInfer":
+                made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
+            elif method.name == "ModelStreamInfer":
+                made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
+            elif served is None:
+                made = self._method(INFERENCE_SERVICE, method.name, take=partial(_refuse, method.name))
+            elif method.name in HEALTH:
+                made = self._method(INFERENCE_SERVICE, method.name, take=partial(_answer_at_once, served), health=True)
+            else:
+                made = self._method(INFERENCE_SERVICE, method.name, take=partial(self._answer_in_thread, served))
+            found.append(made)
+        check = partial(_answer_at_once, self._health.check)
+        found.append(self._method(HEALTH_SERVICE, "Check", take=check, health=True))
+        found.append(self._method(HEALTH_SERVICE, "Watch", take=self._watch))
+        return {method.path: method for method in found}
+
+    def _method(
+        self,
+        service: str,
+        name: str,
+        take: Callable[[GrpcCall, bytes], None] | None = None,
+        open: Callable[[GrpcCall], Stream] | None = None,
+        admission: AdmissionController | None = None,
+        health: bool = False,
+    ) -> GrpcMethod:
+        category = CATEGORY_OF_METHOD.get(name)
+        restriction = self._options.restrictions.of(category) if category else None
+        return GrpcMethod(f"/{service}/{name}", take, open, restriction, admission, health)
+
+    def _take_request(self, call: GrpcCall, message: bytes) -> None:
+        self._inference.begin_message(message, call)
+
+    def _open_stream(self, call: GrpcCall) -> Stream:
+        return self._streams.open(call, self._execute)
+
+    def _execute(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
+        self._inference.begin(request.header, request.request_id, request.raws, call, arrival_ns)
+
+    def _answer_in_thread(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
+        self._in_thread(call, _answer, method, message)
+
+    def _in_thread(self, call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
+        try:
+            self._pool.submit(_work, call, function, *arguments)
+        except NoThreadError:
+            call.answer(RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
+
+    def _watch(self, call: GrpcCall, message: bytes) -> None:
+        """Send the status of a service whenever it has changed, until the call ends. Raises RequestError."""
+        try:
+            request = health_pb2.HealthCheckRequest.FromString(bytes(message))
+        except DecodeError as error:
+            invalid(f"not a HealthCheckRequest: {error}")
+        if self._watchers >= self._health.max_watchers:
+            unavailable(f"{self._health.max_watchers} watch the health already")
+        self._watchers += 1
+        _Watch(self._serving.loop, self._health, request, call, self._unwatched).look()
+
+    def _unwatched(self) -> None:
+        self._watchers -= 1
+
+
+class _Watch:
+    """One call that watches the health."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        health: Health,
+        request: health_pb2.HealthCheckRequest,
+        call: GrpcCall,
+        ended: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._health = health
+        self._request = request
+        self._call = call
+        self._ended = ended
+        self._told: health_pb2.HealthCheckResponse | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        call.add_callback(self._end)
+
+    def look(self) -> None:
+        status = self._health.status(self._request)
+        if status != self._told and not self._call.unsent_bytes:
+            self._told = status
+            self._call.send([status.SerializeToString()])
+        self._timer = self._loop.call_later(PERIOD_S, self.look)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended()
+
+
+def admit(restriction: Restriction, head: CallHead) -> None:
+    """Return if the caller has sent what the restriction asks for. Raises RequestError, as Triton words it."""
+    key = GRPC_KEY_PREFIX + restriction.key
+    if not restriction.admits(value for name, value in head.metadata if name == key):
+        unavailable(f"This protocol is restricted, expecting header '{key}'")
+
+
+def _answer(method: AnyMethod, message: bytes) -> bytes:
+    """Return the serialised answer. Raises RequestError."""
+    try:
+        request = method.request.FromString(bytes(message))
+    except DecodeError as error:
+        invalid(f"not a {method.request.__name__}: {error}")
+    return method.answer(request).SerializeToString()
+
+
+def _answer_at_once(method: AnyMethod, call: GrpcCall, message: bytes) -> None:
+    call.answer(_answer(method, message))
+
+
+def _refuse(name: str, call: GrpcCall, _message: bytes) -> None:
+    call.answer(RequestError(StatusCode.UNIMPLEMENTED, f"{name} is not supported by this server"))
+
+
+def _work(call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
+    """Answer a call in a thread."""
+    try:
+        call.answer(function(*arguments))
+    except RequestError as error:
+        call.answer(error)
+    except Exception:
+        _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
+        call.answer(INTERNAL)

@@ -1,0 +1,372 @@
+"""ModelStreamInfer: many requests at a time in one call, each answered as soon as it is done. On the event loop.
+
+While `in_flight` of a client's requests, or `held_bytes`, are under way or unsent, nothing more is read. Then HTTP/2's
+flow control makes the client wait.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+from gangway.protos import StatusCode
+from gangway.server.errors import RequestError, unavailable
+from gangway.server.requests.contents import MalformedRequestError
+from gangway.server.serving.call import EndingCall
+from gangway.server.serving.grpc.call import GrpcCall
+from gangway.server.serving.grpc.stream_messages import SequenceKey, StreamedRequest, failure, success
+from gangway.server.serving.grpc.stream_order import AnswerOrder, OrderTicket, SequenceQueues
+from gangway.server.tracing.record import GRPC
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 1.0
+SEND_BYTES: Final = 64 << 10  # of answers are sent at once
+WORTH_BYTES: Final = 1 << 20  # a stream that holds less is not ended for its memory
+WITHOUT_ID: Final = ""  # the line of such requests; others have names of models
+STATUS_HEADER: Final = ("triton_grpc_error", "true")  # the first error shall end the stream, as its status
+OrderOf: TypeAlias = Callable[[bytes], str | None]  # `Inference.order_of`
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """What one stream may hold, and all of them.
+
+    `in_flight` and `held_bytes` are for each stream. Requests count from being read until they are answered, answers
+    until they are sent. The last request that is read may exceed the bytes. `streams` are open at a time. Beyond
+    `unsent_bytes` of answers, all streams together, the one that has most is ended. So is one whose client takes longer
+    for an answer than `stall_seconds` and another second for each `slow_bytes`. `message_bytes`: of one answer.
+    """
+
+    streams: int = 128
+    in_flight: int = 64
+    held_bytes: int = 64 << 20
+    unsent_bytes: int = 1 << 30
+    stall_seconds: float = 60.0
+    slow_bytes: int = 1 << 20
+    message_bytes: int = 256 << 20
+
+
+class StreamedCall(EndingCall):
+    """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread."""
+
+    front_end: str = GRPC
+
+    def __init__(
+        self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        self._answered, self._respond = answered, respond
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline of the stream; what one request may take is in its parameters."""
+        return self._stream.time_remaining()
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return the headers of the stream."""
+        return self._stream.invocation_metadata()
+
+    def answer(self, result: bytes | RequestError) -> None:
+        """Have the last response sent, or why there is none; empty: all have been sent."""
+        self._answered(result)
+
+    def respond(self, response: bytes) -> None:
+        """Have a response sent that is not the last one."""
+        self._respond(response)
+
+    def end(self) -> None:
+        """Say that the call is over. Calling it again does nothing."""
+        self._answered = self._respond = _ignore  # which held the request, and so its tensors
+        super().end()
+
+
+def _ignore(_answer: bytes | RequestError) -> None:
+    """Drop an answer that comes after the call's end."""
+
+
+class Execute(Protocol):
+    """Has a request executed. The call is answered, perhaps at once."""
+
+    def __call__(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
+        """Begin."""
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A request that has been read. `ticket`: where it stands among those whose answers are kept in order."""
+
+    request: StreamedRequest
+    arrival_ns: int
+    ticket: OrderTicket["_Answer"]
+    call: StreamedCall | None = None
+
+    @property
+    def sequence(self) -> SequenceKey | None:
+        return self.request.sequence
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """`error` is also in the message. Nothing is sent of an empty one. `is_last`: of its request."""
+
+    message: bytes
+    call: StreamedCall
+    error: RequestError | None = None
+    is_last: bool = True
+
+
+class Stream:
+    """The messages of one call."""
+
+    def __init__(self, call: GrpcCall, execute: Execute, order_of: OrderOf, limits: StreamLimits) -> None:
+        self._call = call
+        self._execute = execute
+        self._order_of = order_of
+        self._limits = limits
+        self._errors_end_it = STATUS_HEADER in call.invocation_metadata()
+        self._calls: set[StreamedCall] = set()  # of requests that were read and whose answers are not sent
+        self._sequences: SequenceQueues[_Pending] = SequenceQueues()
+        self._order: AnswerOrder[_Answer] = AnswerOrder()
+        self._ready: deque[_Answer] = deque()
+        self._sending: list[_Answer] = []
+        self._half_closed = False  # the client sends nothing more
+        self._ended = False
+        self._refusal: RequestError | None = None  # how the stream ends when what is under way has been answered
+        self._give_up_s = 0.0  # when the answers that are being sent must have been taken, 0: none are
+        self.held_bytes = 0
+        self.unsent_bytes = 0
+
+    @property
+    def wants(self) -> bool:
+        """Whether a further request may come."""
+        is_open = not (self._half_closed or self._ended or self._refusal is not None)
+        return is_open and len(self._calls) < self._limits.in_flight and self.held_bytes < self._limits.held_bytes
+
+    def take(self, message: bytes) -> None:
+        """Have a request executed."""
+        arrival_ns, problem = time.monotonic_ns(), ""
+        try:
+            request = StreamedRequest.of(message)
+        except MalformedRequestError as error:
+            request, problem = StreamedRequest(b"", b"", [], None, len(message)), str(error)
+        work = _Pending(request, arrival_ns, self._order.ticket(self._lines_of(request)))
+        work.call = StreamedCall(self._call, partial(self._answered, work), partial(self._responded, work))
+        self._calls.add(work.call)
+        self.held_bytes += request.size_bytes
+        begins = self._sequences.enter(work)
+        if problem:
+            work.call.answer(RequestError(StatusCode.INVALID_ARGUMENT, problem))
+        elif begins:
+            self._begin(work)
+
+    def half_closed(self) -> None:
+        """The client sends no further request."""
+        self._half_closed = True
+        self._send()
+
+    def refuse(self, error: RequestError) -> None:
+        """Read nothing more; when what is under way has been answered, end with this error. From any thread."""
+        self._refusal = error
+        self._call.on_loop(self._send)
+
+    def progressed(self) -> None:
+        """Send on, if what has been sent has left."""
+        if self._sending and not self._call.unsent_bytes:
+            sent, self._sending, self._give_up_s = self._sending, [], 0.0
+            for answer in sent:
+                self._sent(answer)
+            self._send()
+            self._call.read_on()
+
+    def end(self) -> None:
+        """Cancel everything that is under way, because the call is over."""
+        self._ended = True
+        calls, self._calls = self._calls, set()
+        self._sequences.clear()
+        self._order.clear()
+        self._ready.clear()
+        self._sending = []
+        self._give_up_s = 0.0
+        self.unsent_bytes = self.held_bytes = 0
+        for call in calls:
+            call.end()
+
+    def cancel(self) -> None:
+        """Have the call end. From any thread."""
+        self._call.cancel()
+
+    def stalled(self, now_s: float) -> bool:
+        """Whether answers have been waiting for too long to be taken by the client (CLOCK_MONOTONIC)."""
+        return 0 < self._give_up_s < now_s
+
+    # -- requests
+
+    def _lines_of(self, request: StreamedRequest) -> list[str]:
+        """Return the lines of requests that are answered in order which this one stands in."""
+        model = self._order_of(request.header)
+        lines = [] if request.request_id else [WITHOUT_ID]
+        return lines if model is None else [*lines, model]
+
+    def _begin(self, work: _Pending) -> None:
+        call = work.call
+        assert call is not None, "made with it"
+        try:
+            self._execute(work.request, call, work.arrival_ns)
+        except RequestError as error:
+            call.answer(error)
+        except Exception:
+            _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
+            call.answer(RequestError(StatusCode.INTERNAL, "internal error, see the server's log"))
+
+    def _answered(self, work: _Pending, result: bytes | RequestError) -> None:
+        """A request has its last response; the next one of its sequence may begin."""
+        call = work.call
+        if call not in self._calls or call is None:
+            return
+        answer = _Answer(b"", call)
+        if isinstance(result, RequestError):
+            answer = _Answer(failure(result.message, work.request.request_id), call, result.without_traceback())
+        elif result:
+            message, limit = success(result), self._limits.message_bytes
+            answer = _Answer(message, call)
+            if len(message) > limit:
+                text = f"the answer has {len(message)} bytes, {limit} are possible"
+                error = RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
+                answer = _Answer(failure(error.message, work.request.request_id), call, error)
+        self.held_bytes += len(answer.message) - work.request.size_bytes
+        self.unsent_bytes += len(answer.message)
+        self._ready.extend(self._order.put(work.ticket, answer))
+        following = self._sequences.leave(work)
+        self._send()
+        if following is not None:
+            self._begin(following)
+        work.call = None  # which refers to it
+        self._call.read_on()
+
+    def _responded(self, work: _Pending, response: bytes) -> None:
+        """A response is there that is not the last one of its request."""
+        call = work.call
+        if call is not None and call in self._calls:
+            answer = _Answer(success(response, is_final=False), call, is_last=False)
+            self.held_bytes += len(answer.message)
+            self.unsent_bytes += len(answer.message)
+            self._ready.append(answer)
+            self._send()
+
+    # -- answers
+
+    def _send(self) -> None:
+        """Send what is ready, if nothing is on its way; end the call after the last one."""
+        if self._ended or self._sending:
+            return
+        messages: list[bytes] = []
+        size_bytes = 0
+        while self._ready and size_bytes < SEND_BYTES:
+            answer = self._ready.popleft()
+            if answer.error is not None and self._ends_with(answer.error):
+                self._call.send(messages)
+                self._call.finish(answer.error)
+                return
+            if answer.message:
+                messages.append(answer.message)
+                size_bytes += len(answer.message)
+                self._sending.append(answer)
+            else:
+                self._sent(answer)
+        if messages:
+            self._give_up_s = time.monotonic() + self._limits.stall_seconds + size_bytes / self._limits.slow_bytes
+            self._call.send(messages)
+        elif not self._calls and (self._half_closed or self._refusal is not None):
+            self._call.finish(self._refusal)
+
+    def _ends_with(self, error: RequestError) -> bool:
+        """Whether the error is one of the whole stream. Only the stream has a deadline that can pass."""
+        return self._errors_end_it or error.code is StatusCode.DEADLINE_EXCEEDED
+
+    def _sent(self, answer: _Answer) -> None:
+        self.held_bytes -= len(answer.message)
+        self.unsent_bytes -= len(answer.message)
+        if answer.is_last:
+            self._calls.discard(answer.call)
+            answer.call.end()
+
+
+class Streams:
+    """All streams of a front end. `order_of`: see Inference. Methods are for the loop's thread, properties for any."""
+
+    def __init__(self, order_of: OrderOf, limits: StreamLimits) -> None:
+        self.limits = limits
+        self._order_of = order_of
+        self._streams: set[Stream] = set()
+        self._refusal = ""
+
+    def open(self, call: GrpcCall, execute: Execute) -> Stream:
+        """Return who deals with a call's requests. Raises RequestError (UNAVAILABLE) for one stream too many."""
+        if self._refusal:
+            unavailable(self._refusal)
+        if len(self._streams) >= self.limits.streams:
+            unavailable(f"{self.limits.streams} streams are open already")
+        stream = Stream(call, execute, self._order_of, self.limits)
+        self._streams.add(stream)
+        call.add_callback(lambda: self._streams.discard(stream))
+        return stream
+
+    def refuse(self, reason: str) -> None:
+        """Accept no further stream and no further request; end the streams when what is under way is answered."""
+        self._refusal = reason
+        for stream in tuple(self._streams):
+            stream.refuse(RequestError(StatusCode.UNAVAILABLE, reason))
+
+    @property
+    def count(self) -> int:
+        """How many streams are open."""
+        return len(self._streams)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes of answers of all streams wait to be sent."""
+        return sum(stream.unsent_bytes for stream in tuple(self._streams))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no stream any more, so that every answer has been sent."""
+        return not self._streams
+
+    def look(self) -> None:
+        """Look after the streams. To be called every PERIOD_S."""
+        self.end_stalled()
+        self.bound_unsent()
+
+    def end_stalled(self) -> int:
+        """End the streams whose clients do not take their answers; return how many."""
+        now_s = time.monotonic()
+        stalled = [stream for stream in tuple(self._streams) if stream.stalled(now_s)]
+        for stream in stalled:
+            _log.info("a stream is ended, because its client has read no answer for %.0f s", self.limits.stall_seconds)
+            stream.cancel()
+        return len(stalled)
+
+    def bound_unsent(self) -> bool:
+        """End the stream with most unsent answers if there are too many of them altogether; say whether it was so."""
+        if self.unsent_bytes <= self.limits.unsent_bytes:
+            return False
+        largest = max(tuple(self._streams), key=lambda stream: stream.unsent_bytes)
+        _log.warning(
+            "a stream is ended, because its client does not read answers: %d bytes wait to be sent",
+            largest.unsent_bytes,
+        )
+        largest.cancel()
+        return True
+
+    def end_largest(self) -> bool:
+        """End the stream that holds most, because memory is full; False if none holds much."""
+        largest = max(tuple(self._streams), key=lambda stream: stream.held_bytes, default=None)
+        if largest is None or largest.held_bytes < WORTH_BYTES:
+            return False
+        _log.warning("a stream is ended, because memory is full and it holds %d bytes", largest.held_bytes)
+        largest.cancel()
+        return True

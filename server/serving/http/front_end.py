@@ -1,0 +1,159 @@
+"""The ports of HTTP and of the metrics: sockets, and what is served there, on the front end's event loop."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gangway.server.access import Ports, port_of, socket_address
+from gangway.server.descriptors import max_connections
+from gangway.server.models.served import Models
+from gangway.server.options.endpoints import HttpOptions, MetricsOptions
+from gangway.server.serving.http.call import Site
+from gangway.server.serving.http.http1 import Connection
+from gangway.server.serving.http.metrics_site import MetricsSite
+from gangway.server.serving.http.site import Begin, HttpSite
+from gangway.server.serving.http.watching import Watchers
+from gangway.server.serving.limits import ConnectionLimit
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.metrics import Exposition
+from gangway.server.serving.pending import Offload
+from gangway.server.serving.protocol import AnyMethod
+from gangway.server.serving.tls import Certificates, TlsListener
+from gangway.server.serving.watch import Watch
+from gangway.server.serving.wrong_port import Refusal
+from gangway.server.threads import CountingPool
+
+BACKLOG: Final = 1024
+MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open
+READY_THREADS: Final = 2  # are started before the first request
+MAX_WORK: Final = 256  # that waits for the loop's threads
+IDLE_TIMEOUT_SECONDS: Final = 5.0
+UNREAD_MILLISECONDS: Final = 30_000  # without reading its answer, after which a client counts as gone
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+
+
+class HttpFrontEnd:
+    """Serves two addresses. `max_in_flight` requests of methods that may block may have a thread each.
+
+    `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
+    see ConnectionLimit. Raises TlsError or OSError if certificates cannot be used, NoThreadError.
+
+    `serving` runs.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        methods: Mapping[str, AnyMethod],
+        models: Callable[[], Models],
+        max_in_flight: int,
+        options: HttpOptions,
+        ports: Ports,
+        serving: ServingLoop,
+        watch: Watch | None = None,
+        is_short: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._ports = ports
+        self._reuse_port = options.reuse_port
+        self._certificates = Certificates(options.tls, ("http/1.1",)) if options.tls else None
+        self._serving = serving
+        self._threads = CountingPool(max_in_flight, "http", READY_THREADS)
+        limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
+        threads = Offload(self._threads.submit, serving.call, limit.limit, "too many requests at once")
+        work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
+        watchers = None if watch is None else Watchers(watch, serving.loop)
+        self._site = HttpSite(begin, methods, models, options, ports, threads, work, limit, watchers)
+        self._sites: list[Site] = [self._site]
+        self._listeners: list[asyncio.Server | TlsListener] = []
+        self._refusals: list[Refusal] = []
+
+    def listen(self, target: str) -> str:
+        """Serve HTTP at "host:port", and return it with the port it has; do nothing for "".
+
+        Raises OSError, whose text is for the user.
+        """
+        if not target:
+            return ""
+        try:
+            listening = _bound(target, self._reuse_port)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise OSError(f"cannot listen on {target} for HTTP: {reason}") from None
+        self._ports.http = address = port_of(target, int(listening.getsockname()[1]))
+        self._serving.run(self._serve(listening, self._site, self._certificates))
+        return address
+
+    def listen_for_metrics(self, options: MetricsOptions, exposition: Exposition) -> str:
+        """Serve the metrics; return where, "" if they are off. Raises OSError, whose text is for the user."""
+        target = options.target
+        if not target:
+            return ""
+        try:
+            listening = _bound(target, options.reuse_port)
+        except OSError as error:
+            raise OSError(f"cannot serve metrics on {target}: {error.strerror or error}") from error
+        site = MetricsSite(exposition, self._serving.loop.call_soon, self._ports)
+        self._sites.append(site)
+        self._serving.run(self._serve(listening, site, None))
+        return port_of(target, int(listening.getsockname()[1]))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the kernel has every byte of every answer; also if it was never started."""
+        if not self._listeners:
+            return True
+        try:
+            return self._serving.run(self._sent(), IDLE_TIMEOUT_SECONDS)
+        except TimeoutError:
+            return False
+
+    def stop(self) -> None:
+        """Close every connection. Calling it again does nothing."""
+        if self._listeners:
+            self._serving.run(self._close())
+            self._listeners.clear()
+        self._threads.shutdown()
+
+    async def _serve(self, listening: socket.socket, site: Site, certificates: Certificates | None) -> None:
+        loop = self._serving.loop
+        site.thread = threading.get_ident()
+        refusal = Refusal(lambda: site.elsewhere, site.limit, loop)
+        site.refuse_grpc = refusal.take
+        self._refusals.append(refusal)
+        if certificates is None:
+            server = await loop.create_server(lambda: Connection(site, loop), sock=listening, backlog=BACKLOG)
+            self._listeners.append(server)
+        else:
+            self._listeners.append(TlsListener(loop, listening, certificates, lambda: Connection(site, loop)))
+
+    async def _sent(self) -> bool:
+        connections = (connection for site in self._sites for connection in site.connections)
+        return all(connection.transport.get_write_buffer_size() == 0 for connection in connections)
+
+    async def _close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for site in self._sites:
+            for connection in list(site.connections):
+                connection.transport.abort()
+        for refusal in self._refusals:
+            refusal.close()
+
+
+def _bound(target: str, reuse_port: bool) -> socket.socket:
+    """Return a socket that listens at "host:port". Raises OSError."""
+    host, port, family = socket_address(target)
+    both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+    listening = socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, reuse_port=reuse_port, dualstack_ipv6=both
+    )
+    # Accepted connections inherit these.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        listening.setsockopt(socket.IPPROTO_TCP, option, value)
+    listening.setblocking(False)
+    return listening

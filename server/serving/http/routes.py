@@ -1,0 +1,372 @@
+"""Paths of the HTTP protocol: which method of the service each of them stands for, and how it is answered.
+
+The methods that are served come from `serving/process.py`. A path whose method is missing there is answered with 501.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
+
+from google.protobuf.message import Message
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import invalid
+from gangway.server.models.message_json import to_json
+from gangway.server.serving.http.json_text import (
+    MAX_INT64,
+    dump,
+    kind_of,
+    number_in,
+    shown,
+    string_of,
+    utf8,
+)
+from gangway.server.serving.http.replies import Reply, json_reply
+
+MAX_PATH_BYTES = 4096
+
+OperationName: TypeAlias = Literal[
+    "live", "ready", "metadata",
+    "model_ready", "model_metadata", "model_config", "model_statistics",
+    "infer", "generate", "generate_stream",
+    "index", "load", "unload",
+    "system_status", "system_register", "system_unregister",
+    "cuda_status", "cuda_register", "cuda_unregister",
+    "trace", "logging",
+    "page", "state", "events",
+]  # fmt: skip
+
+_UNDER_A_MODEL: dict[str, OperationName] = {
+    "ready": "model_ready",
+    "config": "model_config",
+    "stats": "model_statistics",
+    "infer": "infer",
+    "generate": "generate",
+    "generate_stream": "generate_stream",
+}
+_HEALTH: dict[str, OperationName] = {"live": "live", "ready": "ready"}
+_CONTROL: dict[str, OperationName] = {"load": "load", "unload": "unload"}
+_SYSTEM: dict[str, OperationName] = {
+    "status": "system_status",
+    "register": "system_register",
+    "unregister": "system_unregister",
+}
+_CUDA: dict[str, OperationName] = {
+    "status": "cuda_status",
+    "register": "cuda_register",
+    "unregister": "cuda_unregister",
+}
+
+
+HEALTH: frozenset[OperationName] = frozenset({"live", "ready", "model_ready"})
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a path names. Empty strings: not given."""
+
+    operation: OperationName
+    model: str = ""
+    version: str = ""
+    region: str = ""
+    repository: str = ""
+
+
+def route_of(raw_path: bytes) -> Route | None:
+    """Return the route of a path as it came, None if there is no such path."""
+    if raw_path == b"/":
+        return Route("page")
+    return _route_of(raw_path) if len(raw_path) <= MAX_PATH_BYTES and raw_path.startswith(b"/v2") else None
+
+
+@lru_cache(maxsize=1024)
+def _route_of(raw_path: bytes) -> Route | None:
+    try:
+        segments = [unquote(segment, errors="strict") for segment in raw_path.decode("ascii").split("/")]
+    except UnicodeDecodeError:
+        return None
+    match segments[1:]:
+        case ["v2"]:
+            return Route("metadata")
+        case ["v2", "health", state] if state in _HEALTH:
+            return Route(_HEALTH[state])
+        case ["v2", "logging"]:
+            return Route("logging")
+        case ["v2", "gangway", "state"]:
+            return Route("state")
+        case ["v2", "gangway", "events"]:
+            return Route("events")
+        case ["v2", "trace", "setting"]:
+            return Route("trace")
+        case ["v2", "models", "stats"]:
+            return Route("model_statistics")
+        case ["v2", "models", model, "trace", "setting"] if model:
+            return Route("trace", model=model)
+        case ["v2", "models", model, "versions", version, *rest] if model and version:
+            return _model_route(model, version, rest)
+        case ["v2", "models", model, *rest] if model:
+            return _model_route(model, "", rest)
+        case ["v2", "repository", *rest]:
+            return _repository_route(rest)
+        case ["v2", "systemsharedmemory", *rest]:
+            return _memory_route(rest, _SYSTEM)
+        case ["v2", "cudasharedmemory", *rest]:
+            return _memory_route(rest, _CUDA)
+    return None
+
+
+def _model_route(model: str, version: str, rest: list[str]) -> Route | None:
+    match rest:
+        case []:
+            return Route("model_metadata", model, version)
+        case [action] if action in _UNDER_A_MODEL:
+            return Route(_UNDER_A_MODEL[action], model, version)
+    return None
+
+
+def _repository_route(rest: list[str]) -> Route | None:
+    """`repository/[NAME/]index` and `repository/[NAME/]models/MODEL/load`."""
+    match rest:
+        case ["index"]:
+            return Route("index")
+        case ["models", model, action] if model and action in _CONTROL:
+            return Route(_CONTROL[action], model=model)
+        case [repository, "index"]:
+            return Route("index", repository=repository)
+        case [repository, "models", model, action] if model and action in _CONTROL:
+            return Route(_CONTROL[action], model=model, repository=repository)
+    return None
+
+
+def _memory_route(rest: list[str], actions: dict[str, OperationName]) -> Route | None:
+    match rest:
+        case ["status" | "unregister" as action]:
+            return Route(actions[action])
+        case ["region", region, action] if region and action in actions:
+            return Route(actions[action], region=region)
+    return None
+
+
+Content = Mapping[str, Any]  # the request's JSON object
+MAX_UINT32: Final = 2**32 - 1
+DONE: Final = Reply(200)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of the service in HTTP's spelling: its name there, JSON to its request, its response to a reply.
+
+    Both translations may raise RequestError.
+    """
+
+    method: str
+    request: Callable[[Route, Content], Message]
+    reply: Callable[[Any], Reply]
+
+
+def _model(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]:
+    return lambda route, _: kind(name=route.model, version=route.version)
+
+
+def _region(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]:
+    return lambda route, _: kind(name=route.region)
+
+
+def _health(good: bool, state: str = "") -> Reply:
+    """Triton's clients look at the status alone; KServe's reads the body that its specification has."""
+    return Reply(200 if good else 400, (dump({state: good}),) if state else ())
+
+
+def _message_reply(response: Message) -> Reply:
+    return json_reply(to_json(response))
+
+
+def _index_request(route: Route, content: Content) -> Message:
+    ready = content.get("ready", False)
+    if not isinstance(ready, bool):
+        invalid(f"repository index: expected a boolean as 'ready', got {kind_of(ready)}")
+    return pb.RepositoryIndexRequest(repository_name=route.repository, ready=ready)
+
+
+def _index_reply(response: pb.RepositoryIndexResponse) -> Reply:
+    return json_reply([{name: value for name, value in to_json(model).items() if value} for model in response.models])
+
+
+def _load_request(route: Route, content: Content) -> Message:
+    request = pb.RepositoryModelLoadRequest(repository_name=route.repository, model_name=route.model)
+    _set_repository_parameters(request.parameters, content, f"load of model '{route.model}'")
+    return request
+
+
+def _unload_request(route: Route, content: Content) -> Message:
+    request = pb.RepositoryModelUnloadRequest(repository_name=route.repository, model_name=route.model)
+    _set_repository_parameters(request.parameters, content, f"unload of model '{route.model}'")
+    return request
+
+
+def _set_repository_parameters(target: Any, content: Content, where: str) -> None:
+    parameters = content.get("parameters", {})
+    if not isinstance(parameters, dict):
+        invalid(f"{where}: expected 'parameters' to be an object, got {kind_of(parameters)}")
+    for name, value in parameters.items():
+        match value:
+            case bool():
+                target[name].bool_param = value
+            case int() if -MAX_INT64 - 1 <= value <= MAX_INT64:
+                target[name].int64_param = value
+            case str() if name.startswith("file:"):
+                target[name].bytes_param = _base64(value, f"{where}: parameter '{name}'")
+            case str():
+                target[name].string_param = utf8(value, f"{where}: parameter '{name}'")
+            case _:
+                invalid(
+                    f"{where}: parameter '{name}': expected a string, an integer or a boolean, got {kind_of(value)}"
+                )
+
+
+def _system_register(route: Route, content: Content) -> Message:
+    where = f"shared memory region '{route.region}'"
+    return pb.SystemSharedMemoryRegisterRequest(
+        name=route.region,
+        key=string_of(content, "key", where),
+        offset=number_in(content, "offset", where, default=0),
+        byte_size=number_in(content, "byte_size", where),
+    )
+
+
+def _cuda_register(route: Route, content: Content) -> Message:
+    where = f"shared memory region '{route.region}'"
+    handle = content.get("raw_handle")
+    if not isinstance(handle, dict):
+        invalid(f"{where}: expected an object as 'raw_handle', got {kind_of(handle)}")
+    device_id = number_in(content, "device_id", where)
+    if device_id > MAX_INT64:
+        invalid(f"{where}: there is no device {device_id}")
+    return pb.CudaSharedMemoryRegisterRequest(
+        name=route.region,
+        raw_handle=_base64(string_of(handle, "b64", where), where),
+        device_id=device_id,
+        byte_size=number_in(content, "byte_size", where),
+    )
+
+
+def _base64(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        invalid(f"{where}: not base64: {error}")
+
+
+def _regions_reply(response: Any) -> Reply:
+    return json_reply([to_json(response.regions[name]) for name in sorted(response.regions)])
+
+
+def _trace_request(route: Route, content: Content) -> Message:
+    """A setting is a string, a list of strings, or null, which takes it back; numbers count as their text."""
+    request = pb.TraceSettingRequest(model_name=route.model)
+    for name, value in content.items():
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(item, str | int) for item in values):
+            invalid(f"trace setting '{name}': expected strings, got {shown(value)}")
+        request.settings[name].value.extend(utf8(_setting_text(item), f"trace setting '{name}'") for item in values)
+    return request
+
+
+def _setting_text(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _trace_reply(response: pb.TraceSettingResponse) -> Reply:
+    settings: dict[str, Any] = {}
+    for name in sorted(response.settings):
+        values = list(response.settings[name].value)
+        settings[name] = values[0] if len(values) == 1 and name != "trace_level" else values
+    return json_reply(settings)
+
+
+def _log_request(_: Route, content: Content) -> Message:
+    request = pb.LogSettingsRequest()
+    for name, value in content.items():
+        match value:
+            case bool():
+                request.settings[name].bool_param = value
+            case int() if 0 <= value <= MAX_UINT32:
+                request.settings[name].uint32_param = value
+            case str():
+                request.settings[name].string_param = utf8(value, f"log setting '{name}'")
+            case _:
+                invalid(f"log setting '{name}': expected a string, a boolean or a number from 0, got {shown(value)}")
+    return request
+
+
+def _log_reply(response: pb.LogSettingsResponse) -> Reply:
+    settings = {}
+    for name in sorted(response.settings):
+        choice = response.settings[name].WhichOneof("parameter_choice")
+        settings[name] = getattr(response.settings[name], choice) if choice else None
+    return json_reply(settings)
+
+
+_LOGGING = Operation("LogSettings", _log_request, _log_reply)
+_TRACE = Operation("TraceSetting", _trace_request, _trace_reply)
+_DONE = lambda _: DONE  # noqa: E731
+
+# operation -> HTTP method -> what it is
+OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
+    "live": {"GET": Operation("ServerLive", lambda *_: pb.ServerLiveRequest(), lambda r: _health(r.live, "live"))},
+    "ready": {"GET": Operation("ServerReady", lambda *_: pb.ServerReadyRequest(), lambda r: _health(r.ready, "ready"))},
+    "metadata": {"GET": Operation("ServerMetadata", lambda *_: pb.ServerMetadataRequest(), _message_reply)},
+    "model_ready": {"GET": Operation("ModelReady", _model(pb.ModelReadyRequest), lambda r: _health(r.ready))},
+    "model_metadata": {"GET": Operation("ModelMetadata", _model(pb.ModelMetadataRequest), _message_reply)},
+    "model_config": {
+        "GET": Operation("ModelConfig", _model(pb.ModelConfigRequest), lambda r: _message_reply(r.config)),
+    },
+    "model_statistics": {"GET": Operation("ModelStatistics", _model(pb.ModelStatisticsRequest), _message_reply)},
+    "index": {"POST": Operation("RepositoryIndex", _index_request, _index_reply)},
+    "load": {"POST": Operation("RepositoryModelLoad", _load_request, _DONE)},
+    "unload": {"POST": Operation("RepositoryModelUnload", _unload_request, _DONE)},
+    "system_status": {
+        "GET": Operation("SystemSharedMemoryStatus", _region(pb.SystemSharedMemoryStatusRequest), _regions_reply),
+    },
+    "system_register": {"POST": Operation("SystemSharedMemoryRegister", _system_register, _DONE)},
+    "system_unregister": {
+        "POST": Operation("SystemSharedMemoryUnregister", _region(pb.SystemSharedMemoryUnregisterRequest), _DONE),
+    },
+    "cuda_status": {
+        "GET": Operation("CudaSharedMemoryStatus", _region(pb.CudaSharedMemoryStatusRequest), _regions_reply),
+    },
+    "cuda_register": {"POST": Operation("CudaSharedMemoryRegister", _cuda_register, _DONE)},
+    "cuda_unregister": {
+        "POST": Operation("CudaSharedMemoryUnregister", _region(pb.CudaSharedMemoryUnregisterRequest), _DONE),
+    },
+    "trace": {
+        "GET": Operation("TraceSetting", lambda route, _: _trace_request(route, {}), _trace_reply),
+        "POST": _TRACE,
+    },
+    "logging": {
+        "GET": Operation("LogSettings", lambda route, _: _log_request(route, {}), _log_reply),
+        "POST": _LOGGING,
+    },
+}
+
+
+INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
+WATCHING = frozenset({"page", "state", "events"})  # always GET; no method of the service: see `watching.py`
+
+
+def verbs_of(route: Route) -> tuple[str, ...]:
+    """Return the HTTP methods that a path has."""
+    if route.operation in WATCHING:
+        return ("GET",)
+    return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
+
+
+def method_of(route: Route, verb: str) -> str:
+    """Return the method of the service that a route stands for, or, of those of WATCHING, is restricted with."""
+    if route.operation in WATCHING:
+        return "ModelStatistics"
+    return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method

@@ -1,0 +1,316 @@
+"""What the port of HTTP serves: from a complete request to its reply.
+
+Health and the page are answered at once. Inference begins at once, too, and needs no thread. Large JSON, compressed
+bodies and answers that are to be compressed go to few threads. Methods that wait for others (models that are loaded,
+changes that all front ends make) have a thread each.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
+from gangway.server.errors import RequestError, invalid, unsupported
+from gangway.server.models.served import Models
+from gangway.server.options.endpoints import HttpOptions
+from gangway.server.requests.contents import Raws
+from gangway.server.serving.http.call import HttpCall, Site
+from gangway.server.serving.http.infer import (
+    BinaryOutputs,
+    JsonRequest,
+    JsonRequests,
+    JsonResponses,
+    generate_reply,
+    most_body_bytes,
+    read_generate,
+    read_raw,
+)
+from gangway.server.serving.http.json_text import parse_object
+from gangway.server.serving.http.replies import (
+    MIN_BYTES,
+    HttpError,
+    Reply,
+    accepted,
+    deflate,
+    error_text,
+    inflate,
+    refusal,
+)
+from gangway.server.serving.http.routes import (
+    HEALTH,
+    INFERENCES,
+    OPERATIONS,
+    WATCHING,
+    Route,
+    method_of,
+    route_of,
+    verbs_of,
+)
+from gangway.server.serving.http.watching import Watchers, page
+from gangway.server.serving.limits import ConnectionLimit
+from gangway.server.serving.pending import Offload, Pending, drive
+from gangway.server.serving.protocol import AnyMethod
+from gangway.server.threads import NoThreadError
+
+_log = logging.getLogger(__name__)
+
+MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
+QUICK_BYTES: Final = 16 * 1024  # of JSON, read or written, take no longer than the loop has
+QUICK_INFLATED_BYTES: Final = 64 * 1024
+HEADER_LENGTH: Final = b"inference-header-content-length"
+FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
+
+
+class Begin(Protocol):
+    """`Inference.begin`."""
+
+    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
+        """Execute a request, of whose end `call.answer` is told."""
+
+
+class HttpSite(Site):
+    """Routes of the protocol, inference, and what watchers see. `watchers` None: the server cannot be watched.
+
+    `threads`: for methods that block. `work`: threads for what takes long.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        methods: Mapping[str, AnyMethod],
+        models: Callable[[], Models],
+        options: HttpOptions,
+        ports: Ports,
+        threads: Offload,
+        work: Offload,
+        limit: ConnectionLimit,
+        watchers: Watchers | None = None,
+    ) -> None:
+        super().__init__(limit)
+        self._begin = begin
+        self._methods = methods
+        self._models = models
+        self._max_body_bytes = options.max_body_bytes
+        self._restrictions: Restrictions = options.restrictions
+        self._ports = ports
+        self._threads = threads
+        self._work = work
+        self._watchers = watchers
+        self._held_bytes = 0
+        self._requests = JsonRequests()
+        self._responses = JsonResponses()
+
+    # -- what a connection asks
+
+    def open(self, call: HttpCall) -> Reply | None:
+        """Refuse what has no route, is restricted, or is too large.
+
+        What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
+        all. One that asks first (Expect) may never send it, so the begin of its next request is unknown.
+        """
+        closes = b"expect" in call.headers
+        try:
+            call.route = route = self._route(call)
+            self._admit(route, call)
+            if route.operation not in HEALTH and self.limit.is_reserved(call.connection):
+                raise HttpError(503, "too many connections", closes=True)
+            if call.length > self._max_body_bytes:
+                raise self._too_large(closes)
+            memory_budget().take(call.length)  # what is received is counted again
+        except HttpError as error:
+            return error.reply
+        except MemoryFullError as error:
+            return HttpError(503, str(error), closes=closes).reply
+        return None
+
+    def begin(self, call: HttpCall) -> None:
+        """Answer a request that is complete."""
+        call.arrival_ns = time.monotonic_ns()
+        drive(self._answer(call))
+
+    def take(self, call: HttpCall, size_bytes: int) -> Reply | None:
+        """Count some of a body; refuse what is too much."""
+        closes = b"expect" in call.headers
+        self._held_bytes += size_bytes
+        if call.received_bytes > self._max_body_bytes:
+            return self._too_large(closes).reply
+        if self._held_bytes > MAX_HELD_BYTES:
+            return HttpError(503, "too many large requests at once", closes=closes).reply
+        try:
+            memory_budget().take(size_bytes)
+        except MemoryFullError as error:
+            return HttpError(503, str(error), closes=closes).reply
+        return None
+
+    def release(self, call: HttpCall) -> None:
+        """Count a body no more."""
+        self._held_bytes -= call.received_bytes
+        call.received_bytes = 0
+
+    def refusal(self, status: int, message: str) -> Reply:
+        """Return a refusal as JSON."""
+        return Reply(status, (error_text(message),))
+
+    @property
+    def elsewhere(self) -> str:
+        """What a client of gRPC is told."""
+        return f"this port speaks HTTP/1.1, not gRPC: {self._ports.text}"
+
+    # -- before the body
+
+    def _route(self, call: HttpCall) -> Route:
+        """Return what the path means. Raises HttpError: 404, 405."""
+        route = route_of(call.path)
+        if route is None or (route.operation in WATCHING and self._watchers is None):
+            raise HttpError(404, "Not Found")
+        verbs = verbs_of(route)
+        if call.method not in verbs:
+            allow = ", ".join(verbs)
+            raise HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
+        return route
+
+    def _admit(self, route: Route, call: HttpCall) -> None:
+        """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""
+        if not self._restrictions.groups or route.operation == "page":  # which holds nothing of this server
+            return
+        restriction = self._restrictions.of(CATEGORY_OF_METHOD[method_of(route, call.method)])
+        if restriction is not None and not restriction.admits([call.headers.get(restriction.key.encode(), b"")]):
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
+
+    def _too_large(self, closes: bool) -> HttpError:
+        return HttpError(413, f"the body has more than {self._max_body_bytes} bytes", closes=closes)
+
+    # -- the answer
+
+    async def _answer(self, call: HttpCall) -> None:
+        """Answer, also after any error."""
+        reply: Reply | None = FAILED
+        try:
+            reply = await self._reply(call)
+        except RequestError as error:
+            reply = refusal(error)
+        except HttpError as error:
+            reply = error.reply
+        except NoThreadError as error:
+            reply = HttpError(503, str(error)).reply
+        except Exception:
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL")
+        if reply is not None:
+            call.finish(reply)
+
+    async def _reply(self, call: HttpCall) -> Reply | None:
+        """Return the reply; None: it has been given. Raises RequestError, HttpError, NoThreadError."""
+        route, watchers = call.route, self._watchers
+        if route.operation in HEALTH:
+            return self._ask(route, call.method, b"")
+        if watchers is not None and route.operation in WATCHING:
+            match route.operation:
+                case "page":
+                    return page()
+                case "state":
+                    return await watchers.state()
+            await watchers.stream(call)
+            return None
+        if b"content-encoding" in call.headers:
+            await self._inflate(call)
+        match route.operation:
+            case "infer":
+                return await self._infer_reply(call)
+            case "generate" | "generate_stream":
+                return await self._generate(call)
+        return await self._threads.run(self._ask, route, call.method, call.body)
+
+    async def _inflate(self, call: HttpCall) -> None:
+        """Put a body as it was before its compression in its place. Raises HttpError or RequestError."""
+        encoding = call.headers[b"content-encoding"].decode("latin-1").strip().lower()
+        most_bytes = self._most_bytes(call.route)
+        if encoding == "identity" or (len(call.body) <= QUICK_BYTES and most_bytes <= QUICK_INFLATED_BYTES):
+            call.body = inflate(call.body, encoding, most_bytes)
+        else:
+            call.body = await self._work.run(inflate, call.body, encoding, most_bytes)
+
+    def _most_bytes(self, route: Route) -> int:
+        """Return how long a body may be when it is inflated. Raises RequestError for inference with no such model."""
+        if route.operation not in INFERENCES:
+            return self._max_body_bytes
+        most_bytes = most_body_bytes(self._models().find(route.model, route.version))
+        return self._max_body_bytes if most_bytes is None else min(most_bytes, self._max_body_bytes)
+
+    def _ask(self, route: Route, verb: str, body: bytes | memoryview) -> Reply:
+        """Have a method of the service answer. Raises RequestError."""
+        operation = OPERATIONS[route.operation][verb]
+        content = parse_object(body) if verb == "POST" else {}
+        method = self._methods.get(operation.method)
+        if method is None:
+            unsupported(f"{operation.method} is not supported by this server")
+        return operation.reply(method.answer(operation.request(route, content)))
+
+    async def _infer_reply(self, call: HttpCall) -> Reply:
+        body, model, version = memoryview(call.body), call.route.model, call.route.version
+        json_bytes = _json_bytes(call.headers, len(body))
+        request: JsonRequest
+        if json_bytes or HEADER_LENGTH not in call.headers:
+            request = await self._read(json_bytes, self._requests.read, model, version, body[:json_bytes])
+        else:
+            served = self._models().find(model, version)
+            request = await self._read(len(body), read_raw, served, version, body)
+        wanted, answered = request.binary_outputs, self._start(call, request, body[json_bytes:])
+        del body, request  # many that wait would hold their tensors twice
+        response = await answered
+        encoding = ""
+        if len(response) >= MIN_BYTES and b"accept-encoding" in call.headers:
+            encoding = accepted(call.headers[b"accept-encoding"].decode("latin-1"))
+        if encoding or (len(response) > QUICK_BYTES and not _all_binary(wanted)):
+            return await self._work.run(self._written, response, wanted, encoding)
+        return self._responses.reply(response, wanted)
+
+    def _written(self, response: bytes, wanted: BinaryOutputs, encoding: str) -> Reply:
+        """Return the reply, compressed as Triton does: clients ask for it by default, and expect it of tensors only."""
+        reply = self._responses.reply(response, wanted)
+        return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
+
+    async def _generate(self, call: HttpCall) -> Reply:
+        body, model = call.body, self._models().find(call.route.model, call.route.version)
+        request: JsonRequest = await self._read(len(body), read_generate, model, call.route.version, body)
+        answered = self._start(call, request, memoryview(b""))
+        del body, request
+        response = await answered
+        streamed = call.route.operation == "generate_stream"
+        if len(response) > QUICK_BYTES:
+            return await self._work.run(generate_reply, response, streamed)
+        return generate_reply(response, streamed)
+
+    async def _read(self, size_bytes: int, read: Callable[..., JsonRequest], *arguments: Any) -> JsonRequest:
+        """Understand so many bytes of a request. Raises RequestError."""
+        if size_bytes <= QUICK_BYTES:
+            return read(*arguments)
+        return await self._work.run(read, *arguments)
+
+    def _start(self, call: HttpCall, request: JsonRequest, binary: memoryview) -> Pending[bytes]:
+        """Have the request executed; return what becomes the serialised response. Raises RequestError."""
+        header, request_id = request.header, request.request_id
+        raws = request.raws(call.route.model, binary)
+        call.drop()
+        answered = call.expect_answer()
+        self._begin(header, request_id, raws, call, call.arrival_ns)
+        return answered
+
+
+def _all_binary(wanted: BinaryOutputs) -> bool:
+    """Whether no output is wanted as JSON."""
+    return all(binary for _, binary in wanted.named) if wanted.named else wanted.binary
+
+
+def _json_bytes(headers: Mapping[bytes, bytes], body_bytes: int) -> int:
+    """Return how many bytes of the body are JSON: all, if the header that says it is missing."""
+    text = headers.get(HEADER_LENGTH)
+    if text is None:
+        return body_bytes
+    if not (text.isdigit() and len(text) < 19 and int(text) <= body_bytes):
+        invalid(
+            f"Inference-Header-Content-Length: expected 0 to {body_bytes}, the length of the body, got"
+            f" '{text[:40].decode('latin-1')}'"
+        )
+    return int(text)

@@ -1,0 +1,143 @@
+"""Those who watch the server over HTTP: the page, its stream of states, and one state.
+
+A thread looks at the server while anybody watches, and tells the event loop each state once for all. It ends with the
+last watcher. A watcher that does not read is dropped, so that what waits for it does not grow.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from gangway.server.serving.http.call import HttpCall
+from gangway.server.serving.http.json_text import dump
+from gangway.server.serving.http.replies import EVENTS, JSON, HttpError, Reply
+from gangway.server.serving.pending import Pending
+from gangway.server.serving.watch import Watch
+from gangway.server.threads import NO_THREAD
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 1.0  # between two states, if they are made quickly
+MOST_SHARE: Final = 0.01  # of the thread's time that making states may take: with very many models they are rarer
+LONGEST_PERIOD_S: Final = 10.0
+MAX_WATCHERS: Final = 16
+MAX_BEHIND: Final = 5  # states in a row that a watcher does not take
+SEND_BUFFER_BYTES: Final = 16 * 1024  # of the kernel, for each watcher; it doubles that
+HTML: Final = b"text/html; charset=utf-8"
+
+
+@lru_cache(maxsize=1)
+def page() -> Reply:
+    """Return the page, which asks for everything else itself."""
+    return Reply(200, (Path(__file__).with_name("watch.html").read_bytes(),), HTML)
+
+
+class Watchers:
+    """All watchers of a front end. For the event loop's thread, but for `_run`, which is a thread's."""
+
+    def __init__(self, watch: Watch, loop: asyncio.AbstractEventLoop) -> None:
+        self._watch = watch
+        self._loop = loop
+        self._count = 0
+        self._waiting: set[Pending[bytes | None]] = set()  # for the next state
+        self._stop = threading.Event()
+        self._turn = threading.Lock()  # the thread before may not have ended yet
+
+    async def state(self) -> Reply:
+        """Return the next state. Raises HttpError if there are too many watchers, no thread, or no state."""
+        with self._watching():
+            content = await self._next()
+        if content is None:
+            raise HttpError(500, "internal error, see the server's log")
+        return Reply(200, (content,), JSON)
+
+    async def stream(self, call: HttpCall) -> None:
+        """Send states as server-sent events until the watcher has gone. Raises HttpError before the first byte."""
+        with self._watching():
+            transport = call.begin_stream(EVENTS)
+            _limit_buffer(transport)
+            next_state: Pending[bytes | None] = Pending()
+            is_there = call.add_callback(lambda: next_state.settle(None))
+            behind = 0
+            while is_there and not call.is_answered:
+                next_state = self._next()
+                if (content := await next_state) is None:  # it has left, or a state cannot be had
+                    break
+                if not transport.get_write_buffer_size():
+                    behind = 0
+                    call.send(b"data: %b\n\n" % content)
+                elif (behind := behind + 1) == MAX_BEHIND:
+                    transport.abort()
+            self._waiting.discard(next_state)
+        call.send(b"")
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        if self._count == MAX_WATCHERS:
+            raise HttpError(503, f"{MAX_WATCHERS} clients watch already, which is the limit")
+        if not self._count:
+            self._stop = threading.Event()
+            thread = threading.Thread(target=self._run, args=(self._stop,), name="watch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                raise HttpError(503, NO_THREAD) from None
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._stop.set()
+
+    def _next(self) -> Pending[bytes | None]:
+        waiter: Pending[bytes | None] = Pending()
+        self._waiting.add(waiter)
+        return waiter
+
+    def _tell(self, content: bytes | None) -> None:
+        """Hand a state to all who wait; None: there was an error."""
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            waiter.settle(content)
+
+    def _run(self, stop: threading.Event) -> None:
+        loop = self._loop
+        with self._turn, suppress(RuntimeError):  # the loop is closed
+            while not stop.is_set():
+                try:
+                    self._look(stop)
+                except Exception:
+                    if loop.is_closed():
+                        return
+                    _log.exception("watching the server failed; its watchers are told 500")
+                    loop.call_soon_threadsafe(self._tell, None)
+                    stop.wait(PERIOD_S)
+
+    def _look(self, stop: threading.Event) -> None:
+        watch, period_s = self._watch, PERIOD_S
+        watch.begin()
+        next_s = time.monotonic() + period_s
+        while not stop.wait(watch.sample_s):
+            watch.sample()
+            if time.monotonic() >= next_s:
+                begin_s = time.thread_time()
+                content = dump(watch.state())
+                self._loop.call_soon_threadsafe(self._tell, content)
+                spent_s = time.thread_time() - begin_s
+                period_s = min(max(PERIOD_S, spent_s / MOST_SHARE), LONGEST_PERIOD_S)
+                next_s = max(next_s + PERIOD_S, time.monotonic() + period_s - watch.sample_s)
+        watch.end()
+
+
+def _limit_buffer(transport: asyncio.Transport) -> None:
+    """Have the kernel hold little that a watcher has not read."""
+    with suppress(OSError), transport.get_extra_info("socket").dup() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -1,0 +1,1 @@
+"""What a request goes through whatever its protocol is: models, ensembles, sequences, Python models."""

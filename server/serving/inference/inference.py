@@ -1,0 +1,297 @@
+"""ModelInfer on the loop: a request is planned, looked for in the response cache, waits for its turn in a sequence, and
+is answered (`request.py`). None of it blocks.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from cachetools import LRUCache
+from google.protobuf.message import DecodeError
+
+from gangway.executor.logs import OFTEN
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError, fault, invalid, unavailable
+from gangway.server.models.served import Models, ServedModel
+from gangway.server.models.settings import preserves_ordering
+from gangway.server.requests.codecs import with_id
+from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
+from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
+from gangway.server.serving.call import Call
+from gangway.server.serving.inference.python import LARGE_BYTES
+from gangway.server.serving.inference.request import ClientRequest, Resources
+from gangway.server.serving.inference.sequences import Sequences
+from gangway.server.serving.pending import drive
+
+_log = logging.getLogger(__name__)
+
+ENTRY_BYTES = 400  # what an answer costs besides its own bytes: key, digest, dictionaries
+DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+
+
+class Key(NamedTuple):
+    """Which model, as loaded when, and what was asked."""
+
+    load: int
+    digest: bytes
+
+
+def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
+    """Return the key of a request: its header, without the id, and its tensors."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in (header, *raws):
+        digest.update(len(part).to_bytes(_LENGTH_BYTES, "little"))
+        digest.update(part)
+    return Key(load, digest.digest())
+
+
+class ResponseCache:
+    """Answers of models whose configuration allows it, for requests that are equal byte by byte. Safe for threads.
+
+    It holds at most `size_bytes`; the least recently used answers go when there is no room. A model that is loaded
+    again has another `load` number, so its former answers are never found, and `keep` frees them.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._answers: LRUCache[Key, bytes] = LRUCache(size_bytes, _cost)
+
+    def get(self, key: Key) -> bytes | None:
+        """Return the answer that was given before, without an id."""
+        with self._lock:
+            return self._answers.get(key)
+
+    def put(self, key: Key, answer: bytes) -> None:
+        """Keep an answer, unless it is larger than the cache."""
+        if _cost(answer) <= self._size_bytes:
+            with self._lock:
+                self._answers[key] = answer
+
+    def keep(self, loads: Container[int]) -> None:
+        """Forget the answers of all other models."""
+        with self._lock:
+            for key in [key for key in self._answers if key.load not in loads]:
+                del self._answers[key]
+
+    @property
+    def used_bytes(self) -> int:
+        """How much is taken."""
+        with self._lock:
+            return int(self._answers.currsize)
+
+
+def _cost(answer: bytes) -> int:
+    return len(answer) + ENTRY_BYTES
+
+
+LARGE_HEADER_BYTES = 64 << 10  # to understand it would hold the loop for too long: it has tensors in it
+
+
+class Inference:
+    """Serves the models that it was last given. `cache`: None if no answers are kept.
+
+    What begins requests is for the loop's thread, all else for any.
+    """
+
+    def __init__(self, resources: Resources, sequences: Sequences, cache: ResponseCache | None = None) -> None:
+        self.cache = cache
+        self._resources = resources
+        self._sequences = sequences
+        self._planner = RequestPlanner(Models())
+        self._refusal = ""
+        self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests
+
+    def serve(self, models: Models) -> None:
+        """Serve these models from now on; requests that have begun keep theirs."""
+        loads = {model.load for model in models.served()}
+        self._sequences.keep(loads)
+        self._planner = RequestPlanner(models)
+        self._in_order = frozenset(model.name for model in models.served() if preserves_ordering(model.config))
+        if self.cache is not None:
+            self.cache.keep(loads)
+
+    def refuse(self, reason: str) -> None:
+        """Answer every further request with UNAVAILABLE."""
+        self._refusal = reason
+        self._sequences.refuse(reason)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being executed and no answer to one is still on its way."""
+        return self._resources.idle and not self._sequences.requests
+
+    def order_of(self, header: bytes) -> str | None:
+        """Return the model of a request, if its answers keep the order of the requests; None for any other model.
+
+        `header`: as in `begin`. None if the header is unparsable; the planner reports that.
+        """
+        if not any(name.encode() in header for name in self._in_order):
+            return None  # most headers need no second look
+        try:
+            name = pb.ModelInferRequest.FromString(header).model_name
+        except DecodeError:
+            return None
+        return name if name in self._in_order else None
+
+    def begin_message(self, message: bytes, call: Call) -> None:
+        """Execute one serialised ModelInferRequest; `call.answer` gets the serialised ModelInferResponse."""
+        arrival_ns = time.monotonic_ns()
+        if len(message) > LARGE_BYTES:
+            drive(self._answer_large(message, call, arrival_ns))
+            return
+        known = self._planner.known(message)
+        if known is not None and not self._refusal and known.plan.model.uses.begin():
+            drive(self._answer_known(known, call, arrival_ns))
+            return
+        try:
+            parts = parts_of(message)
+        except RequestError as error:
+            call.answer(error)
+            return
+        self.begin(*parts, call, arrival_ns)
+
+    def begin(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
+        """Do the same with a request in parts: the message without id and tensors, the id, the tensors' bytes.
+
+        Equal headers share a plan, so callers should make equal headers for equal requests. `arrival_ns`:
+        CLOCK_MONOTONIC.
+        """
+        drive(self._answer_parts(header, request_id, raws, call, arrival_ns))
+
+    async def _answer_large(self, message: bytes, call: Call, arrival_ns: int) -> None:
+        """Have a thread take a message apart, whose header may be most of it."""
+        try:
+            header, request_id, raws = await self._resources.slots.aside.run(parts_of, message)
+        except Exception as error:
+            call.answer(_told(error))
+        else:
+            self.begin(header, request_id, raws, call, arrival_ns)
+
+    async def _answer_known(self, known: KnownRequest, call: Call, arrival_ns: int) -> None:
+        request = ClientRequest(self._resources, known.plan, known.request_id, call, arrival_ns, self.begin)
+        try:
+            request.take(known.raws)
+            del known
+            result = await request.answer()
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._finish(request, result)
+
+    async def _answer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
+        try:
+            plan = await self._take(header, bool(raws))
+        except Exception as error:
+            call.answer(_told(error))
+            return
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.begin)
+        try:
+            given = raws if isinstance(raws, list) else await self._resources.slots.aside.run(raws)
+            del raws
+            if self.cache is not None and plan.cacheable:
+                result = await self._remember(self.cache, request, header, given)
+            elif plan.sequence is not None:
+                result = await self._in_turn(request, given)
+            else:
+                request.take(given)
+                del given  # the request holds it, until it is in its own memory
+                result = await request.answer()
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._finish(request, result)
+
+    def _finish(self, request: ClientRequest, result: bytes) -> None:
+        """Answer a request. Counting it and the like come after the answer."""
+        afterwork = self._resources.slots.afterwork
+        afterwork.add(request.end, at_once=bool(request.regions))  # which the client may unmap
+        request.call.answer(result)
+        if not request.by_slot:  # else it is done when all that have ended are answered
+            afterwork.do()
+
+    def _fail(self, request: ClientRequest, error: Exception) -> None:
+        told = _told(error)
+        request.fail(told)
+        request.close()
+        request.call.answer(told)
+
+    async def _in_turn(self, request: ClientRequest, raws: list[memoryview]) -> bytes:
+        turn = await self._sequences.turn(request.plan, request.call, request.begin_ns)
+        try:
+            request.take_turn(turn.plan)
+            request.take(raws)
+            return await request.answer()
+        finally:
+            request.conclude()  # the next one may need its memory
+            turn.leave()
+
+    async def _remember(
+        self, cache: ResponseCache, request: ClientRequest, header: bytes, raws: list[memoryview]
+    ) -> bytes:
+        """Answer from the cache, or have the request executed and keep its answer."""
+        begin_ns = time.monotonic_ns()
+        load = request.model.load
+        if sum(map(len, raws)) > LARGE_BYTES:
+            key = await self._resources.slots.aside.run(key_of, load, header, raws)
+        else:
+            key = key_of(load, header, raws)
+        response = cache.get(key)
+        if response is not None:
+            request.answered_from_cache(begin_ns)
+            return with_id(response, request.request_id)
+        looked_ns = time.monotonic_ns()
+        request.response_id = b""
+        if request.plan.sequence is not None:
+            response = await self._in_turn(request, raws)
+        else:
+            request.take(raws)
+            response = await request.answer()
+        answered_ns = time.monotonic_ns()
+        cache.put(key, response)
+        request.model.statistics.cache_miss(looked_ns - begin_ns + time.monotonic_ns() - answered_ns)
+        return with_id(response, request.request_id)
+
+    async def _take(self, header: bytes, has_raws: bool) -> RequestPlan:
+        """Return a plan whose model stays until its `uses` are ended. Raises RequestError."""
+        while True:
+            if self._refusal:
+                unavailable(self._refusal)
+            if len(header) > LARGE_HEADER_BYTES:
+                plan = await self._resources.slots.aside.run(self._planner.plan, header, has_raws)
+            else:
+                plan = self._planner.plan(header, has_raws)
+            if plan.model.uses.begin():  # else it has been replaced since, and the planner with it
+                if not plan.members or _begin_all(plan.members):
+                    return plan
+                plan.model.uses.end()
+
+
+def _told(error: Exception) -> RequestError:
+    """Return what the client is told of an error."""
+    if isinstance(error, RequestError):
+        return error
+    _log.error("a request failed by a fault of the server; its client is told INTERNAL", exc_info=error, extra=OFTEN)
+    return fault()
+
+
+def parts_of(message: bytes) -> tuple[bytes, bytes, Raws]:
+    """Return header, id and tensors of a serialised ModelInferRequest. Raises RequestError."""
+    try:
+        return split_contents(split_request(message))
+    except MalformedRequestError as error:
+        invalid(str(error))
+
+
+def _begin_all(models: Sequence[ServedModel]) -> bool:
+    """Begin to use all of them; False, and none is used, if one has been replaced meanwhile."""
+    for index, model in enumerate(models):
+        if not model.uses.begin():
+            for begun in models[:index]:
+                begun.uses.end()
+            return False
+    return True

@@ -1,0 +1,329 @@
+"""The rest of a request to a Python model, if it cannot be executed in one go.
+
+An instance keeps such a request (`python_backend/host.py`): its model waits for other models, it waits for the
+instance, or it has any number of responses. The front end connects to the instance. It executes requests to other
+models as if a client had sent them, within the request's deadline, has the scheduler find a core when the instance
+can go on, and takes the responses. All of it happens on the loop's thread.
+"""
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
+
+from gangway.executor.logs import OFTEN
+from gangway.executor.slots import SlotStatus
+from gangway.protos import StatusCode
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.messages import Message, PayloadTooLargeError
+from gangway.server.errors import RequestError, fault, invalid, unavailable
+from gangway.server.models.settings import Terms
+from gangway.server.requests.data_plane import PoolExhaustedError, Submission
+from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
+from gangway.server.serving.call import Call, EndingCall
+from gangway.server.serving.inference.instance_connection import InstanceConnection
+from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, RequestClock, failure, no_room
+from gangway.server.serving.pending import Pending, drive
+from gangway.server.serving.slots import Slots
+from gangway.server.tracing.record import GRPC
+
+_log = logging.getLogger(__name__)
+
+FORGET_NS: Final = 600 * 10**9
+LARGE_BYTES: Final = 1 << 20  # of tensors: what copies them would hold the loop for too long
+
+
+class Begin(Protocol):
+    """`Inference.begin`."""
+
+    def __call__(self, header: bytes, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> None:
+        """Execute a request, which ends with `call.answer`."""
+
+
+class InnerCall(EndingCall):
+    """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
+
+    `chain`: the models that wait for it, outermost first. `answered` is called once with the result.
+    """
+
+    front_end: str = GRPC
+
+    def __init__(
+        self, clock: RequestClock, chain: tuple[str, ...], answered: Callable[["InnerCall", bytes | RequestError], None]
+    ) -> None:
+        super().__init__()
+        self.clock, self.chain = clock, chain
+        self._answered = answered
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None without one."""
+        return (self.clock.limit_ns - time.monotonic_ns()) / 1e9 if self.clock.limit_ns else None
+
+    def invocation_metadata(self) -> None:
+        """None: traces do not follow requests into models."""
+
+    def answer(self, result: bytes | RequestError) -> None:
+        """Give the model its response, or why there is none."""
+        self._answered(self, result)
+        self.end()
+
+    def require_other(self, names: Sequence[str]) -> None:
+        """Raise RequestError if one of these models waits for the request: it would wait for itself."""
+        for name in names:
+            if name in self.chain:
+                invalid(f"model '{name}' waits for this request, so it cannot execute it")
+
+
+class InnerStream(InnerCall):
+    """An inner call that takes any number of responses: `respond` gets each but the last."""
+
+    def __init__(
+        self,
+        clock: RequestClock,
+        chain: tuple[str, ...],
+        answered: Callable[[InnerCall, bytes | RequestError], None],
+        respond: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(clock, chain, answered)
+        self.respond = respond
+
+
+class PythonResponse(NamedTuple):
+    """One response. `is_final`: no other one follows; then it may have no outputs."""
+
+    outputs: Outputs
+    parameters: Mapping[str, Any]
+    is_final: bool
+    is_empty: bool
+
+
+class LeftRun:
+    """One request that an instance has kept. `begin` executes a request to another model. Its maker calls `cancel`."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        codec: PythonCodec,
+        left: Left,
+        clock: RequestClock,
+        terms: Terms,
+        begin: Begin,
+        chain: tuple[str, ...],
+    ) -> None:
+        """Begin to take the responses. Raises RequestError."""
+        self._slots, self._codec, self._left = slots, codec, left
+        self._clock, self._terms, self._begin = clock, terms, begin
+        self._chain = (*chain, codec.model.name)
+        self._calls: set[InnerCall] = set()  # which the model waits for
+        self._responses: deque[Message] = deque()
+        self._error: RequestError | None = None  # instead of further responses
+        self._waiting: Pending[None] | None = None  # for a response, or an error
+        self._is_over = False
+        loop, most_bytes = slots.serving.loop, codec.model.most_answer_bytes
+        try:
+            self._connection = InstanceConnection(loop, left.address, most_bytes, self._received, self._lost)
+        except OSError as error:
+            unavailable(f"the server has no descriptor for this request: {error.strerror}")
+        left_ns = max(0, clock.end_ns - time.monotonic_ns())
+        self._timer = loop.call_later(left_ns / 1e9, self._expire)
+        self._connection.send({"attach": left.execution, "request": left.request})
+
+    async def next(self) -> PythonResponse:
+        """Return the next response. Raises RequestError, also for a response that is an error."""
+        while not self._responses:
+            if self._error is not None:
+                raise self._error.without_traceback()
+            self._waiting = Pending()
+            await self._waiting
+        message = self._responses.popleft()
+        header = message.header
+        if header.get("error"):
+            raise error_of(*header["error"])
+        outputs = _outputs_of(header.get("outputs", ()), message.payload)
+        return PythonResponse(outputs, header.get("parameters", {}), bool(header["final"]), "outputs" not in header)
+
+    def cancel(self) -> None:
+        """Want no further responses, and end what is executed for the request. Repeatedly."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._timer.cancel()
+        self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
+        calls, self._calls = self._calls, set()
+        for call in calls:
+            call.end()
+        self._fail(failure(self._codec.model.name, SlotStatus.CANCELLED, 0))
+
+    def _fail(self, error: RequestError) -> None:
+        """Have this error, unless there is another one already, in place of further responses."""
+        self._error = self._error or error
+        self._connection.close()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.settle(None)
+
+    def _expire(self) -> None:
+        self._fail(failure(self._codec.model.name, self._clock.status_at_end, 0))
+
+    def _lost(self, error: Exception) -> None:
+        if isinstance(error, PayloadTooLargeError):
+            self._fail(self._codec.too_large(error.size_bytes))
+            return
+        message = f"an instance of model '{self._codec.model.name}' was lost; it is started again"
+        self._fail(RequestError(StatusCode.UNAVAILABLE, message))
+
+    def _received(self, message: Message) -> None:
+        if "grant" in message.header:
+            drive(self._resume())
+        elif "infer" in message.header:
+            self._infer_other(message)
+        elif "final" in message.header:
+            self._responses.append(message)
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                waiting.settle(None)
+
+    async def _resume(self) -> None:
+        try:
+            await self._give_core()
+        except RequestError as error:
+            self._fail(error)
+        except Exception:
+            _log.exception("a Python model could not go on: a fault of the server", extra=OFTEN)
+            self._fail(fault())
+
+    async def _give_core(self) -> None:
+        """Have a worker give the execution its core; return when that has ended. Raises RequestError."""
+        slots, clock, name = self._slots, self._clock, self._codec.model.name
+        contents = self._codec.resume_contents(self._left)
+        with slots.open(self._codec.layout(contents), 1) as submission:
+            self._codec.write(submission, contents)
+            ended = slots.expect(submission.slot, clock.end_ns)
+            try:
+                submission.submit(
+                    clock.deadline_ns,
+                    self._terms.priority,
+                    clock.arrival_ns,
+                    clock.limit_ns,
+                    by_bell=True,
+                    alone=True,
+                )
+            except PoolExhaustedError as error:
+                slots.forget(submission.slot)
+                raise no_room(error) from error
+            if not await ended:
+                raise failure(name, clock.status_at_end, 0)
+            outcome = submission.outcome()
+            if outcome.status is not SlotStatus.OK:
+                raise failure(name, clock.status_of(outcome.status, time.monotonic_ns()), 0, outcome.reason)
+            self._codec.read(submission.outputs[0])
+
+    def _infer_other(self, message: Message) -> None:
+        """Execute a request to another model, and send the instance its response."""
+        number = message.header["infer"]
+
+        def answered(call: InnerCall, result: bytes | RequestError) -> None:
+            self._calls.discard(call)
+            if isinstance(result, bytes):
+                drive(self._send_result(number, result, is_final=True))
+            elif not self._is_over:
+                self._send_error(number, call, result)
+
+        def respond(response: bytes) -> None:
+            drive(self._send_result(number, response, is_final=False))
+
+        if message.header["stream"]:
+            call: InnerCall = InnerStream(self._clock, self._chain, answered, respond)
+        else:
+            call = InnerCall(self._clock, self._chain, answered)
+        try:
+            request = _request_of(message)
+        except RequestError as error:
+            call.answer(error)
+            return
+        self._calls.add(call)
+        self._begin(*request, call, time.monotonic_ns())
+
+    def _send_error(self, number: int, call: InnerCall, error: RequestError) -> None:
+        left_s = call.time_remaining()
+        if left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
+            self._fail(error)  # no answer of the model's, but of this client's time
+            return
+        code = CODES.get(error.code, "INTERNAL")
+        self._connection.send({"result": number, "error": (code, error.message), "final": True})
+
+    async def _send_result(self, number: int, serialised: bytes, is_final: bool) -> None:
+        """Send the instance a response; an empty one says that there is no other."""
+        if len(serialised) > LARGE_BYTES:
+            response = await self._slots.aside.run(pb.ModelInferResponse.FromString, serialised)
+        else:
+            response = pb.ModelInferResponse.FromString(serialised)
+        contents = list(response.raw_output_contents)
+        described = [
+            (output.name, output.datatype, list(output.shape), len(content))
+            for output, content in zip(response.outputs, contents, strict=True)
+        ]
+        parameters = {
+            key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+            for key, value in response.parameters.items()
+        }
+        header_of_result = {"result": number, "outputs": described, "parameters": parameters, "final": is_final}
+        self._connection.send(header_of_result, contents)
+
+
+async def forget_left(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
+    """Have the instance forget a request that nobody wants any more, when the worker has given it up."""
+    ended = slots.expect(submission.slot, time.monotonic_ns() + FORGET_NS)
+    submission.cancel()
+    if await ended:
+        tell_gone(slots, codec, submission)
+    submission.close()
+
+
+def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
+    """Tell the instance that has kept a request, if one has, that nobody wants it."""
+    with suppress(RequestError, OSError, ValueError):
+        found = codec.read(submission.outputs[0])
+        if isinstance(found, Left):
+            loop = slots.serving.loop
+            instance = InstanceConnection(loop, found.address, 0, lambda message: None, lambda error: None)
+            instance.send({"attach": found.execution, "request": found.request})
+            instance.finish()
+
+
+def _outputs_of(described: Sequence[Any], payload: memoryview) -> Outputs:
+    ends = list(itertools.accumulate(size for _, _, _, size in described))
+    return {
+        name: (tuple(shape), payload[end - size : end])
+        for (name, _, shape, size), end in zip(described, ends, strict=True)
+    }
+
+
+def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:
+    """Return a model's request as a client's: header, id, contents."""
+    asked = message.header
+    request = pb.ModelInferRequest(model_name=asked["model"])
+    if asked["version"] >= 0:
+        request.model_version = str(asked["version"])
+    raws = []
+    ends = itertools.accumulate(size for _, _, _, size in asked["inputs"])
+    for (name, datatype, shape, size), end in zip(asked["inputs"], ends, strict=True):
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        raws.append(message.payload[end - size : end])
+    for name in asked["wanted"]:
+        request.outputs.add(name=name)
+    for key, value in asked["parameters"].items():
+        set_parameter(request.parameters[key], value)
+    if asked["correlation_id"]:
+        set_parameter(request.parameters["sequence_id"], asked["correlation_id"])
+        for bit, name in ((1, "sequence_start"), (2, "sequence_end")):
+            request.parameters[name].bool_param = bool(asked["flags"] & bit)
+    for key in ("timeout", "priority"):
+        if asked[key]:
+            request.parameters[key].int64_param = asked[key]
+    with suppress(ValueError):
+        return request.SerializeToString(), str(asked["id"]).encode(), raws
+    raise RequestError(StatusCode.INVALID_ARGUMENT, "a request to another model is too large")

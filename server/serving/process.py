@@ -1,0 +1,538 @@
+"""The front-end process: `python -m gangway.server.serving.process` with the options that the supervisor gives it.
+
+The main thread is the loop, which serves the clients and hears the supervisor (`server/serving/loop.py`).
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from gangway.executor.control import BEAT_EVERY_S, ControlSegment
+from gangway.executor.logs import ProcessLog
+from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
+from gangway.executor.peer import Peer
+from gangway.executor.process import die_with_parent, use_short_slices
+from gangway.executor.regions import region_peer
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotTable
+from gangway.protos import StatusCode
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
+from gangway.server.custom_metrics import CustomMetricsTable
+from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
+from gangway.server.errors import RequestError
+from gangway.server.messages import (
+    Agreed,
+    AllKnown,
+    BindFailed,
+    Change,
+    Drain,
+    FrontEndMessage,
+    InitialLoadDone,
+    Job,
+    JobsUnderWay,
+    Leave,
+    Listening,
+    LogSettings,
+    ModelPresence,
+    ModelReady,
+    ModelRemoved,
+    ModelRetired,
+    ModelTarget,
+    ModelUnavailable,
+    RegionChange,
+    RepositoryAnswer,
+    RepositoryCall,
+    Settled,
+    VariantGone,
+    VariantReady,
+    front_end_peer,
+)
+from gangway.server.models.served import MOST_ANSWER_BYTES, MakeStatistics, Models, own_statistics
+from gangway.server.options.command_line import FrontEndOptions, ServeOptions
+from gangway.server.process_options import from_stdin
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.mapped_tensors import Mappings
+from gangway.server.requests.regions import Regions
+from gangway.server.serving.grpc.front_end import GrpcFrontEnd
+from gangway.server.serving.grpc.streams import PERIOD_S, StreamLimits, Streams
+from gangway.server.serving.inference.inference import Inference, ResponseCache
+from gangway.server.serving.inference.model_run import ShapeWatch
+from gangway.server.serving.inference.request import Resources
+from gangway.server.serving.inference.sequences import Sequences
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.memory import MemoryGuard
+from gangway.server.serving.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
+from gangway.server.serving.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
+from gangway.server.serving.slots import Afterwork, Slots
+from gangway.server.serving.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
+from gangway.server.serving.tracing import Tracer
+from gangway.server.serving.watch import Watch
+from gangway.server.system import keep_freed_memory, own_version
+from gangway.server.threads import NoThreadError, scaled
+from gangway.server.tracing.settings import TraceOverrides
+
+_log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from gangway.server.serving.http.front_end import HttpFrontEnd
+
+
+TELL_AGAIN_SECONDS = 0.01
+IDLE_POLL_SECONDS = 0.005
+DRAIN_TRACES_SECONDS = 1.0
+ORDERS_AT_ONCE = 16  # of the supervisor, before others on the loop have their turn
+MAX_DRAIN_SECONDS = 600.0  # the supervisor kills the process earlier
+STOPPING = "the server is stopping"
+
+
+class CannotListenError(Exception):
+    """An address cannot be had; the message says why."""
+
+
+class FrontEnd:
+    """Inference and answers over one data plane, told by the supervisor what to serve."""
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        options: ServeOptions,
+        serving: ServingLoop,
+        tell: Callable[[FrontEndMessage], bool] = lambda message: True,
+        ask: Callable[[RepositoryCall], bool] = lambda message: False,
+        propose: Callable[[FrontEndMessage], bool] | None = None,
+        stream_limits: StreamLimits | None = None,
+        tracer: Tracer | None = None,
+        log: ProcessLog | None = None,
+        mappings: Mappings | None = None,
+        make_statistics: MakeStatistics = own_statistics,
+        thread_share: float = 1.0,
+        control: ControlSegment | None = None,
+        is_alone: bool = True,
+        peers: Peers = Peers(),  # noqa: B008 - frozen
+        end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch.
+
+        `serving` need not run yet; its maker stops it.
+        """
+        self._serving = serving
+        regions = Regions(mappings)
+        cache_bytes = options.models.cache_bytes
+        cache = ResponseCache(cache_bytes) if cache_bytes else None
+        self.tracer = tracer or Tracer(options.traces)
+        self.sequences = Sequences(plane, serving)
+        self._afterwork = Afterwork(at_once=not is_alone)
+        slots = Slots(serving, plane, self._afterwork)
+        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings)
+        self.inference = Inference(resources, self.sequences, cache)
+        limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
+        limits = replace(limits, streams=scaled(limits.streams, thread_share))
+        in_threads = scaled(plane.slots.slots, thread_share)
+        self.streams = Streams(self.inference.order_of, limits)
+        self._answers = ServerMethods(options.general.id)
+        self._jobs: tuple[Job, ...] = ()
+        self._watch: Watch | None = None
+        if control is not None and options.http.page:
+            source = Source(lambda: self.models, plane, control, None, peers)
+            self._watch = Watch(source, lambda: self.models, lambda: self._jobs, control)
+        if control is not None:  # other processes write there what models hold, and their heartbeats
+            memory_of = partial(memory_bytes, control=control)
+            self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
+        self.models = Models(most_answer_bytes=max(MOST_ANSWER_BYTES, options.grpc.max_message_bytes))
+        self._tell = tell
+        self._make_statistics = make_statistics
+        self.repository = RepositoryMethods(ask)
+        self.changes = SharedChanges(self._apply, propose)
+        self._regions = RegionMethods(regions, self.changes.make)
+        self._logs = LogMethods(options.logs, log, self.changes.make)
+        traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
+        methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
+        methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
+        self.server = GrpcFrontEnd(
+            serving,
+            self.inference,
+            self.streams,
+            methods,
+            Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
+            plane.slots.slots,
+            options.grpc,
+            plane.admission,
+            thread_share,
+            lambda: self.descriptors.is_short,
+        )
+        self.descriptors = DescriptorWatch(self.server, end)
+        self._methods = methods
+        self._options = options
+        self._max_http_threads = in_threads
+        self._http: HttpFrontEnd | None = None
+        self.ports = Ports()
+
+    @property
+    def http(self) -> "HttpFrontEnd":
+        """The HTTP server, made when it is first asked for: what it imports takes long, see `Listeners`."""
+        if self._http is None:
+            from gangway.server.serving.http.front_end import HttpFrontEnd  # noqa: PLC0415 - see above
+
+            options = self._options.http
+            self._http = HttpFrontEnd(
+                self.inference.begin,
+                self._methods,
+                lambda: self.models,
+                self._max_http_threads,
+                options,
+                self.ports,
+                self._serving,
+                self._watch,
+                lambda: self.descriptors.is_short,
+            )
+        return self._http
+
+    @property
+    def models(self) -> Models:
+        """What is served; each answer that has been sent is counted."""
+        self._afterwork.do()
+        return self._answers.models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self._answers.models = models
+        self.inference.serve(models)
+
+    def listen(self, target: str) -> str:
+        """Serve gRPC at "host:port" or "unix:PATH", and return it with the port it has; do nothing for "".
+
+        Raises CannotListenError.
+        """
+        if not target:
+            return ""
+        if is_in_use(target, self._options.grpc.reuse_port):
+            raise CannotListenError(why_not_listening(target))
+        try:
+            address = self.server.bind(target)
+        except RuntimeError:
+            raise CannotListenError(why_not_listening(target)) from None
+        self.server.start()
+        self.ports.grpc = address
+        return address
+
+    def watch_memory(self, reason: str, is_full: bool) -> bool:
+        """See to the calls that wait for memory; return whether there are any.
+
+        They are told the reason if they have waited too long. If memory is full, end what takes it without being under
+        way: calls that arrive, and the stream that holds most.
+        """
+        error = RequestError(StatusCode.UNAVAILABLE, reason)
+        waits = self.server.look_at_arrivals(error)
+        if is_full:
+            self.server.end_arriving(error)
+            self.streams.end_largest()
+        return waits
+
+    def handle(self, message: FrontEndMessage) -> None:
+        """Do what the supervisor says. Quick, for the loop."""
+        match message:
+            case ModelReady() | ModelUnavailable() | ModelRemoved():
+                before = self.models.served_as(message.name, message.version)
+                self.models = self.models.updated(message, self._make_statistics)
+                if before is not None:
+                    before.uses.close(lambda: self._retired(before.model_id))
+            case ModelPresence():
+                self.models = self.models.with_presence(message)
+            case ModelTarget():
+                self.models = self.models.with_target(message)
+            case VariantReady() | VariantGone():
+                self.models = self.models.with_variant(message)
+            case Agreed():
+                if (applied := self.changes.agreed(message)) is not None:
+                    self._say(applied)
+            case Settled():
+                self.changes.settled(message)
+            case JobsUnderWay(jobs):
+                self._jobs = jobs
+            case InitialLoadDone(strict_readiness):
+                self._answers.strict_readiness = strict_readiness
+                self._answers.ready = True
+            case RepositoryAnswer():
+                self.repository.answered(message)
+            case Leave():
+                self._answers.leaving = True
+            case _:
+                raise ValueError(f"{message} is not for a front end")
+
+    def drain(self) -> None:
+        """Take no further requests; return when the last one has ended. Not for the loop's thread."""
+        self.inference.refuse(STOPPING)
+        self.streams.refuse(STOPPING)
+        self.repository.refuse(STOPPING)
+        self.changes.refuse(STOPPING)
+        self._answers.ready = False
+        self._await_idle()
+        self.tracer.finish(DRAIN_TRACES_SECONDS)
+
+    def _retired(self, model_id: int) -> None:
+        """The supervisor waits for it before it unloads the model."""
+        self._say(ModelRetired(model_id))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        """Tell what the supervisor must hear, as soon as there is room. From any thread."""
+        if not self._tell(message):
+            self._serving.call(self._serving.loop.call_later, TELL_AGAIN_SECONDS, self._say, message)
+
+    def _apply(self, change: Change) -> None:
+        """Make a change that is made in all front ends. Raises RequestError."""
+        match change:
+            case RegionChange():
+                self._regions.apply(change)
+            case TraceOverrides():
+                self.tracer.override(change, change.restarts)
+            case LogSettings():
+                self._logs.apply(change)
+
+    def _await_idle(self) -> None:
+        """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
+        end = time.monotonic() + MAX_DRAIN_SECONDS
+        while not self._is_idle() and time.monotonic() < end:
+            time.sleep(IDLE_POLL_SECONDS)
+
+    def _is_idle(self) -> bool:
+        is_done = self.inference.idle and self.streams.idle
+        return is_done and self.server.idle and (self._http is None or self._http.idle)
+
+
+def methods_of(
+    answers: ServerMethods,
+    regions: RegionMethods,
+    repository: RepositoryMethods,
+    traces: TraceMethods,
+    logs: LogMethods,
+) -> Mapping[str, AnyMethod]:
+    """Return what is served besides inference, by the name that it has in the service."""
+
+    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        repository.refresh()
+        return answers.repository_index(request)
+
+    return {
+        "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
+        "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
+        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
+        "ServerMetadata": Method(pb.ServerMetadataRequest, answers.server_metadata),
+        "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
+        "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
+        "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
+        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
+        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
+        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
+        "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
+        "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
+        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
+        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
+        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
+        "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
+        "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
+    }
+
+
+Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nothing is served there
+
+
+class Listeners:
+    """Opens the listeners when the front end knows all models. `grpc`, `http` and `metrics` raise CannotListenError or
+    OSError.
+
+    gRPC comes first. Importing HTTP and metrics takes as long as the rest of a front end's start, so they are opened
+    while gRPC answers: a quick successor matters after a crash. `tell`: as in FrontEnd.
+    """
+
+    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
+        self._grpc = grpc
+        self._http = http
+        self._metrics = metrics
+        self._tell = tell
+        self.grpc_address = ""  # as soon as there is one
+
+    def begin(self) -> None:
+        """Have a thread open them. The process ends if one cannot be opened, which the supervisor knows."""
+        threading.Thread(target=self._open, name="listeners", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.grpc_address = self._grpc()
+            own_version()  # so that no client waits for it
+            metrics_address = self._metrics()
+            http_address = self._http()
+        except (CannotListenError, OSError) as error:
+            self._say(BindFailed(str(error)))
+            os._exit(1)
+        gc.freeze()  # what lives now lives on: a collection would stop the loop for some 10 ms to look at it
+        self._say(Listening(self.grpc_address, metrics_address, http_address))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        while not self._tell(message):
+            time.sleep(TELL_AGAIN_SECONDS)
+
+
+def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
+    """Map the inherited io segment."""
+    io = Segment.attach(options.io_fd)
+    slots = SlotTable(io, options.slots)
+    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell)
+
+
+def make_mappings(options: FrontEndOptions, control: ControlSegment, serving: ServingLoop) -> Mappings | None:
+    """Begin to speak with the supervisor about regions, if there is a socket for that."""
+    if options.regions_fd < 0:
+        return None
+    return Mappings(region_peer(socket.socket(fileno=options.regions_fd)), control.lost_regions, serving.loop)
+
+
+def open_metrics(
+    options: FrontEndOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
+) -> str:
+    """Serve the metrics of all front ends; return where. Raises OSError."""
+    from gangway.server.serving.metrics import exposition_of  # noqa: PLC0415 - see Listeners
+
+    fds, metrics = options.custom_metrics_fds, options.serve.metrics
+    custom = CustomMetricsTable.attach(*fds) if fds else None
+    exposition = exposition_of(metrics, lambda: front_end.models, plane, control, peers, custom)
+    return front_end.http.listen_for_metrics(metrics, exposition)
+
+
+def run(options: FrontEndOptions, log: ProcessLog) -> int:
+    """Serve until the supervisor says Drain; return the exit status."""
+    supervisor = front_end_peer(socket.socket(fileno=options.supervisor_fd))
+    control = ControlSegment.attach(options.control_fd)
+    plane = make_data_plane(options, control)
+
+    say = supervisor.try_send
+    shared = SharedStatistics(options.index, options.statistics_fd, options.other_io_fds, plane)
+    tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
+
+    def end() -> None:
+        log.finish()
+        os._exit(1)
+
+    try:
+        serving = ServingLoop()
+        mappings = make_mappings(options, control, serving)
+        front_end = FrontEnd(
+            plane,
+            options.serve,
+            serving,
+            say,
+            say,
+            say,
+            tracer=tracer,
+            log=log,
+            mappings=mappings,
+            make_statistics=shared.make_statistics,
+            thread_share=options.thread_share,
+            control=control,
+            is_alone=not options.other_io_fds,
+            peers=shared.peers,
+            end=end,
+        )
+    except (TlsError, OSError, NoThreadError) as error:
+        supervisor.send(BindFailed(str(error)), wait=True)
+        return 1
+    memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory, serving.aside)
+    listeners = Listeners(
+        partial(front_end.listen, options.address),
+        lambda: front_end.http.listen(options.serve.http.target),
+        lambda: open_metrics(options, front_end, plane, control, shared.peers),
+        say,
+    )
+    serving.every(BEAT_EVERY_S, lambda: control.heartbeats.beat(options.index, serving.lag.most_s))
+    serving.every(0.0, memory.turn)
+    serving.every(0.0, front_end.descriptors.turn, aside=True)
+    serving.every(PERIOD_S, front_end.streams.look)
+    serving.call(serving.loop.add_reader, supervisor.fileno(), Orders(supervisor, front_end, listeners, log).hear)
+    serving.serve()
+    return 0
+
+
+class Orders:
+    """What the supervisor says, as the loop hears it. Whatever fails here ends the process: it has a successor."""
+
+    def __init__(
+        self, supervisor: Peer[FrontEndMessage], front_end: FrontEnd, listeners: Listeners, log: ProcessLog
+    ) -> None:
+        self._supervisor = supervisor
+        self._front_end = front_end
+        self._listeners = listeners
+        self._log = log
+
+    def hear(self) -> None:
+        """Follow the next orders. The loop calls again while there are more."""
+        try:
+            for _ in range(ORDERS_AT_ONCE):
+                if (message := self._supervisor.receive()) is None:
+                    break
+                self._follow(message)
+        except EOFError:
+            _log.error("the supervisor has ended, so this process ends")
+            os._exit(1)  # without waiting for threads, whose answers may never come
+        except Exception as error:
+            end_with(error, self._log)
+
+    def _follow(self, message: FrontEndMessage) -> None:
+        match message:
+            case AllKnown():
+                self._listeners.begin()
+            case Drain():
+                threading.Thread(target=self._drain, name="drain", daemon=True).start()
+            case _:
+                self._front_end.handle(message)
+
+    def _drain(self) -> None:
+        self._front_end.drain()
+        remove_socket(self._listeners.grpc_address)
+        # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
+        self._log.finish()
+        os._exit(0)
+
+
+def end_with(error: Exception, log: ProcessLog) -> NoReturn:
+    """Log the error and end the process at once, whatever other threads are at: only then is there a successor."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    log.finish()
+    os._exit(1)
+
+
+def within_memory(options: ServeOptions) -> ServeOptions:
+    """Return the options with messages that are no longer than the memory limit allows."""
+    share_bytes = partial(memory_budget().share_bytes, MESSAGE_SHARE)
+    return replace(
+        options,
+        grpc=replace(options.grpc, max_message_bytes=share_bytes(options.grpc.max_message_bytes)),
+        http=replace(options.http, max_body_bytes=share_bytes(options.http.max_body_bytes)),
+    )
+
+
+def main() -> int:
+    """Run the process."""
+    die_with_parent()
+    use_short_slices()
+    options = from_stdin(FrontEndOptions)
+    options = replace(options, serve=within_memory(options.serve))
+    log = ProcessLog(options.serve.logs.levels)
+    keep_freed_memory()
+    allow_many_descriptors()
+    try:
+        return run(options, log)
+    except Exception as error:
+        end_with(error, log)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""ModelStreamInfer against a front end whose scheduler does what the test says."""
+
+import base64
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from gangway.executor.messages import Submit
+from gangway.protos import StatusCode
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.errors import RequestError
+from gangway.server.messages import ModelRemoved
+from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.serving.grpc.front_end import GrpcFrontEnd
+from gangway.server.serving.grpc.stream_messages import sequence_of
+from gangway.server.serving.grpc.streams import StreamedCall, StreamLimits, Streams
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.protocol import Health, ServerMethods
+from tests.helpers.raw_stream import RawStream, simple_request
+
+WAIT_S = 10
+MANY = 48  # images: more than connections keep
+
+
+@pytest.fixture
+def stream(server: Any) -> Iterator[RawStream]:
+    with RawStream(server.address) as opened:
+        yield opened
+    await_true(lambda: server.front_end.streams.idle)
+
+
+def await_true(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class FunctionModel:
+    """Answers requests by a function, each in a thread of its own."""
+
+    def __init__(self, serving: ServingLoop, infer: Any) -> None:
+        self._serving = serving
+        self._infer = infer
+
+    def begin_message(self, message: bytes, call: Any) -> None:
+        raise AssertionError("only streams are used")
+
+    def begin(self, header: bytes, request_id: bytes, raws: Any, call: Any, arrival_ns: int) -> None:
+        def work() -> None:
+            try:
+                result = self._infer(header, request_id, raws, call, arrival_ns)
+            except RequestError as error:
+                result = error
+            self._serving.call(call.answer, result)
+
+        threading.Thread(target=work).start()
+
+
+def front_end_of(serving: ServingLoop, infer: Any, limits: StreamLimits) -> GrpcFrontEnd:
+    """A server whose only model is this function."""
+    streams = Streams(lambda header: None, limits)
+    health = Health(ServerMethods())
+    return GrpcFrontEnd(serving, FunctionModel(serving, infer), streams, {}, health, 8, GrpcOptions())
+
+
+def held_by_rows(server: Any, count: int) -> dict[int, Submit]:
+    """What the scheduler has got, by the number of rows: the order among requests of a stream is not defined."""
+    held = [server.scheduler.held.get(timeout=WAIT_S) for _ in range(count)]
+    return {server.scheduler.slots.request(submitted.slot).rows: submitted for submitted in held}
+
+
+def image_request(identity: str) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="image", id=identity, raw_input_contents=[bytes(602112)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 3, 224, 224])
+    return request
+
+
+def test_an_answer(stream: RawStream) -> None:
+    stream.send(simple_request("the-id-é", rows=3))
+    response = stream.receive()
+    assert response.error_message == ""
+    answer = response.infer_response
+    assert (answer.id, answer.model_name, list(answer.outputs[0].shape)) == ("the-id-é", "simple", [3, 16])
+    assert answer.raw_output_contents[1] == bytes(3 * 64)
+    assert answer.parameters["triton_final_response"].bool_param
+
+
+def test_answers_come_as_they_are_done(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    for rows in (1, 2, 3):
+        stream.send(simple_request(f"{rows} rows", rows))
+    held = held_by_rows(server, 3)
+    for rows in (2, 3, 1):
+        server.scheduler.answer(held[rows])
+        assert stream.receive().infer_response.id == f"{rows} rows"
+
+
+def test_answers_without_an_id_come_in_order(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    for rows in (1, 2, 3):
+        stream.send(simple_request("" if rows < 3 else "third", rows))
+    held = held_by_rows(server, 3)
+    server.scheduler.answer(held[2])
+    await_true(lambda: server.plane.usage().requests == 2)
+    server.scheduler.answer(held[3])
+    assert stream.receive().infer_response.id == "third"
+    server.scheduler.answer(held[1])
+    assert [list(stream.receive().infer_response.outputs[0].shape) for _ in range(2)] == [[1, 16], [2, 16]]
+
+
+def test_answers_of_a_model_that_preserves_ordering_come_in_order(
+    server: Any, stream: RawStream, announced: Any
+) -> None:
+    config = ModelConfig.FromString(base64.b64decode(announced.message.config))
+    config.dynamic_batching.preserve_ordering = True
+    encoded = base64.b64encode(config.SerializeToString()).decode()
+    server.front_end.handle(replace(announced.message, name="ordered", config=encoded))
+    server.scheduler.holding = True
+    for rows in (1, 2, 3):
+        stream.send(simple_request(f"{rows} rows", rows, "ordered" if rows < 3 else "simple"))
+    held = held_by_rows(server, 3)
+    server.scheduler.answer(held[2])
+    await_true(lambda: server.plane.usage().requests == 2)
+    server.scheduler.answer(held[3])
+    assert stream.receive().infer_response.id == "3 rows"  # another model's overtake them
+    server.scheduler.answer(held[1])
+    assert [stream.receive().infer_response.id for _ in range(2)] == ["1 rows", "2 rows"]
+    server.front_end.handle(ModelRemoved("ordered", 1))
+
+
+def test_an_error_is_of_one_request(server: Any, stream: RawStream) -> None:
+    stream.send(simple_request("wrong", model="nobody"))
+    response = stream.receive()
+    assert response.error_message == "Request for unknown model: 'nobody' is not found"
+    assert response.infer_response.id == "wrong"
+    stream.send(b"\x3a\x05abc")
+    assert stream.receive().error_message == "field 7 has 5 bytes, but only 3 follow"
+    stream.send(simple_request("right"))
+    assert stream.receive().infer_response.id == "right"
+
+
+def test_compressed_messages(server: Any, simple_inputs: Callable[..., Any]) -> None:
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    server.client.start_stream(lambda result, error: answers.put(error or result), compression_algorithm="gzip")
+    for _ in range(3):
+        server.client.async_stream_infer("simple", simple_inputs(8))
+    for _ in range(3):
+        assert answers.get(timeout=WAIT_S).as_numpy("OUTPUT0").shape == (8, 16)
+    server.client.stop_stream()
+
+
+def test_the_first_error_ends_a_stream_that_wants_a_status(server: Any) -> None:
+    with RawStream(server.address, metadata=[("triton_grpc_error", "true")]) as stream:
+        stream.send(simple_request("right"))
+        assert stream.receive().infer_response.id == "right"
+        stream.send(simple_request("wrong", model="nobody"))
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.receive()
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert caught.value.details() == "Request for unknown model: 'nobody' is not found"
+
+
+def test_the_end_of_the_requests_ends_the_stream_after_the_last_answer(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    for rows in (1, 2):
+        stream.send(simple_request(str(rows), rows))
+    stream.half_close()
+    for submitted in held_by_rows(server, 2).values():
+        server.scheduler.answer(submitted)
+    assert {response.infer_response.id for response in stream.call} == {"1", "2"}
+    assert stream.call.code() == grpc.StatusCode.OK
+
+
+def test_cancelling_a_stream_cancels_its_requests(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    for rows in (1, 2, 3):
+        stream.send(simple_request(str(rows), rows))
+    held = held_by_rows(server, 3)
+    stream.call.cancel()
+    cancelled = {server.scheduler.cancelled.get(timeout=WAIT_S).slot for _ in range(3)}
+    assert cancelled == {submitted.slot for submitted in held.values()}
+
+
+def test_the_deadline_of_a_stream(server: Any) -> None:
+    server.scheduler.holding = True
+    with RawStream(server.address, timeout_s=0.6) as stream:  # enough to come as far as the scheduler
+        stream.send(simple_request())
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.receive()
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert server.scheduler.cancelled.get(timeout=WAIT_S).slot == server.scheduler.held.get(timeout=WAIT_S).slot
+
+
+def test_a_request_s_own_timeout(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    request = simple_request()
+    request.parameters["timeout"].int64_param = 5_000_000
+    stream.send(request)
+    submitted = server.scheduler.held.get(timeout=WAIT_S)
+    seen = server.scheduler.slots.request(submitted.slot)
+    assert seen.deadline_ns - seen.arrival_ns == 5e9
+    assert 19e9 < seen.limit_ns - seen.arrival_ns < 20.1e9
+    server.scheduler.answer(submitted)
+    assert stream.receive().error_message == ""
+
+
+def test_no_more_requests_are_read_than_may_be_under_way(server: Any, stream: RawStream) -> None:
+    server.scheduler.holding = True
+    limit = server.front_end.streams.limits.in_flight
+    for number in range(limit + 2):
+        stream.send(simple_request(str(number)))
+    held = [server.scheduler.held.get(timeout=WAIT_S) for _ in range(limit)]
+    assert server.client.is_server_live()
+    assert server.plane.usage().requests == limit
+    assert server.scheduler.held.empty()
+    for submitted in held[:2]:
+        server.scheduler.answer(submitted)
+        held.append(server.scheduler.held.get(timeout=WAIT_S))
+    for submitted in held[2:]:
+        server.scheduler.answer(submitted)
+    assert {stream.receive().infer_response.id for _ in range(limit + 2)} == set(map(str, range(limit + 2)))
+
+
+def test_too_many_streams_are_refused_and_hold_nobody(server: Any, simple_inputs: Callable[..., Any]) -> None:
+    limit = server.front_end.streams.limits.streams
+    with ExitStack() as stack:
+        streams = [stack.enter_context(RawStream(server.address)) for _ in range(limit)]
+        for stream in streams:
+            stream.send(simple_request())
+            stream.receive()
+        with RawStream(server.address) as further, pytest.raises(grpc.RpcError) as caught:
+            further.receive()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == f"{limit} streams are open already"
+        server.client.infer("simple", simple_inputs())
+        streams[0].half_close()
+        with pytest.raises(StopIteration):
+            streams[0].receive()
+        await_true(lambda: server.front_end.streams.count < limit)
+        with RawStream(server.address) as another:
+            another.send(simple_request("again"))
+            assert another.receive().infer_response.id == "again"
+    await_true(lambda: server.front_end.streams.idle)
+
+
+def test_a_client_that_takes_no_answers_holds_nobody(
+    server: Any, stream: RawStream, simple_inputs: Callable[..., Any]
+) -> None:
+    streams = server.front_end.streams
+    for number in range(MANY):
+        stream.send(image_request(str(number)))
+    unsent = 602112 * (streams.limits.in_flight - 1)  # and perhaps the one that is being sent
+    await_true(lambda: streams.unsent_bytes > unsent)
+    await_true(lambda: server.plane.usage().requests == 0)
+    server.client.infer("simple", simple_inputs())
+    await_true(streams.end_stalled)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream.call)
+    assert caught.value.code() == grpc.StatusCode.CANCELLED
+
+
+def test_too_many_unsent_answers_end_the_stream_that_has_most(server: Any, stream: RawStream) -> None:
+    streams = server.front_end.streams
+    for number in range(MANY):
+        stream.send(image_request(str(number)))
+    settled = 602112 * (streams.limits.in_flight - 1)  # the connection takes no more
+    await_true(lambda: streams.unsent_bytes > settled)
+    with RawStream(server.address) as modest:
+        modest.send(image_request("modest"))
+        await_true(streams.bound_unsent)
+        with pytest.raises(grpc.RpcError):
+            list(stream.call)
+        assert modest.receive().infer_response.id == "modest"
+        assert not streams.bound_unsent()
+
+
+def test_requests_of_a_sequence_are_executed_one_after_the_other(serving: ServingLoop) -> None:
+    """No model here keeps state, so the model is this function."""
+    running: dict[object, int] = {}
+    order: list[bytes] = []
+    lock = threading.Lock()
+    others = threading.Barrier(2)  # both sequences are executed at the same time
+
+    def infer(header: bytes, identity: bytes, raws: list[memoryview], call: StreamedCall, arrival_ns: int) -> bytes:
+        sequence = sequence_of(header)
+        with lock:
+            running[sequence] = running.get(sequence, 0) + 1
+            assert running[sequence] == 1
+            order.append(identity)
+        others.wait(WAIT_S)
+        with lock:
+            running[sequence] -= 1
+        if identity.endswith(b"1"):
+            raise RequestError(StatusCode.INVALID_ARGUMENT, "not this one")
+        return pb.ModelInferResponse(id=identity.decode()).SerializeToString()
+
+    front_end = front_end_of(serving, infer, StreamLimits())
+    address = front_end.bind("127.0.0.1:0")
+    front_end.start()
+    with RawStream(address) as stream:
+        for number in range(5):
+            for sequence in ("a", "b"):
+                request = pb.ModelInferRequest(id=f"{sequence}{number}")
+                request.parameters["sequence_id"].string_param = sequence
+                stream.send(request)
+        stream.half_close()
+        answers = list(stream.call)
+    front_end.stop(1)
+    for sequence in ("a", "b"):
+        expected = [f"{sequence}{number}" for number in range(5)]
+        assert [identity.decode() for identity in order if identity.startswith(sequence.encode())] == expected
+        mine = [answer for answer in answers if answer.infer_response.id.startswith(sequence)]
+        assert [answer.infer_response.id for answer in mine] == expected
+        assert [bool(answer.error_message) for answer in mine] == [False, True, False, False, False]
+
+
+@pytest.fixture
+def serving() -> Iterator[ServingLoop]:
+    loop = ServingLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:
+    answers: list[tuple[Any, Any]] = []
+    done = threading.Semaphore(0)
+
+    def keep(result: Any, error: Any) -> None:
+        answers.append((result, error))
+        done.release()
+
+    server.client.start_stream(keep)
+    for number in range(20):
+        server.client.async_stream_infer(
+            "simple", simple_inputs(1 + number % 8), request_id=str(number), enable_empty_final_response=number % 2 == 0
+        )
+    server.client.async_stream_infer("nobody", simple_inputs())
+    for _ in range(21):
+        assert done.acquire(timeout=WAIT_S)
+    server.client.stop_stream()
+    errors = [error for _, error in answers if error is not None]
+    assert [error.message() for error in errors] == ["Request for unknown model: 'nobody' is not found"]
+    results = {result.get_response().id: result for result, error in answers if error is None}
+    assert results.keys() == {str(number) for number in range(20)}
+    for number, result in results.items():
+        rows = 1 + int(number) % 8
+        expected = np.arange(16 * rows, dtype=np.int32).reshape(rows, 16) + 1
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), expected)
+    await_true(lambda: server.front_end.streams.idle)

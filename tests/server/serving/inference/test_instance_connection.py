@@ -1,0 +1,98 @@
+"""Messages with an instance of a Python model; the test is the instance."""
+
+import queue
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangway.python_backend.messages import Connection, Message
+from gangway.server.serving.inference.instance_connection import InstanceConnection
+from gangway.server.serving.loop import ServingLoop
+
+TIMEOUT_S = 20
+MOST_BYTES = 32 << 20
+
+
+class Instance:
+    """A listening socket, and connections to it."""
+
+    def __init__(self, serving: ServingLoop, folder: Path) -> None:
+        self.serving = serving
+        self.address = str(folder / "instance")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.address)
+        self.listener.settimeout(TIMEOUT_S)
+        self.received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def connect(self, *then: Any) -> None:
+        """Have the loop connect, and call methods: (name, arguments)."""
+
+        def work() -> None:
+            made = InstanceConnection(self.serving.loop, self.address, MOST_BYTES, self.received.put, self.lost.put)
+            for name, *arguments in then:
+                getattr(made, name)(*arguments)
+
+        self.serving.call(work)
+
+    def accept(self) -> tuple[Connection, socket.socket]:
+        accepted, _ = self.listener.accept()
+        accepted.settimeout(TIMEOUT_S)
+        return Connection(accepted), accepted
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Instance]:
+    serving = ServingLoop()
+    serving.start()
+    made = Instance(serving, tmp_path)
+    yield made
+    serving.stop()
+    made.listener.close()
+
+
+def test_messages_of_all_sizes_go_both_ways(instance: Instance) -> None:
+    instance.listener.listen()
+    parts = [b"", b"some", bytes(range(256)) * 40_000]  # more than a socket takes at once
+    instance.connect(("send", {"attach": 7}), ("send", {"result": 8}, parts))
+    theirs, accepted = instance.accept()
+    assert theirs.receive().header == {"attach": 7}
+    message = theirs.receive()
+    assert (message.header, bytes(message.payload)) == ({"result": 8}, b"".join(parts))
+    theirs.send({"hello": 1}, descriptor=accepted.fileno())
+    theirs.send({"final": True}, [parts[2]])
+    assert instance.received.get(timeout=TIMEOUT_S).header == {"hello": 1}
+    message = instance.received.get(timeout=TIMEOUT_S)
+    assert (message.header, bytes(message.payload)) == ({"final": True}, parts[2])
+    theirs.close()
+    assert isinstance(instance.lost.get(timeout=TIMEOUT_S), EOFError)
+
+
+@pytest.mark.parametrize("end", ["close", "finish"])
+def test_what_was_said_before_the_end_arrives(instance: Instance, end: str) -> None:
+    instance.listener.listen()
+    instance.connect(("send", {"attach": 7}), (end,), (end,))
+    theirs, _ = instance.accept()
+    assert theirs.receive().header == {"attach": 7}
+    with pytest.raises(EOFError):
+        theirs.receive()
+    theirs.close()
+    assert instance.lost.empty()
+
+
+def test_no_instance_is_a_loss(instance: Instance) -> None:
+    instance.listener.close()
+    instance.connect(("send", {"attach": 7}))
+    assert isinstance(instance.lost.get(timeout=TIMEOUT_S), ConnectionRefusedError)
+
+
+def test_a_payload_that_is_too_large_is_not_read(instance: Instance) -> None:
+    instance.listener.listen()
+    instance.connect()
+    theirs, accepted = instance.accept()
+    accepted.sendall((2).to_bytes(8, "little") + (MOST_BYTES + 1).to_bytes(8, "little"))
+    assert f"a payload of {MOST_BYTES + 1} bytes" in str(instance.lost.get(timeout=TIMEOUT_S))
+    theirs.close()

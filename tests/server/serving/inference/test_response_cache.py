@@ -1,0 +1,129 @@
+"""The response cache: what is found, what is forgotten, and what of it is counted."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from gangway.server.serving.inference.inference import ENTRY_BYTES, Key, ResponseCache, key_of
+
+from gangway.server.models.served import Models, ServedModel
+
+Inputs = Callable[..., list[triton.InferInput]]
+SIZE_BYTES = 10_000
+
+
+def test_every_byte_of_a_request_counts() -> None:
+    keys = [
+        key_of(1, b"header", [b"one", b"two"]),
+        key_of(2, b"header", [b"one", b"two"]),
+        key_of(1, b"heade", [b"rone", b"two"]),
+        key_of(1, b"header", [b"onet", b"wo"]),
+        key_of(1, b"header", [b"one", b"twO"]),
+        key_of(1, b"header", [b"one"]),
+        key_of(1, b"header", [b"one", b"two", b""]),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == key_of(1, b"header", [memoryview(b"one"), memoryview(b"two")])
+
+
+def test_it_never_holds_more_than_its_size() -> None:
+    cache = ResponseCache(4 * (ENTRY_BYTES + 100))
+    keys = [Key(1, bytes([number]) * 32) for number in range(6)]
+    for key in keys[:4]:
+        cache.put(key, bytes(100))
+    assert cache.get(keys[0]) == bytes(100)  # so it was used after the others
+    cache.put(keys[4], bytes(100))
+    assert cache.get(keys[1]) is None and cache.get(keys[0]) is not None
+    assert cache.used_bytes == 4 * (ENTRY_BYTES + 100)
+    cache.put(keys[5], bytes(4 * (ENTRY_BYTES + 100)))  # has no room at all
+    assert cache.get(keys[5]) is None and cache.get(keys[0]) is not None
+
+
+def test_a_model_that_is_gone_leaves_nothing() -> None:
+    cache = ResponseCache(SIZE_BYTES)
+    cache.put(Key(1, b"a"), b"first")
+    cache.put(Key(2, b"a"), b"second")
+    cache.keep({2, 3})
+    assert cache.get(Key(1, b"a")) is None and cache.get(Key(2, b"a")) == b"second"
+    assert cache.used_bytes == ENTRY_BYTES + 6
+
+
+def test_many_threads() -> None:
+    cache = ResponseCache(SIZE_BYTES)
+
+    def work(seed: int) -> None:
+        for number in range(500):
+            key = Key(seed % 3, bytes([number * seed % 50]))
+            if (found := cache.get(key)) is not None:
+                assert found == key.digest * 50
+            cache.put(key, key.digest * 50)
+            if number % 100 == 0:
+                cache.keep({0, 1})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(1, 9)))
+    assert cache.used_bytes <= SIZE_BYTES
+
+
+@pytest.fixture
+def caching(server: Any) -> Iterator[Any]:
+    """The server, whose model `simple` may be answered from a cache."""
+    before, inference = server.front_end.models, server.front_end.inference
+    config = before.find("simple", "").config
+    config.response_cache.enable = True
+    inference.cache = ResponseCache(SIZE_BYTES)
+    inference.serve(before)
+    yield server
+    config.response_cache.enable = False
+    inference.cache = None
+    inference.serve(before)
+
+
+def counted(server: Any) -> tuple[int, int, int, int, int]:
+    (model,) = server.client.get_inference_statistics("simple").model_stats
+    stats = model.inference_stats
+    return (
+        stats.cache_hit.count,
+        stats.cache_miss.count,
+        stats.success.count,
+        model.execution_count,
+        model.inference_count,
+    )
+
+
+def test_an_equal_request_is_not_executed_again(caching: Any, simple_inputs: Inputs) -> None:
+    before = counted(caching)
+    for number in range(3):
+        result = caching.client.infer("simple", simple_inputs(2), request_id=f"id {number}")
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.arange(32).reshape(2, 16) + 1)
+        assert result.get_response().id == f"id {number}"
+    assert caching.client.infer("simple", simple_inputs(2)).get_response().id == ""
+    assert tuple(now - then for now, then in zip(counted(caching), before, strict=True)) == (3, 1, 4, 1, 2)
+    other = simple_inputs(2)
+    other[1].set_data_from_numpy(np.full((2, 16), 2, np.int32))
+    result = caching.client.infer("simple", other)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.arange(32).reshape(2, 16) + 2)
+    caching.client.infer("simple", simple_inputs(2), timeout=9_000_000)
+    assert tuple(now - then for now, then in zip(counted(caching), before, strict=True)) == (3, 3, 6, 3, 6)
+
+
+def test_what_is_not_kept(caching: Any, simple_inputs: Inputs) -> None:
+    before = counted(caching)
+    for _ in range(2):
+        caching.client.infer("simple", simple_inputs(), parameters={"gangway_stats": True})
+    assert counted(caching)[:2] == before[:2]
+
+
+def test_loaded_again_it_is_another_model(caching: Any, simple_inputs: Inputs, announced: Any) -> None:
+    caching.client.infer("simple", simple_inputs())
+    inference = caching.front_end.inference
+    assert inference.cache.used_bytes
+    models = caching.front_end.models
+    old = models.find("simple", "")
+    again = ServedModel.of(announced.message)
+    assert again.load != old.load
+    inference.serve(Models({**models.entries, ("simple", 1): again}))
+    assert not inference.cache.used_bytes
