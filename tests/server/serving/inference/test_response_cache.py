@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.server.serving.inference.inference import ENTRY_BYTES, Key, ResponseCache, key_of
 
 from gangway.server.models.served import Models, ServedModel
+from gangway.server.serving.inference.inference import ENTRY_BYTES, Key, ResponseCache, key_of
 
 Inputs = Callable[..., list[triton.InferInput]]
 SIZE_BYTES = 10_000
