@@ -130,6 +130,8 @@ class Stream:
         self._errors_end_it = STATUS_HEADER in call.invocation_metadata()
         self._calls: set[StreamedCall] = set()  # of requests that were read and whose answers are not sent
         self._sequences: SequenceQueues[_Pending] = SequenceQueues()
+        self._begins: deque[_Pending] = deque()  # whose turn has come in their sequence
+        self._is_beginning = False
         self._order: AnswerOrder[_Answer] = AnswerOrder()
         self._ready: deque[_Answer] = deque()
         self._sending: list[_Answer] = []
@@ -187,6 +189,7 @@ class Stream:
         self._ended = True
         calls, self._calls = self._calls, set()
         self._sequences.clear()
+        self._begins.clear()
         self._order.clear()
         self._ready.clear()
         self._sending = []
@@ -222,6 +225,15 @@ class Stream:
             _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
             call.answer(RequestError(StatusCode.INTERNAL, "internal error, see the server's log"))
 
+    def _begin_following(self) -> None:
+        """Begin those whose turn has come. One that fails at once lets the next one in; a loop needs no deep stack."""
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        while self._begins:
+            self._begin(self._begins.popleft())
+        self._is_beginning = False
+
     def _answered(self, work: _Pending, result: bytes | RequestError) -> None:
         """A request has its last response; the next one of its sequence may begin."""
         call = work.call
@@ -243,7 +255,8 @@ class Stream:
         following = self._sequences.leave(work)
         self._send()
         if following is not None:
-            self._begin(following)
+            self._begins.append(following)
+            self._begin_following()
         work.call = None  # which refers to it
         self._call.read_on()
 

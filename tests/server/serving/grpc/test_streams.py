@@ -4,9 +4,11 @@ import base64
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -51,6 +53,11 @@ class FunctionModel:
     def __init__(self, serving: ServingLoop, infer: Any) -> None:
         self._serving = serving
         self._infer = infer
+        self.arrived = 0
+
+    def order_of(self, header: bytes) -> str | None:
+        self.arrived += 1
+        return None
 
     def begin_message(self, message: bytes, call: Any) -> None:
         raise AssertionError("only streams are used")
@@ -66,11 +73,11 @@ class FunctionModel:
         threading.Thread(target=work).start()
 
 
-def front_end_of(serving: ServingLoop, infer: Any, limits: StreamLimits) -> GrpcFrontEnd:
-    """A server whose only model is this function."""
-    streams = Streams(lambda header: None, limits)
+def front_end_of(serving: ServingLoop, model: FunctionModel, limits: StreamLimits) -> GrpcFrontEnd:
+    """A server that has only this model."""
+    streams = Streams(model.order_of, limits)
     health = Health(ServerMethods())
-    return GrpcFrontEnd(serving, FunctionModel(serving, infer), streams, {}, health, 8, GrpcOptions())
+    return GrpcFrontEnd(serving, model, streams, {}, health, 8, GrpcOptions())
 
 
 def held_by_rows(server: Any, count: int) -> dict[int, Submit]:
@@ -304,7 +311,7 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other(serving: Servin
             raise RequestError(StatusCode.INVALID_ARGUMENT, "not this one")
         return pb.ModelInferResponse(id=identity.decode()).SerializeToString()
 
-    front_end = front_end_of(serving, infer, StreamLimits())
+    front_end = front_end_of(serving, FunctionModel(serving, infer), StreamLimits())
     address = front_end.bind("127.0.0.1:0")
     front_end.start()
     with RawStream(address) as stream:
@@ -322,6 +329,42 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other(serving: Servin
         mine = [answer for answer in answers if answer.infer_response.id.startswith(sequence)]
         assert [answer.infer_response.id for answer in mine] == expected
         assert [bool(answer.error_message) for answer in mine] == [False, True, False, False, False]
+
+
+class FailingModel(FunctionModel):
+    """Refuses every request at once, but for the first, which waits for `release`. `depths`: frames below each."""
+
+    def __init__(self, serving: ServingLoop) -> None:
+        super().__init__(serving, None)
+        self.depths: list[int] = []
+        self.release: Callable[[], None] = lambda: None
+
+    def begin(self, header: bytes, request_id: bytes, raws: Any, call: Any, arrival_ns: int) -> None:
+        self.depths.append(sum(1 for _ in traceback.walk_stack(None)))
+        if len(self.depths) > 1:
+            call.answer(RequestError(StatusCode.INVALID_ARGUMENT, "not this one"))
+        else:
+            self.release = partial(call.answer, RequestError(StatusCode.INVALID_ARGUMENT, "nor this one"))
+
+
+def test_a_row_of_requests_of_a_sequence_that_fail_needs_no_deeper_stack(serving: ServingLoop) -> None:
+    model, limits = FailingModel(serving), StreamLimits()
+    front_end = front_end_of(serving, model, limits)
+    address = front_end.bind("127.0.0.1:0")
+    front_end.start()
+    request = pb.ModelInferRequest()
+    request.parameters["sequence_id"].int64_param = 7
+    with RawStream(address) as stream:
+        for number in range(limits.in_flight):
+            request.id = str(number)
+            stream.send(request)
+        await_true(lambda: model.arrived == limits.in_flight)
+        serving.call(model.release)
+        answers = [stream.receive() for _ in range(limits.in_flight)]
+    front_end.stop(1)
+    assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(limits.in_flight)]
+    assert [answer.error_message for answer in answers] == ["nor this one"] + ["not this one"] * (limits.in_flight - 1)
+    assert max(model.depths[1:]) - min(model.depths[1:]) < 10
 
 
 @pytest.fixture
