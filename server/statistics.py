@@ -31,7 +31,6 @@ import struct
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -196,8 +195,12 @@ class BatchFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """All counters of one version of a model at one instant, added up over all front ends."""
+    """All counters of one version of a model at one instant, or between two, added up over all front ends.
 
+    `words`: what they are read from, as the layout above has them before the batch sizes.
+    """
+
+    words: list[int]
     success: Duration  # from arrival to answer
     fail: Duration
     failures: Mapping[str, int]  # by REASONS
@@ -217,6 +220,11 @@ class Figures:
     response_counts: tuple[int, ...]  # by these: from arrival to the first response
     last_inference_ms: int  # since 1970; 0: none
     own: Mapping[str, int]  # OWN_KEYS, `version_N` and `bf16`
+
+    def since(self, before: "Figures") -> "Figures":
+        """Return what was counted after `before`, but for batch sizes and the time of the last answer."""
+        words = [now - then for now, then in zip(self.words, before.words, strict=True)]
+        return figures_of([words], self.response_bounds_ns)
 
     def compute(self, part: ComputePart) -> Duration:
         """Return one part of computing, summed up over requests: each of a batch takes as long as the batch."""
@@ -259,47 +267,6 @@ class Figures:
         return message
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Everything counted until an instant, or between two. Nanoseconds. `own` as in `Figures`."""
-
-    answered: int
-    failed: int
-    total_ns: int  # of the answered ones, from arrival to answer
-    queue_ns: int
-    compute_ns: int
-    executions: int
-    batch_rows: int  # in all executions
-    own: Counter[str]
-
-    @classmethod
-    def of(cls, figures: Figures) -> "Totals":
-        """Return what the log needs of a model's counters."""
-        return cls(
-            answered=figures.success.count,
-            failed=figures.fail.count,
-            total_ns=figures.success.ns,
-            queue_ns=figures.queue.ns,
-            compute_ns=figures.compute_ns["compute_infer"],
-            executions=figures.executions,
-            batch_rows=figures.batch_rows,
-            own=Counter(figures.own),
-        )
-
-    def since(self, before: "Totals") -> "Totals":
-        """Return what was counted after `before`."""
-        return Totals(
-            self.answered - before.answered,
-            self.failed - before.failed,
-            self.total_ns - before.total_ns,
-            self.queue_ns - before.queue_ns,
-            self.compute_ns - before.compute_ns,
-            self.executions - before.executions,
-            self.batch_rows - before.batch_rows,
-            self.own - before.own,
-        )
-
-
 def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -> Figures:
     """Return the sum of what `Row.read` has returned, at least one."""
     words = _sum_of([row[:BATCH_TABLE] for row in rows])
@@ -316,6 +283,7 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
     if in_bf16 := words[IN_BF16]:
         own[BF16] = in_bf16
     return Figures(
+        words,
         success=duration(SUCCESS),
         fail=duration(FAIL),
         failures=dict(zip(REASONS, words[FAILURES:], strict=False)),
@@ -466,10 +434,6 @@ class Statistics:
             FAIL, 1, FAIL + 1, total_ns, _FAILURE_OF.get(code, _OTHER_FAILURE), 1,
             _REFUSED, code is StatusCode.UNAVAILABLE, _QOS_MISSED, had_target and code in MISSES,
         )  # fmt: skip
-
-    def totals(self) -> Totals:
-        """Return the counters as they are now, as far as the log needs them."""
-        return Totals.of(self.figures())
 
     def figures(self) -> Figures:
         """Return all counters as they are now, those of all front ends together."""

@@ -42,45 +42,11 @@ Run = list[int]  # looks in a row, number of the model, cores of its gang
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """Counters of one load of a model at a moment."""
-
-    answered: int
-    failed: int
-    refused: int
-    met: int
-    missed: int
-    request_counts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, figures: Figures) -> "_Counts":
-        own = figures.own
-        return cls(
-            figures.success.count,
-            figures.fail.count,
-            own["refused"],
-            own["qos_met"],
-            own["qos_missed"],
-            figures.request_counts,
-        )
-
-    def since(self, before: "_Counts") -> "_Counts":
-        return _Counts(
-            self.answered - before.answered,
-            self.failed - before.failed,
-            self.refused - before.refused,
-            self.met - before.met,
-            self.missed - before.missed,
-            tuple([now - then for now, then in zip(self.request_counts, before.request_counts, strict=True)]),
-        )
-
-
-@dataclass(frozen=True)
 class _Moment:
     """What rates are differences of, by `ServedModel.load`."""
 
     at_s: float
-    counts: Mapping[int, _Counts]
+    figures: Mapping[int, Figures]
 
 
 class Watch:
@@ -136,7 +102,7 @@ class Watch:
         while len(self._history) > 2 and now.at_s - self._history[1].at_s >= WINDOW_S:
             self._history.popleft()
         before = self._history[0]
-        shown = sorted(reading.models, key=lambda model: -_in_window(model, now, before).answered)[:MAX_MODELS]
+        shown = sorted(reading.models, key=lambda model: -_answered(model, before))[:MAX_MODELS]
         shown.sort(key=lambda model: (model.model.name, model.model.version))
         places = {model_id: place for place, model in enumerate(shown) for model_id in ids_of(model.model)}
         unavailable = self._models().unavailable
@@ -149,7 +115,7 @@ class Watch:
             "requests_in_flight": reading.slots_in_use,
             "cores": self._cores(reading, shown, places),
             "timeline": self._timeline(places),
-            "models": [self._model(model, now, before) for model in shown],
+            "models": [self._model(model, now.at_s - before.at_s, before) for model in shown],
             "decisions": self._decisions(reading, shown, places),
             "models_left_out": len(reading.models) - len(shown) + max(0, len(unavailable) - MAX_MODELS),
             "unavailable": [_unavailable(entry) for entry in unavailable[:MAX_MODELS]],
@@ -248,29 +214,30 @@ class Watch:
             ],
         }
 
-    def _model(self, reading: ModelReading, now: _Moment, before: _Moment) -> dict[str, Any]:
-        model, seconds = reading.model, max(now.at_s - before.at_s, 1e-3)
-        whole, recent = now.counts[model.load], _in_window(reading, now, before)
+    def _model(self, reading: ModelReading, window_s: float, before: _Moment) -> dict[str, Any]:
+        model, seconds, whole = reading.model, max(window_s, 1e-3), reading.figures
+        earlier = before.figures.get(model.load)
+        recent = whole if earlier is None else whole.since(earlier)  # a model that was loaded in the window
         ids = ids_of(model)
         held = sum(count for runs in self._runs for count, model_id, _ in runs if model_id in ids)
-        with_target = recent.met + recent.missed
+        with_target = recent.own["qos_met"] + recent.own["qos_missed"]
         return {
             "name": model.name,
             "version": model.version,
             "ensemble": model.is_ensemble,
             "target_ms": model.qos_us / 1e3 if model.qos_us else None,
-            "answered": whole.answered,
-            "failed": whole.failed,
-            "refused": whole.refused,
-            "in_time": whole.met,
-            "late": whole.missed,
+            "answered": whole.success.count,
+            "failed": whole.fail.count,
+            "refused": whole.own["refused"],
+            "in_time": whole.own["qos_met"],
+            "late": whole.own["qos_missed"],
             "waiting": reading.waiting,
             "in_flight": reading.in_flight,
-            "rate": recent.answered / seconds,
-            "refused_rate": recent.refused / seconds,
+            "rate": recent.success.count / seconds,
+            "refused_rate": recent.own["refused"] / seconds,
             "p50_ms": quantile_ms(recent.request_counts, 0.5),
             "p99_ms": quantile_ms(recent.request_counts, 0.99),
-            "in_time_share": recent.met / with_target if with_target else None,
+            "in_time_share": recent.own["qos_met"] / with_target if with_target else None,
             "cores": held / self._samples if self._samples else 0.0,
         }
 
@@ -331,14 +298,13 @@ def quantile_ms(counts: Sequence[int], share: float) -> float | None:
 
 
 def _moment(reading: Reading) -> _Moment:
-    counts = {model.model.load: _Counts.of(model.figures) for model in reading.models}
-    return _Moment(time.monotonic(), counts)
+    return _Moment(time.monotonic(), {model.model.load: model.figures for model in reading.models})
 
 
-def _in_window(reading: ModelReading, now: _Moment, before: _Moment) -> _Counts:
-    """Return what was counted in the window; all of it, of a model that was loaded in it."""
-    whole, earlier = now.counts[reading.model.load], before.counts.get(reading.model.load)
-    return whole if earlier is None else whole.since(earlier)
+def _answered(reading: ModelReading, before: _Moment) -> int:
+    """Return how many requests were answered after that moment."""
+    earlier = before.figures.get(reading.model.load)
+    return reading.figures.success.count - (earlier.success.count if earlier is not None else 0)
 
 
 def _unavailable(entry: ModelUnavailable) -> dict[str, Any]:

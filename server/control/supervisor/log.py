@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TextIO
@@ -21,7 +21,7 @@ from gangway.artifact.files import append_whole
 from gangway.artifact.precision import BF16
 from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
 from gangway.server.messages import LogSettings, ModelReady
-from gangway.server.statistics import Figures, Totals
+from gangway.server.statistics import Figures
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ COMPLAINT_SECONDS: Final = 60.0
 MAX_WAIT_MS: Final = 200  # for a reader, once: after a lost line there is no wait until the next one is taken
 
 PERIOD_S = 60.0
-NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, Counter())
 
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
@@ -325,7 +324,7 @@ class StatisticsLog:
     def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
         self._models = models
         self._figures = figures
-        self._written: dict[int, tuple[ModelReady, Totals]] = {}  # by row, which may be another model's later
+        self._written: dict[int, tuple[ModelReady, Figures]] = {}  # by row, which may be another model's later
 
     async def run(self) -> None:
         """Write a line per model and period, for ever."""
@@ -338,47 +337,44 @@ class StatisticsLog:
         written = {}
         for model in self._models():
             before = self._written.get(model.statistics_row)
-            totals = Totals.of(self._figures(model.statistics_row))
-            known = before[1] if before is not None and before[0] is model else NOTHING
-            _write(model, totals.since(known), f"in {PERIOD_S:.0f} s")
-            written[model.statistics_row] = model, totals
+            figures = self._figures(model.statistics_row)
+            news = figures.since(before[1]) if before is not None and before[0] is model else figures
+            _write(model, news, f"in {PERIOD_S:.0f} s", +Counter(news.own))  # what has not happened is left out
+            written[model.statistics_row] = model, figures
         self._written = written
 
     def write_all(self) -> None:
         """Write what has happened since the models were loaded."""
         for model in self._models():
-            _write(model, Totals.of(self._figures(model.statistics_row)), "in all")
+            figures = self._figures(model.statistics_row)
+            _write(model, figures, "in all", figures.own)
 
 
-def _write(model: ModelReady, totals: Totals, when: str) -> None:
-    if totals.answered or totals.failed:
-        about = {
-            "model": model.name,
-            "version": model.version,
-            "answered": totals.answered,
-            "failed": totals.failed,
-        }
-        extra = fields(**about, **totals.own) | ALWAYS
-        _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
+def _write(model: ModelReady, figures: Figures, when: str, own: Mapping[str, int]) -> None:
+    answered, failed = figures.success.count, figures.fail.count
+    if answered or failed:
+        extra = fields(model=model.name, version=model.version, answered=answered, failed=failed, **own) | ALWAYS
+        _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(figures), extra=extra)
 
 
-def describe(totals: Totals) -> str:
+def describe(figures: Figures) -> str:
     """Return the counters for people. Times are means over the answered requests."""
-    own, answered = totals.own, totals.answered
-    parts = [f"{answered} answered, {own['refused']} refused, {totals.failed - own['refused']} failed"]
+    own, answered = figures.own, figures.success.count
+    parts = [f"{answered} answered, {own['refused']} refused, {figures.fail.count - own['refused']} failed"]
     if with_target := own["qos_met"] + own["qos_missed"]:
         parts.append(
             f"latency targets met {own['qos_met']}, missed {own['qos_missed']} ({own['qos_met'] / with_target:.1%} met)"
         )
     if answered:
-        mean, queue, compute = (ns / answered / 1e6 for ns in (totals.total_ns, totals.queue_ns, totals.compute_ns))
+        times_ns = (figures.success.ns, figures.queue.ns, figures.compute("compute_infer").ns)
+        mean, queue, compute = (ns / answered / 1e6 for ns in times_ns)
         parts.append(f"mean {mean:.2f} ms (queue {queue:.2f}, compute {compute:.2f})")
         scheduling = [f"{own[key] / answered:.3g} {key}" for key in ("blocks", "conflicts", "preemptions")]
         parts.append(f"{', '.join(scheduling)} per request")
-        if totals.executions:
-            parts.append(f"{totals.batch_rows / totals.executions:.3g} rows per batch")
+        if figures.executions:
+            parts.append(f"{figures.batch_rows / figures.executions:.3g} rows per batch")
         versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
         parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
-        if in_bf16 := own[BF16]:
+        if in_bf16 := own.get(BF16):
             parts.append(f"{in_bf16} in bf16, by deadlines")
     return "; ".join(parts)
