@@ -7,7 +7,7 @@ what Triton does not have, with base units in their names, as Prometheus wants t
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal
+from typing import Final, Literal
 
 from gangway.artifact.precision import BF16
 from gangway.executor.control import COMPOUND_RESULTS, ControlSegment
@@ -26,7 +26,7 @@ from gangway.server.serving.metrics_reading import (
     Source,
     labels,
 )
-from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, Figures
+from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, ComputePart, Figures
 from gangway.server.system import own_version
 
 Kind = Literal["counter", "gauge"]
@@ -95,100 +95,99 @@ def custom_families(metrics: Iterable[CustomMetric]) -> Iterator[str]:
             yield family(name, about.help, KINDS[about.kind], [(each.about.labels, each.value) for each in members])
 
 
-Value = Callable[[ModelReading], float]
+Table = Sequence[tuple[str, Kind, Callable[[ModelReading], float], str]]  # name, type, value of a model, help
 
-_COUNTS: tuple[tuple[str, str, Value], ...] = (
-    (
-        "nv_inference_request_success",
-        "Number of requests that were answered, whatever their batch size",
-        lambda model: model.figures.success.count,
-    ),
-    (
-        "nv_inference_count",
-        "Number of inferences executed: a batch of n counts n, an answer from the response cache counts 0",
-        lambda model: model.figures.inferences,
-    ),
-    (
-        "nv_inference_exec_count",
-        "Number of executions of the model",
-        lambda model: model.figures.executions,
-    ),
+
+def _time_us(part: ComputePart) -> Callable[[ModelReading], float]:
+    return lambda model: model.figures.compute_ns[part] // 1000
+
+
+# fmt: off
+_COUNTS: Final[Table] = (
+    ("nv_inference_request_success", "counter", lambda model: model.figures.success.count,
+     "Number of requests that were answered, whatever their batch size"),
+    ("nv_inference_count", "counter", lambda model: model.figures.inferences,
+     "Number of inferences executed: a batch of n counts n, an answer from the response cache counts 0"),
+    ("nv_inference_exec_count", "counter", lambda model: model.figures.executions,
+     "Number of executions of the model"),
 )
-_LATENCIES: tuple[tuple[str, str, Value], ...] = (
-    (
-        "nv_inference_request_duration_us",
-        "Time of answered requests from arrival to answer, summed up, in microseconds",
-        lambda model: model.figures.success.ns // 1000,
-    ),
-    (
-        "nv_inference_queue_duration_us",
-        "Time that answered requests waited to be executed, summed up, in microseconds",
-        lambda model: model.figures.queue.ns // 1000,
-    ),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Time of checking requests and copying their inputs, summed up, in microseconds",
-        lambda model: model.figures.compute("compute_input").ns // 1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Time of executing the model, summed up, in microseconds",
-        lambda model: model.figures.compute("compute_infer").ns // 1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Time of copying outputs and making responses, summed up, in microseconds",
-        lambda model: model.figures.compute("compute_output").ns // 1000,
-    ),
+_LATENCIES: Final[Table] = (
+    ("nv_inference_request_duration_us", "counter", lambda model: model.figures.success.ns // 1000,
+     "Time of answered requests from arrival to answer, summed up, in microseconds"),
+    ("nv_inference_queue_duration_us", "counter", lambda model: model.figures.queue.ns // 1000,
+     "Time that answered requests waited to be executed, summed up, in microseconds"),
+    ("nv_inference_compute_input_duration_us", "counter", _time_us("compute_input"),
+     "Time of checking requests and copying their inputs, summed up, in microseconds"),
+    ("nv_inference_compute_infer_duration_us", "counter", _time_us("compute_infer"),
+     "Time of executing the model, summed up, in microseconds"),
+    ("nv_inference_compute_output_duration_us", "counter", _time_us("compute_output"),
+     "Time of copying outputs and making responses, summed up, in microseconds"),
 )
-_CACHE: tuple[tuple[str, str, Value], ...] = (
-    (
-        "nv_cache_num_hits_per_model",
-        "Number of answers that the response cache had",
-        lambda model: model.figures.cache_hit.count,
-    ),
-    (
-        "nv_cache_num_misses_per_model",
-        "Number of answers that the response cache did not have",
-        lambda model: model.figures.cache_miss.count,
-    ),
-    (
-        "nv_cache_hit_duration_per_model",
-        "Time of finding answers in the response cache, summed up, in microseconds",
-        lambda model: model.figures.cache_hit.ns // 1000,
-    ),
-    (
-        "nv_cache_miss_duration_per_model",
-        "Time of looking for answers in the response cache in vain and of keeping them, summed up, in microseconds",
-        lambda model: model.figures.cache_miss.ns // 1000,
-    ),
+_CACHE: Final[Table] = (
+    ("nv_cache_num_hits_per_model", "counter", lambda model: model.figures.cache_hit.count,
+     "Number of answers that the response cache had"),
+    ("nv_cache_num_misses_per_model", "counter", lambda model: model.figures.cache_miss.count,
+     "Number of answers that the response cache did not have"),
+    ("nv_cache_hit_duration_per_model", "counter", lambda model: model.figures.cache_hit.ns // 1000,
+     "Time of finding answers in the response cache, summed up, in microseconds"),
+    ("nv_cache_miss_duration_per_model", "counter", lambda model: model.figures.cache_miss.ns // 1000,
+     "Time of looking for answers in the response cache in vain and of keeping them, summed up, in microseconds"),
 )
-_GAUGES: tuple[tuple[str, str, Value], ...] = (
-    (
-        "nv_inference_pending_request_count",
-        "Number of requests that wait and have not been begun, at this moment",
-        lambda model: model.waiting,
-    ),
-    (
-        "nv_model_load_duration_secs",
-        "Time that loading the model took, compiling and measuring included, in seconds",
-        lambda model: model.model.load_seconds,
-    ),
+_GAUGES: Final[Table] = (
+    ("nv_inference_pending_request_count", "gauge", lambda model: model.waiting,
+     "Number of requests that wait and have not been begun, at this moment"),
+    ("nv_model_load_duration_secs", "gauge", lambda model: model.model.load_seconds,
+     "Time that loading the model took, compiling and measuring included, in seconds"),
 )
+_MODEL: Final[Table] = (
+    ("gangway_qos_met_total", "counter", lambda model: model.figures.own["qos_met"],
+     "Requests with a latency target that were answered in time"),
+    ("gangway_qos_missed_total", "counter", lambda model: model.figures.own["qos_missed"],
+     "Requests with a latency target that were answered late, refused, failed, or given up at the call's deadline"),
+    ("gangway_requests_refused_total", "counter", lambda model: model.figures.own["refused"],
+     "Requests answered UNAVAILABLE: late, queue or server full, server stopping"),
+    ("gangway_blocks_total", "counter", lambda model: model.figures.own["blocks"],
+     "Layer blocks that answered requests were executed in, started or planned"),
+    ("gangway_conflicts_total", "counter", lambda model: model.figures.own["conflicts"],
+     "Layer blocks of answered requests that got fewer cores than the policy wanted"),
+    ("gangway_preemptions_total", "counter", lambda model: model.figures.own["preemptions"],
+     "Times that answered requests were stopped to make room for others"),
+    ("gangway_growths_total", "counter", lambda model: model.account.growths,
+     "Times that running gangs got more cores"),
+    ("gangway_shrinks_total", "counter", lambda model: model.account.shrinks,
+     "Times that running gangs had to give up cores"),
+    ("gangway_layers_total", "counter", lambda model: model.account.layers,
+     "Layers that were executed"),
+    ("gangway_version_layers_total", "counter", lambda model: model.account.version_layers,
+     "Layers that were executed in another version than the static choice"),
+    ("gangway_requests_in_flight", "gauge", lambda model: model.in_flight,
+     "Requests that wait, run or are being answered"),
+    ("gangway_arenas_in_use", "gauge", lambda model: model.account.arenas,
+     "Arenas (memory for activations) that requests under way hold"),
+    ("gangway_arena_bytes", "gauge", lambda model: model.account.arena_bytes,
+     "Memory of the model's arenas, idle ones included"),
+    ("gangway_weights_bytes", "gauge", lambda model: model.model.weights_bytes,
+     "Weights that all workers map, one copy for all; onnxruntime may have copies beside it"),
+    ("gangway_bf16", "gauge", lambda model: int(BF16 in precisions_of(model.model.config)),
+     "1 if the model's kernels multiply bf16 numbers, for all requests or for some, else 0"),
+)
+# fmt: on
+
+
+def _families(table: Table, models: Sequence[ModelReading]) -> Iterator[str]:
+    for name, kind, value, help_text in table:
+        yield family(name, help_text, kind, ((model.labels, value(model)) for model in models))
 
 
 def triton_families(reading: Reading, options: MetricsOptions) -> Iterator[str]:
     """Yield what Triton serves on a machine without GPU. Every model has every reason of failure from the beginning."""
     models = reading.models
     cached = [model for model in models if model.model.config.response_cache.enable]
-    counters = [(_COUNTS, models)]
+    yield from _families(_COUNTS, models)
     if options.counters:
-        counters.append((_LATENCIES, models))
+        yield from _families(_LATENCIES, models)
     if cached:
-        counters.append((_CACHE, tuple(cached)))
-    for table, counted in counters:
-        for name, help_text, value in table:
-            yield family(name, help_text, "counter", ((model.labels, value(model)) for model in counted))
+        yield from _families(_CACHE, cached)
     yield family(
         "nv_inference_request_failure",
         "Number of requests that reached the model and were not answered, by reason",
@@ -199,8 +198,7 @@ def triton_families(reading: Reading, options: MetricsOptions) -> Iterator[str]:
             for reason in REASONS
         ),
     )
-    for name, help_text, value in _GAUGES:
-        yield family(name, help_text, "gauge", ((model.labels, value(model)) for model in models))
+    yield from _families(_GAUGES, models)
     if options.histograms:
         yield _first_response(models)
     if reading.machine is not None:
@@ -224,106 +222,11 @@ def _first_response(models: tuple[ModelReading, ...]) -> str:
     return made.text()
 
 
-_MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
-    (
-        "gangway_qos_met_total",
-        "counter",
-        "Requests with a latency target that were answered in time",
-        lambda model: model.figures.own["qos_met"],
-    ),
-    (
-        "gangway_qos_missed_total",
-        "counter",
-        "Requests with a latency target that were answered late, refused, failed, or given up at the call's deadline",
-        lambda model: model.figures.own["qos_missed"],
-    ),
-    (
-        "gangway_requests_refused_total",
-        "counter",
-        "Requests answered UNAVAILABLE: late, queue or server full, server stopping",
-        lambda model: model.figures.own["refused"],
-    ),
-    (
-        "gangway_blocks_total",
-        "counter",
-        "Layer blocks that answered requests were executed in, started or planned",
-        lambda model: model.figures.own["blocks"],
-    ),
-    (
-        "gangway_conflicts_total",
-        "counter",
-        "Layer blocks of answered requests that got fewer cores than the policy wanted",
-        lambda model: model.figures.own["conflicts"],
-    ),
-    (
-        "gangway_preemptions_total",
-        "counter",
-        "Times that answered requests were stopped to make room for others",
-        lambda model: model.figures.own["preemptions"],
-    ),
-    (
-        "gangway_growths_total",
-        "counter",
-        "Times that running gangs got more cores",
-        lambda model: model.account.growths,
-    ),
-    (
-        "gangway_shrinks_total",
-        "counter",
-        "Times that running gangs had to give up cores",
-        lambda model: model.account.shrinks,
-    ),
-    (
-        "gangway_layers_total",
-        "counter",
-        "Layers that were executed",
-        lambda model: model.account.layers,
-    ),
-    (
-        "gangway_version_layers_total",
-        "counter",
-        "Layers that were executed in another version than the static choice",
-        lambda model: model.account.version_layers,
-    ),
-    (
-        "gangway_requests_in_flight",
-        "gauge",
-        "Requests that wait, run or are being answered",
-        lambda model: model.in_flight,
-    ),
-    (
-        "gangway_arenas_in_use",
-        "gauge",
-        "Arenas (memory for activations) that requests under way hold",
-        lambda model: model.account.arenas,
-    ),
-    (
-        "gangway_arena_bytes",
-        "gauge",
-        "Memory of the model's arenas, idle ones included",
-        lambda model: model.account.arena_bytes,
-    ),
-    (
-        "gangway_weights_bytes",
-        "gauge",
-        "Weights that all workers map, one copy for all; onnxruntime may have copies beside it",
-        lambda model: model.model.weights_bytes,
-    ),
-    (
-        "gangway_bf16",
-        "gauge",
-        "1 if the model's kernels multiply bf16 numbers, for all requests or for some, else 0",
-        lambda model: int(BF16 in precisions_of(model.model.config)),
-    ),
-)
-
-
 def gangway_families(reading: Reading) -> Iterator[str]:
     """Yield the families that Triton does not have."""
     models = reading.models
     yield from _histograms(models)
-    for name, kind, help_text, value in _MODEL:
-        yield family(name, help_text, kind, ((model.labels, value(model)) for model in models))
+    yield from _families(_MODEL, models)
     yield family(
         "gangway_version_requests_total",
         "Answered requests that used this version of a kernel in any layer; 0 is the static choice",
