@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +76,8 @@ class Team:
         """Let each thread have one of these cores, whose first one is the caller's."""
         if cores != self._cores:
             for thread, core in zip(self._threads, cores[1:], strict=False):
-                os.sched_setaffinity(thread, {core})
+                with suppress(OSError):  # the core has been taken from us: the thread stays where it may be
+                    os.sched_setaffinity(thread, {core})
             self._cores = cores
 
 

@@ -6,6 +6,7 @@ that has not left after its gang has ended. These are faults of processes; no sc
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -68,13 +69,16 @@ class Blame:
 
 def activity_of(pid: int) -> Activity | None:
     """Return what a process does at this moment; None if it is not there."""
+    states = []
     try:
-        threads = [_fields(thread / "stat") for thread in Path(f"/proc/{pid}/task").iterdir()]
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                states.append(_fields(thread / "stat")[_STATE])
         total = _fields(Path(f"/proc/{pid}/stat"))
-    except (FileNotFoundError, ProcessLookupError):  # the process, or a thread, has just ended
+    except (FileNotFoundError, ProcessLookupError):
         return None
     ticks = int(total[_USER]) + int(total[_SYSTEM])
-    return Activity(any(fields[_STATE] in "RD" for fields in threads), ticks * _TICK_US)
+    return Activity(any(state in "RD" for state in states), ticks * _TICK_US)
 
 
 def _fields(stat: Path) -> list[str]:

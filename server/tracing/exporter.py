@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -115,22 +116,34 @@ class GrowingFile:
         traces, self.held = self.held, []
         if not traces:
             return
-        size = self._path.stat().st_size if self._begun and self._path.exists() else 0
-        if size > MAX_FILE_BYTES:
-            raise OSError(f"{self._path} has reached {MAX_FILE_BYTES >> 20} MiB")
-        text = f"{',' if size else '['}{','.join(traces)}]".encode()
+        text = f"{','.join(traces)}]".encode()
+        if not (self._begun and self._has_appended(text)):
+            self._begin(b"[" + text)
+        self._begun = True
+
+    def _has_appended(self, text: bytes) -> bool:
+        """Append to the list, unless somebody has taken the file away or emptied it."""
+        with suppress(FileNotFoundError), self._path.open("r+b", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > MAX_FILE_BYTES:
+                raise OSError(f"{self._path} has reached {MAX_FILE_BYTES >> 20} MiB")
+            if size_bytes:
+                append_whole(file.fileno(), b"," + text, b"]")
+                return True
+        return False
+
+    def _begin(self, text: bytes) -> None:
         # A reader finds a list or no file: an empty one is no list.
-        path = self._path if size or self._path.exists() else self._path.with_name(f".{self._path.name}.new")
+        path = self._path if self._path.exists() else self._path.with_name(f".{self._path.name}.new")
         try:
-            with path.open("r+b" if size else "wb", buffering=0) as file:
-                append_whole(file.fileno(), text, b"]" if size else b"")
+            with path.open("wb", buffering=0) as file:
+                append_whole(file.fileno(), text)
             if path != self._path:
                 path.replace(self._path)
         except OSError:
-            if not size and path.is_file():
-                path.unlink()
+            if path.is_file():
+                path.unlink(missing_ok=True)
             raise
-        self._begun = True
 
 
 class TraceFile:

@@ -20,6 +20,7 @@ from gangway.executor.frames import needed_bytes, plan_frame
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.messages import LeftReason
+from gangway.executor.onnxruntime_program import Team
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
@@ -449,3 +450,10 @@ def test_a_damaged_copy_is_refused_by_the_worker(own: Runner, tmp_path: Path) ->
     assert Cache(own.cache_dir).lookup(manifest.key) is None
     compiled(path, "topk", own.cache_dir)
     own.executor.load(1, manifest.key)
+
+
+def test_a_core_that_has_been_taken_away_stops_no_run(tmp_path: Path) -> None:
+    path = wide(8).save(tmp_path / "model.onnx")
+    team = Team(path, 2)
+    team.pin((available_cores()[0], 1 << 20))  # no machine has it
+    assert team.session.get_outputs()

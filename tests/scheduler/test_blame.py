@@ -15,6 +15,7 @@ LIMIT_US = 4 * LOOK_EVERY_US
 SLEEP = "import time\ntime.sleep(60)"
 BEST_EFFORT = f"os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{SPIN}"
 DEADLINE_S = 20.0
+THREADS = "import threading\nwhile True:\n    threading.Thread(target=int).start()"
 NOBODY = 1 << 30  # no process has such a number
 
 
@@ -60,6 +61,11 @@ def test_a_core_that_is_wanted_does_not_count_only_the_time_on_it_does():
             assert time.monotonic_ns() / 1e3 < begin_us + DEADLINE_S * 1e6
             time.sleep(0.01)
         assert activity_of(pid).cpu_us - begin_cpu_us > LIMIT_US
+
+
+def test_threads_that_end_are_not_the_end_of_their_process():
+    with running(THREADS) as pid:
+        assert all(activity_of(pid) for _ in range(500))
 
 
 def test_one_look_is_too_few():

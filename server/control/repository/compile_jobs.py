@@ -100,7 +100,10 @@ FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another att
 
 def job_timeout_seconds(path: Path) -> float:
     """Return how long a job for an ONNX file may take, by the size of what lies in its folder. Raises OSError."""
-    size_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    size_bytes = 0
+    for file in path.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # what lies beside a model may come and go
+            size_bytes += file.stat().st_size if file.is_file() else 0
     return LEAST_TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_MIB * (size_bytes >> 20)
 
 

@@ -216,14 +216,20 @@ class ModelControl:
         """Return the models of which the repository's model is made, if it is an ensemble that can be read."""
         try:
             return needs_of(await asyncio.to_thread(self._read, name, None))
-        except (OSError, RuntimeError, RequestError):
+        except (RuntimeError, RequestError):
             return ()
 
     def _read(self, name: str, override: Override | None) -> list[Entry]:
-        """Return what there is of one model; nothing if there is nothing."""
+        """Return what there is of one model; nothing if there is nothing.
+
+        Raises RequestError (UNAVAILABLE) when a repository cannot be listed.
+        """
         if override is not None and override.folder is not None:
             return read_model(override.folder, name, override)
-        folders = find_models(self._options.folders, self._options.files).get(name, [])
+        try:
+            folders = find_models(self._options.folders, self._options.files).get(name, [])
+        except OSError as error:
+            unavailable(f"{NOT_FOUND.format(name)}: {error}")
         return read_only_one(name, folders, override) if folders else []
 
     def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:

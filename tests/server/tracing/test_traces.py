@@ -8,6 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from benchmarks.lib.reference import example_of
 from gangway.artifact.json_codec import decode, encode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.command_line import parse_options
-from gangway.server.tracing.exporter import TraceFile
+from gangway.server.tracing.exporter import GrowingFile, TraceFile
 from gangway.server.tracing.record import TraceRecord
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
+from tests.helpers.coming_and_going import coming_and_going
 from tests.helpers.full_disk import files_of_at_most
 
 TIMEOUT_S = 30
@@ -61,9 +63,18 @@ class Trace:
     tensors: list[tuple[str, dict[str, str]]] | None = None
 
 
+def entries_in(path: Path) -> list[dict[str, Any]]:
+    """What a file lists; nothing where there is none yet, or it is read amid a write. It is never empty."""
+    text = path.read_text() if path.exists() else "[]"
+    assert text
+    with suppress(json.JSONDecodeError):
+        return list(json.loads(text))
+    return []
+
+
 def traces_in(path: Path) -> list[Trace]:
     traces: defaultdict[int, Trace] = defaultdict(Trace)
-    for entry in json.loads(path.read_text()) if path.exists() else ():
+    for entry in entries_in(path):
         trace = traces[entry["id"]]
         if "model_name" in entry:
             assert entry["model_version"] == 1
@@ -229,6 +240,19 @@ def test_every_nth_request_so_many_of_them_in_files_of_so_many(traced: Traced) -
         assert [trace.request_id for trace in found] == [f"sampled {number}" for number in numbers]
     assert not traced.file.with_name("trace.json.2").exists()
     assert traced.set("simple", trace_count="4")["trace_count"] == ["4"], "as many again"
+
+
+def test_a_file_may_be_taken_away_at_any_time(tmp_path: Path) -> None:
+    path = tmp_path / "traces.json"
+    file = GrowingFile(path)
+    with coming_and_going(path):
+        for _ in range(5000):
+            file.take("{}")
+            file.write()
+    path.unlink(missing_ok=True)
+    file.take('{"id": 1}')
+    file.write()
+    assert json.loads(path.read_text()) == [{"id": 1}]
 
 
 def test_tensors(traced: Traced, compiled_zoo: Any) -> None:

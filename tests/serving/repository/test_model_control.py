@@ -366,6 +366,20 @@ def cycle(served: Controlled) -> None:
         served.wait_for_unloaded(name)
 
 
+def test_a_repository_that_cannot_be_listed(served: Controlled, tmp_path: Path) -> None:
+    """As while a volume is mounted again. Nothing is a fault of the server, and all goes on when it is back."""
+    away = served.second.rename(tmp_path / "away")
+    try:
+        with refused("UNAVAILABLE", f"{NOT_POLLED.format('other')}: [Errno 2] No such file or directory"):
+            served.client.load_model("other")
+        assert served.state("first") == ("READY", "") and served.added("first") == 1
+    finally:
+        away.rename(served.second)
+    served.client.load_model("other")
+    assert served.added("other") == 2
+    served.client.unload_model("other")
+
+
 def test_other_modes_refuse(gangway_server: LiveServer) -> None:
     with triton.InferenceServerClient(gangway_server.url) as client:
         for ask in (client.load_model, client.unload_model):

@@ -13,7 +13,8 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.target import detect
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import LEAST_TIMEOUT_SECONDS, Compiler, job_timeout_seconds
+from tests.helpers.coming_and_going import coming_and_going
 
 TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 6] x) => (float[n, 6] y) { y = Sigmoid(x) }'
 
@@ -38,3 +39,9 @@ def test_a_job_that_a_signal_ends_leaves_its_model_to_onnxruntime(tmp_path: Path
         engine, reason = asyncio.run(ended())
     assert engine is Engine.ONNXRUNTIME and number.name in reason
     assert cache.lookup(model_key(path, detect())) is None
+
+
+def test_files_beside_a_model_may_come_and_go(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(bytes(100))
+    with coming_and_going(tmp_path / "being written"):
+        assert {job_timeout_seconds(tmp_path / "model.onnx") for _ in range(20_000)} == {LEAST_TIMEOUT_SECONDS}
