@@ -189,7 +189,8 @@ class ModelControl:
 
     def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        self._models.model_failed(model_id, reason, at_fault)
+        if not self._loader.part_failed(model_id, reason, at_fault):
+            self._models.model_failed(model_id, reason, at_fault)
 
     def first_answer(self, message: FirstAnswer) -> None:
         """A front end has answered the first request of a model whose time alone was not known."""

@@ -9,7 +9,7 @@ import heapq
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -102,9 +102,6 @@ class ModelLoader:
     """Compiles models and has them tried, one after the other. It does not tell clients.
 
     `trials` have a model answer trial requests, which takes its time.
-    `on_model_failed` is for a model that no worker has any more, or that has ended too many of them. It gets the
-    model's number, the reason, and whether its requests were at fault. The scheduler calls `model_failed`,
-    `artifact_missing` and `forget`, front ends `shape_wanted`.
     """
 
     def __init__(
@@ -116,7 +113,6 @@ class ModelLoader:
         profiles: BackgroundProfiler,
         trials: Trials,
         python: PythonInstances,
-        on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
         self._python = python
@@ -126,7 +122,6 @@ class ModelLoader:
         self._scheduler = scheduler
         self._profiles = profiles
         self._trials = trials
-        self._on_model_lost = on_model_failed
         self._workers = len(options.general.cores)
         self._max_shapes = options.general.max_shapes
         self._free_ids = list(range(_native.MAX_MODELS))
@@ -311,17 +306,20 @@ class ModelLoader:
         """A front end has answered a request of sizes that are not compiled."""
         self._variants.want(message)
 
-    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
-        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        if self._pairs.failed(model_id, reason):
-            return
-        self._pairs.unload(model_id)
-        if not self._variants.model_failed(model_id, at_fault):
-            self._on_model_lost(model_id, reason, at_fault)
+    def part_failed(self, model_id: int, reason: str, at_fault: bool) -> bool:
+        """No worker has a model any more, or it has ended too many of them (`at_fault`).
 
-    def artifact_missing(self, spec: LoadModel, reason: str) -> None:
+        Say whether that was only a part of one that goes on being served: in bf16, or for certain sizes.
+        """
+        if self._pairs.failed(model_id, reason):
+            return True
+        self._pairs.unload(model_id)
+        return self._variants.model_failed(model_id, at_fault)
+
+    def artifact_missing(self, model_id: int, reason: str) -> None:
         """A worker cannot load what others serve; it tries again now and then."""
-        if spec.key not in self._recompiling:
+        spec = self._scheduler.spec_of(model_id)
+        if spec is not None and spec.key not in self._recompiling:
             _log.error(
                 "%s: a worker cannot load the compiled model, which other workers serve: %s; it is compiled again",
                 spec.name,

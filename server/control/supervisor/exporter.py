@@ -20,15 +20,15 @@ LOSS = "traces are lost: the lines before say why; remove the cause, or turn tra
 _log = logging.getLogger(__name__)
 
 
-class ExporterControl:
+class ExporterControl(SupervisedProcess):
     """`front_end_fd` is for front ends to inherit: what they send there reaches the running exporter."""
 
     def __init__(self, config: TraceConfig, log: ServerLog) -> None:
-        self.config = config
+        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, free=1)
+        super().__init__("trace exporter", pauses=pauses, loss=LOSS)
+        self._config = config
         self._log = log
         self._ours, self._theirs = peer_sockets()
-        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, free=1)
-        self._kept = SupervisedProcess("trace exporter", self._launch, self._ended, pauses=pauses, loss=LOSS)
         self._wanted = False
         self._predecessors = 0
         if config.level:
@@ -43,32 +43,33 @@ class ExporterControl:
         """Have an exporter from now on."""
         if not self._wanted:
             self._wanted = True
-            self._kept.start_soon()
+            self.start_soon()
 
     async def stop(self, timeout_seconds: float) -> None:
         """Have everything written that was sent, then end the process. Front ends have ended before."""
-        self._kept.stop_restarting()
-        child = self._kept.child
-        if child is None or child.returncode is not None:
+        self.stop_restarting()
+        if not self.is_running:
             return
         try:
             self._ours.send(STOP, socket.MSG_DONTWAIT)
         except BlockingIOError:  # it is far behind
             _log.warning("the last traces are lost, because the trace exporter does not keep up")
             timeout_seconds = 0.0
-        await child.wait(timeout_seconds)
+        await self.wait(timeout_seconds)
 
-    def _launch(self) -> "subprocess.Popen[bytes]":
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Start a process. Raises OSError."""
         arguments = {
             "fd": self._theirs.fileno(),
             "predecessors": self._predecessors,
             "log-levels": self._log.settings.levels.to_number(),
         }
         start = start_of("gangway.server.tracing.exporter", [f"--{name}={value}" for name, value in arguments.items()])
-        with self._log.of_child("trace exporter") as stderr, as_stdin(self.config) as stdin:
+        with self._log.of_child("trace exporter") as stderr, as_stdin(self._config) as stdin:
             return subprocess.Popen(
                 start.command, env=start.environment, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr
             )
 
-    def _ended(self, child: Child) -> None:
+    def ended(self, child: Child) -> None:
+        """Have the next one know that it is not the first."""
         self._predecessors += 1

@@ -5,18 +5,18 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gangway.artifact.host_limits import process_limit
-from gangway.executor.peer import peer_sockets
 from gangway.executor.process import raise_priority
 from gangway.server.access import UNIX, port_of, socket_address
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.exporter import ExporterControl
 from gangway.server.control.supervisor.log import ServerLog
-from gangway.server.control.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
+from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
 from gangway.server.control.supervisor.regions import RegionRegistry
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
@@ -49,65 +49,45 @@ from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
 
-Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
-Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
-Ended = Callable[["FrontEndProcess", Child], None]
-Clean = Callable[["FrontEndProcess"], Awaitable[None]]
 
-
-class FrontEndProcess:
+class FrontEndProcess(PeerProcess[FrontEndMessage]):
     """One front end: its process, which may be replaced, and the peer that it is.
 
-    `index` is its number in the control segment, `name` what the log calls it. `launch` calls `start_with`; it and
-    `ended` are as in SupervisedProcess. `hear` gets what the process says. `clean` is awaited before a successor
-    listens: until then workers may write into the io segment for its predecessor. It starts meanwhile.
+    `index` is its number in the control segment, `control` what all of them have.
     """
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        core: int,
-        log: ServerLog,
-        launch: Launch,
-        hear: Hear,
-        ended: Ended,
-        clean: Clean,
-    ) -> None:
+    def __init__(self, index: int, name: str, core: int, control: "FrontEndControl") -> None:
+        super().__init__(name, front_end_peer)
         self.index = index
-        self.name = name
         self.listened = False  # until then there are no requests
         self._core = core
-        self._log = log
-        self._hear = hear
-        self._ended = ended
-        self.kept = SupervisedProcess(name, lambda: launch(self), self._has_ended, begun=self._begun, needed=True)
-        self._clean = clean
+        self._control = control
         self._is_clean = True  # no front end has listened since
         self._cleaning: asyncio.Task[None] | None = None
-        self._our_end: socket.socket | None = None
         self._known: tuple[FrontEndMessage, ...] = ()
-        self._peer: AsyncPeer[FrontEndMessage] | None = None
 
-    def start_with(self, options: FrontEndOptions, known: Iterable[FrontEndMessage]) -> "subprocess.Popen[bytes]":
-        """Start a process, which is told what is known. Raises OSError."""
-        self._known = tuple(known)
-        self._our_end, theirs = peer_sockets()
-        with theirs, self._log.of_child(self.name) as stderr:
-            options = replace(options, supervisor_fd=theirs.fileno())
-            process = options.start(stderr)
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Start a process, which is told what is known now. Raises OSError."""
+        self._known = tuple(self._control.known())
+        with (
+            self.inherited_end() as theirs,
+            self._control.log.of_child(self.name) as stderr,
+            self._control.options_of(self.index) as options,
+        ):
+            process = replace(options, supervisor_fd=theirs.fileno()).start(stderr)
         pin(process.pid, self._core)
         raise_priority(process.pid)
         return process
 
-    def _begun(self) -> None:
-        assert self._our_end is not None, "it has been launched"
-        self._peer = AsyncPeer(
-            front_end_peer(self._our_end), lambda message, _: self._hear(self, message), on_overflow=self._overflows
-        )
+    def begun(self) -> None:
+        """Tell a process what is known. It starts while workers may still write into the io segment of a predecessor.
+
+        So it does not listen before the segment is clean.
+        """
+        super().begun()
         for message in self._known:
             self.send(message)
-        self._our_end, self._known = None, ()
+        self._known = ()
         if self._is_clean:
             self._let_listen()
         elif self._cleaning is None:
@@ -118,51 +98,27 @@ class FrontEndProcess:
         self.send(AllKnown())
 
     async def _clean_then_listen(self) -> None:
-        await self._clean(self)
+        await self._control.clean(self.index)
         self._is_clean, self._cleaning = True, None
         if self.is_up:  # else its successor finds it clean
             self._let_listen()
 
-    @property
-    def pid(self) -> int:
-        """The running process's id."""
-        return self.kept.pid
+    def heard(self, message: FrontEndMessage) -> None:
+        """The process has said something."""
+        self._control.heard(self, message)
 
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a process, as far as is known."""
-        return self._peer is not None
-
-    def send(self, message: FrontEndMessage) -> None:
-        """Tell it something; a dead one's successor will be told everything."""
-        if self._peer is not None:
-            self._peer.send(message)
-
-    def _overflows(self) -> None:
-        _log.error(
-            "the %s (process %d) has not read its last %d control messages; it is killed and replaced",
-            self.name,
-            self.pid,
-            MAX_UNSENT,
-        )
-        self.kept.kill()
+    def ended(self, child: Child) -> None:
+        """Wait for nothing of it any more."""
+        super().ended(child)
+        self._control.ended(self.index)
 
     async def end(self, timeout_seconds: float) -> bool:
         """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
-        self.kept.stop_restarting()
+        self.stop_restarting()
         if self._cleaning is not None:
             self._cleaning.cancel()
-        child = self.kept.child
-        if child is None:
-            return True
-        await child.wait(timeout_seconds)
-        return child.returncode == 0 or not self.listened
-
-    def _has_ended(self, child: Child) -> None:
-        if self._peer is not None:
-            self._peer.finish()
-            self._peer = None
-        self._ended(self, child)
+        await self.wait(timeout_seconds)
+        return self.child is None or self.child.returncode == 0 or not self.listened
 
 
 Send = Callable[[int, FrontEndMessage], None]
@@ -324,11 +280,14 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     return held
 
 
+Event = ShapeWanted | FirstAnswer | RepositoryCall | LogSettings
+
+
 class FrontEndControl:
     """Starts the front ends, replaces those that die, and passes on what they say.
 
-    `announcements` is what all of them know of the models. `on_shape_wanted`, `on_first_answer`, `on_repository_call`
-    and `on_log_settings` get what concerns other parts of the supervisor; a call is answered by `answer`.
+    `announcements` is what all of them know of the models. `tell` gets what concerns other parts of the supervisor; a
+    call is answered by `answer`.
     """
 
     def __init__(
@@ -340,36 +299,25 @@ class FrontEndControl:
         scheduler: SchedulerControl,
         exporter: ExporterControl,
         regions: RegionRegistry,
-        announcements: Announcements,
-        on_shape_wanted: Callable[[ShapeWanted], None],
-        on_first_answer: Callable[[FirstAnswer], None],
-        on_repository_call: Callable[[RepositoryCall], None],
-        on_log_settings: Callable[[LogSettings], None],
+        tell: Callable[[Event], None],
     ) -> None:
         """Start nothing yet. Raises TooFewThreadsError."""
+        self.log = log
         self._memory = memory
-        self._log = log
         self._exporter = exporter
         self._regions = regions
-        self._announcements = announcements
-        self._on_shape_wanted = on_shape_wanted
-        self._on_first_answer = on_first_answer
-        self._on_repository_call = on_repository_call
-        self._on_log_settings = on_log_settings
-        self._placement = placement
+        self._tell = tell
         self._serve = options
         general = options.general
         self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
         self._scheduler = scheduler
         self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
         self._call_numbers = count(1)
-        cores = dict(enumerate(placement.front_ends, FRONT_END))
-        self._all = {
-            index: FrontEndProcess(
-                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._clean
-            )
-            for index, core in cores.items()
+        self.processes: Mapping[int, FrontEndProcess] = {  # by their number in the control segment
+            index: FrontEndProcess(index, _name(index, placement), core, self)
+            for index, core in enumerate(placement.front_ends, FRONT_END)
         }
+        self.announcements = Announcements(memory.statistics, self.send_all, self.present)
         self._agreements = Agreements(self._send, self.present, self._holds)
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._held_ports: tuple[socket.socket, ...] = ()
@@ -379,23 +327,18 @@ class FrontEndControl:
 
     def start(self) -> None:
         """Start the front ends and tell them what they shall serve. Raises BindError, OSError."""
-        if len(self._all) > 1:
+        if len(self.processes) > 1:
             self._serve, self._held_ports = share_ports(self._serve)
-        for process in self._all.values():
-            process.kept.start()
-
-    @property
-    def processes(self) -> Mapping[int, SupervisedProcess]:
-        """The processes by their number in the control segment."""
-        return {index: process.kept for index, process in self._all.items()}
+        for process in self.processes.values():
+            process.start()
 
     def present(self) -> set[int]:
         """Return the numbers of the front ends that run."""
-        return {process.index for process in self._all.values() if process.is_up}
+        return {process.index for process in self.processes.values() if process.is_up}
 
     def send_all(self, message: FrontEndMessage) -> None:
         """Tell every front end something."""
-        for process in self._all.values():
+        for process in self.processes.values():
             process.send(message)
 
     async def listening(self) -> str:
@@ -432,16 +375,21 @@ class FrontEndControl:
         """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""
         self._stopping = True
         self.send_all(Drain())
-        ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self._all.values()))
+        ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self.processes.values()))
         return all(ended)
 
     # -- processes
 
-    def _launch(self, process: FrontEndProcess) -> "subprocess.Popen[bytes]":
-        memory, index = self._memory, process.index
-        known: list[FrontEndMessage] = [*self._agreements.known(), *self._announcements.known()]
+    def known(self) -> list[FrontEndMessage]:
+        """Return what a front end is told that starts now."""
+        return [*self._agreements.known(), *self.announcements.known()]
+
+    @contextmanager
+    def options_of(self, index: int) -> Iterator[FrontEndOptions]:
+        """Yield how to start a front end, whose predecessor has ended, while its descriptors are open."""
+        memory = self._memory
         with self._regions.front_end(index) as regions:
-            options = FrontEndOptions(
+            yield FrontEndOptions(
                 index=index,
                 control_fd=memory.control.segment.fd,
                 io_fd=memory.io[index].fd,
@@ -449,47 +397,47 @@ class FrontEndControl:
                 supervisor_fd=-1,
                 slots=SLOTS,
                 address=self._serve.grpc.target,
-                serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
+                serve=replace(self._serve, logs=self.log.settings),  # which a client may have changed
                 trace_fd=self._exporter.front_end_fd,
                 statistics_fd=memory.statistics.segment.fd,
                 custom_metrics_fds=memory.custom_metrics.fds,
                 regions_fd=regions.fileno(),
-                other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
+                other_io_fds=tuple(memory.io[other].fd for other in self.processes if other != index),
                 thread_share=self._thread_share,
             )
-            return process.start_with(options, known)
 
-    def _ended(self, process: FrontEndProcess, child: Child) -> None:
-        self._announcements.front_end_ended(process.index)
-        self._agreements.left(process.index)
-        self._callers = {number: call for number, call in self._callers.items() if call[0] != process.index}
+    def ended(self, index: int) -> None:
+        """A front end has ended: nothing of it is waited for."""
+        self.announcements.front_end_ended(index)
+        self._agreements.left(index)
+        self._callers = {number: call for number, call in self._callers.items() if call[0] != index}
         if not self._stopping:
             self._memory.control.server_block.front_end_restarted()
 
-    async def _clean(self, process: FrontEndProcess) -> None:
-        await self._scheduler.front_end_quiet(process.index)
-        self._memory.tables[process.index].init()
-        self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
+    async def clean(self, index: int) -> None:
+        """Return when nothing is left in the io segment of a front end that has ended."""
+        await self._scheduler.front_end_quiet(index)
+        self._memory.tables[index].init()
+        self._memory.statistics.set_heap_bytes(index - FRONT_END, 0)
 
     # -- messages
 
     def _send(self, front_end: int, message: FrontEndMessage) -> None:
-        self._all[front_end].send(message)
+        self.processes[front_end].send(message)
 
-    def _heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
+    def heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
+        """A front end has said something."""
         match message:
             case Listening():
                 self._listens(process, message)
-            case ShapeWanted():
-                self._on_shape_wanted(message)
-            case FirstAnswer():
-                self._on_first_answer(message)
+            case ShapeWanted() | FirstAnswer():
+                self._tell(message)
             case RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
-                self._on_repository_call(replace(message, number=own))
+                self._tell(replace(message, number=own))
             case ModelRetired(model_id):
-                self._announcements.front_end_retired(process.index, model_id)
+                self.announcements.front_end_retired(process.index, model_id)
             case Proposed(number, change):
                 if isinstance(change, TraceOverrides) and change.level:
                     self._exporter.want()
@@ -498,8 +446,8 @@ class FrontEndControl:
                 self._agreements.applied(process.index, message)
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
-                for each in self._all.values():
-                    each.kept.stop_restarting()
+                for each in self.processes.values():
+                    each.stop_restarting()
                 self._listening.set_exception(BindError(reason))
             case BindFailed(reason):
                 _log.error("the %s cannot listen, so it is started again: %s", process.name, reason)
@@ -511,15 +459,15 @@ class FrontEndControl:
         self._serve = _with_ports(self._serve, message)
         self.metrics_address, self.http_address = message.metrics_address, message.http_address
         process.listened = True
-        process.kept.has_become_ready()
-        if all(each.listened for each in self._all.values()) and not self._listening.done():
+        process.has_become_ready()
+        if all(each.listened for each in self.processes.values()) and not self._listening.done():
             self._listening.set_result(message.address)
         _log.debug("%s, process %d, listens on %s", process.name, process.pid, message.address)
 
     def _holds(self, change: Change) -> None:
         """All front ends have made a change."""
         if isinstance(change, LogSettings):
-            self._on_log_settings(change)
+            self._tell(change)
 
 
 def _name(index: int, placement: Placement) -> str:

@@ -6,17 +6,18 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gangway.executor.control import Heartbeats
-from gangway.executor.peer import Peer
+from gangway.executor.peer import Peer, peer_sockets
 from gangway.python_backend.keeper import relations
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.watchdog import Blame
@@ -240,43 +241,41 @@ def _environment(pid: int) -> bytes:
 class SupervisedProcess:
     """A process that runs as long as the server does: whenever it has ended another one is started.
 
-    `launch` returns a new process or raises OSError; then it is tried again, after pauses that grow. `begun` is called
-    when the process is watched, `ended` with each that has ended, before another one is launched; between the two
-    `prepare` is awaited. `missing` is called each time that there is none. `needed`: without it the server cannot
-    start, so StartError is raised in the event loop where it ends again and again before `has_become_ready` is called.
-    `pauses`: before others are launched. `loss`: what its absence costs, and what to do, said where there is a pause.
+    `needed`: without it the server cannot start, so StartError is raised in the event loop where it ends again and
+    again before `has_become_ready` is called. `pauses`: before others are launched. `loss`: what its absence costs, and
+    what to do, said where there is a pause.
     """
 
-    def __init__(
-        self,
-        name: str,
-        launch: Callable[[], "subprocess.Popen[bytes]"],
-        ended: Callable[[Child], None],
-        prepare: Callable[[], Awaitable[None]] | None = None,
-        begun: Callable[[], None] = lambda: None,
-        missing: Callable[[], None] = lambda: None,
-        needed: bool = False,
-        pauses: Backoff | None = None,
-        loss: str = "",
-    ) -> None:
+    def __init__(self, name: str, needed: bool = False, pauses: Backoff | None = None, loss: str = "") -> None:
         self.name = name
         self._tries_left = MOST_FIRST_TRIES if needed else None
-        self._launch = launch
-        self._ended = ended
-        self._prepare = prepare
-        self._begun = begun
-        self._missing = missing
         self._pauses = pauses or Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
         self._loss = f", and until then {loss}" if loss else ""
         self._again: asyncio.Task[None] | None = None
-        self._stopping = False
+        self.is_stopping = False  # no other one is started
         self._said = ""
         self.child: Child | None = None  # the last one
 
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Return a new process, or raise OSError; then it is tried again, after pauses that grow."""
+        raise NotImplementedError
+
+    def begun(self) -> None:
+        """A process has been launched, and is watched."""
+
+    def ended(self, child: Child) -> None:
+        """A process has ended."""
+
+    async def prepare(self) -> None:
+        """Do what must be done between the end of a process and the launch of another one."""
+
+    def missing(self) -> None:
+        """Each time: there is no process, because it cannot be launched."""
+
     def start(self) -> None:
         """Start the first one. Raises OSError."""
-        self.child = Child(self.name, self._launch(), self._exited)
-        self._begun()
+        self.child = Child(self.name, self.launch(), self._exited)
+        self.begun()
         self._pauses.works()
 
     def start_soon(self) -> None:
@@ -298,9 +297,14 @@ class SupervisedProcess:
         if self.child is not None and self.is_running:
             self.child.kill()
 
+    async def wait(self, timeout_seconds: float) -> None:
+        """Wait until the last one has ended, if there was any, and kill it when that takes longer than the timeout."""
+        if self.child is not None:
+            await self.child.wait(timeout_seconds)
+
     def stop_restarting(self) -> None:
         """Start no other one from now on."""
-        self._stopping = True
+        self.is_stopping = True
         if self._again is not None:
             self._again.cancel()
 
@@ -309,8 +313,8 @@ class SupervisedProcess:
         self._tries_left = None
 
     def _exited(self, child: Child) -> None:
-        self._ended(child)
-        if not self._stopping:
+        self.ended(child)
+        if not self.is_stopping:
             if self._tries_left is not None:
                 self._tries_left -= 1
                 if not self._tries_left:
@@ -321,8 +325,8 @@ class SupervisedProcess:
             self._again = asyncio.get_running_loop().create_task(self._start_again(pause_seconds))
 
     async def _start_again(self, pause_seconds: float) -> None:
-        if self._prepare is not None and self.child is not None:
-            await self._prepare()
+        if self.child is not None:
+            await self.prepare()
         while True:
             if pause_seconds:
                 await asyncio.sleep(pause_seconds)
@@ -336,10 +340,62 @@ class SupervisedProcess:
                         "the %s cannot be started, which is tried again and again%s: %s", self.name, self._loss, error
                     )
                 self._said = str(error)
-                self._missing()
+                self.missing()
         if self._said:
             self._said = ""
             _log.info("the %s is started again (process %d)", self.name, self.pid)
+
+
+class PeerProcess(SupervisedProcess, Generic[Message]):
+    """One without which the server cannot start, and which hears and says messages.
+
+    `make_peer`: of the supervisor's end of a socket. One that does not read what it is told is killed and replaced.
+    """
+
+    def __init__(self, name: str, make_peer: Callable[[socket.socket], Peer[Message]]) -> None:
+        super().__init__(name, needed=True)
+        self._make_peer = make_peer
+        self._our_end: socket.socket | None = None
+        self._peer: AsyncPeer[Message] | None = None
+
+    def inherited_end(self) -> socket.socket:
+        """Return what the process that is being launched inherits (the caller closes it)."""
+        self._our_end, theirs = peer_sockets()
+        return theirs
+
+    def heard(self, message: Message) -> None:
+        """The process has said something."""
+
+    def after_send(self) -> None:
+        """The process has been told something, as far as there was room."""
+
+    def begun(self) -> None:
+        """Hear the process that has been launched."""
+        assert self._our_end is not None, "it has been launched"
+        peer = self._make_peer(self._our_end)
+        self._peer = AsyncPeer(peer, lambda message, _: self.heard(message), self.after_send, self._overflows)
+        self._our_end = None
+
+    def ended(self, child: Child) -> None:
+        """Hear what the process has said to its end."""
+        if self._peer is not None:
+            self._peer.finish()
+            self._peer = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self._peer is not None
+
+    def send(self, message: Message) -> None:
+        """Tell it something; a dead one's successor will be told everything."""
+        if self._peer is not None:
+            self._peer.send(message)
+
+    def _overflows(self) -> None:
+        text = "the %s (process %d) has not read its last %d control messages; it is killed and replaced"
+        _log.error(text, self.name, self.pid, MAX_UNSENT)
+        self.kill()
 
 
 def pin(pid: int, core: int) -> None:

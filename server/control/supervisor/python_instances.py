@@ -86,7 +86,7 @@ class Services:
     tell_presence: Callable[[int, str], None]
 
 
-class _Instance:
+class _Instance(SupervisedProcess):
     """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time.
 
     `changed` is called whenever there is a process that answers, from then on or no longer (`is_present`). `refusal`:
@@ -96,9 +96,10 @@ class _Instance:
     def __init__(
         self, plan: InstancePlan, user: User, sockets: str, services: Services, changed: Callable[[], None]
     ) -> None:
+        super().__init__(f"{plan.name}, instance {user.instance}")
         self._plan, self._user, self._services, self._changed = plan, user, services, changed
         self._metrics = services.metrics
-        self._name = f"{sockets}-{user.model_id}-{user.instance}"
+        self._socket = f"{sockets}-{user.model_id}-{user.instance}"
         self._launches = itertools.count(1)
         self._address = ""
         self._pid = 0  # of the process that executes the model, the keeper's child
@@ -112,39 +113,33 @@ class _Instance:
         self._control: socket.socket | None = None
         self._conversation: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self.title = f"{plan.name}, instance {user.instance}"
-        self.kept = SupervisedProcess(self.title, self._launch, self._ended, self._all_ended, self._begun)
-
-    def start(self) -> None:
-        """Start the process. Raises OSError."""
-        self.kept.start()
 
     async def stop(self) -> None:
         """Have it finalized, or killed where that takes too long."""
-        self.kept.stop_restarting()
+        self.stop_restarting()
         self._end_watch()
         if self._control is not None:
             self._say(self._control, {"finalize": True})
-        if self.kept.child is not None:
-            await self.kept.child.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
-        await self._all_ended()
+        await self.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
+        await self.prepare()
         self._end_conversation()
 
-    async def _all_ended(self) -> None:
+    async def prepare(self) -> None:
         """Return when nothing is left of what the last process has started."""
         if self._ending is not None:
             await self._ending
 
-    def _launch(self) -> "subprocess.Popen[bytes]":
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Start a process. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX)  # it listens when the model is ready, not before
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd)
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
-        self._pid, self._address = 0, f"\0{self._name}-{next(self._launches)}"
+        self._pid, self._address = 0, f"\0{self._socket}-{next(self._launches)}"
         variables = dict.fromkeys(ONE_THREAD, "1") | python_environment() | dict(self._plan.environment)
         variables[MARK] = self._address[1:]
         try:
-            with listener, theirs, self._services.log.of_child(self.title, logging.INFO) as stderr:
+            with listener, theirs, self._services.log.of_child(self.name, logging.INFO) as stderr:
                 listener.bind(self._address)
                 process = subprocess.Popen(
                     command,
@@ -164,7 +159,8 @@ class _Instance:
         self._control = ours
         return process
 
-    def _begun(self) -> None:
+    def begun(self) -> None:
+        """Talk with the process that has been launched."""
         assert self._control is not None, "launched"
         control = self._control
         self._conversation = asyncio.get_running_loop().create_task(self._converse(control))
@@ -180,7 +176,7 @@ class _Instance:
         if limit_s > SLOW_SECONDS:
             _log.warning(
                 "%s is not initialised after %.0f s, %s; it fails after %.0f s (%s)",
-                self.title,
+                self.name,
                 SLOW_SECONDS,
                 _doing(self._pid),
                 limit_s,
@@ -189,7 +185,7 @@ class _Instance:
             await asyncio.sleep(limit_s - SLOW_SECONDS)
         doing = _doing(self._pid)
         self._started({"error": f"it is not initialised after {limit_s:g} s ({TIMEOUT_FLAG}), {doing}"})
-        self.kept.kill()
+        self.kill()
 
     def _end_watch(self) -> None:
         if self._watch is not None and self._watch is not asyncio.current_task():
@@ -226,8 +222,8 @@ class _Instance:
                 else:
                     self._hear(control, message)
         except (ValueError, LookupError, TypeError, RecursionError) as error:  # the model may write there, too
-            _log.error("%s says what is no message (%s), so it is ended", self.title, shortened(repr(error)))
-            self.kept.kill()
+            _log.error("%s says what is no message (%s), so it is ended", self.name, shortened(repr(error)))
+            self.kill()
 
     def _hear(self, control: socket.socket, message: Mapping[str, Any]) -> None:
         if "begun" in message:
@@ -253,7 +249,7 @@ class _Instance:
         if "error" in message:
             reason = shortened(str(message["error"]), MOST_MESSAGE_CHARACTERS)
             if self.ready.done():
-                _log.error("%s cannot be initialised again: %s", self.title, reason)
+                _log.error("%s cannot be initialised again: %s", self.name, reason)
                 self.refusal = reason
                 self._changed()
             else:
@@ -263,7 +259,7 @@ class _Instance:
         self.is_present, self.refusal = True, ""
         self._changed()
         if self.ready.done():
-            _log.info("%s is ready again", self.title)
+            _log.info("%s is ready again", self.name)
         else:
             self.ready.set_result(None)
 
@@ -312,10 +308,11 @@ class _Instance:
             pass
         except OSError:
             return  # its end is dealt with where it is seen
-        _log.error("%s does not read what it asks for, so it is ended", self.title)
-        self.kept.kill()
+        _log.error("%s does not read what it asks for, so it is ended", self.name)
+        self.kill()
 
-    def _ended(self, child: Child) -> None:
+    def ended(self, child: Child) -> None:
+        """Tell that it does not answer, and end what it has left."""
         self._end_watch()
         self._services.addresses.set(*self._user, "")
         self.is_present = False
@@ -326,7 +323,7 @@ class _Instance:
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RD)  # a process that the model has forked may have the other end
         if not self.ready.done():
-            self.kept.stop_restarting()
+            self.stop_restarting()
             reason, conversation = f"its process {child.exit_text()}", self._conversation
             if conversation is None or conversation.done():
                 self._fail(reason)
@@ -334,7 +331,7 @@ class _Instance:
                 conversation.add_done_callback(lambda _: self._fail(reason))
 
     def _fail(self, reason: str) -> None:
-        self.kept.stop_restarting()
+        self.stop_restarting()
         error = ModelLoadError(reason)
         for future in (self.completed, self.ready):
             if not future.done():

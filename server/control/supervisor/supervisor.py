@@ -14,6 +14,7 @@ from gangway.artifact.format import Engine
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import missing_privilege, raise_own_priority
 from gangway.python_backend.keeper import adopt_orphans
+from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, WorkerStuck
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
 from gangway.server.control.repository.loaded import LoadedModel, config_of, policies_of
@@ -22,9 +23,9 @@ from gangway.server.control.repository.profiles import BackgroundProfiler
 from gangway.server.control.repository.repository import BrokenModel, OverrideStore, sweep_overrides
 from gangway.server.control.repository.service import RepositoryService
 from gangway.server.control.repository.trials import ModelTrials
-from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics
 from gangway.server.control.supervisor.exporter import ExporterControl
+from gangway.server.control.supervisor.front_ends import Event as FrontEndEvent
 from gangway.server.control.supervisor.front_ends import FrontEndControl
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog, StatisticsLog
@@ -32,11 +33,12 @@ from gangway.server.control.supervisor.model_calls import ModelCalls
 from gangway.server.control.supervisor.processes import HeartbeatWatch, StartError, reap_adopted
 from gangway.server.control.supervisor.python_instances import PythonInstances, Services
 from gangway.server.control.supervisor.regions import RegionRegistry
+from gangway.server.control.supervisor.scheduler import Event as SchedulerEvent
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import SharedMemory, place
 from gangway.server.control.supervisor.workers import WorkerSet
 from gangway.server.descriptors import allow_many_descriptors
-from gangway.server.messages import DUPLICATE, LogSettings
+from gangway.server.messages import DUPLICATE, FirstAnswer, LogSettings, RepositoryCall, ShapeWanted
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.system import drop_unwritable
@@ -67,12 +69,7 @@ class Supervisor:
             _log.info("the cores are of %d NUMA nodes, which no gang crosses: %s", len(general.numa_nodes), nodes)
         self._exporter = ExporterControl(options.traces, log)
         self._regions = RegionRegistry(memory.control.lost_regions)
-        # Messages from other processes come later, when all of these are there.
-        self._announcements = Announcements(
-            memory.statistics,
-            send=lambda message: self._front_ends.send_all(message),
-            present=lambda: self._front_ends.present(),
-        )
+        # What other processes say comes later, when all that it concerns is there.
         self._scheduler = SchedulerControl(
             memory,
             general.scheduler,
@@ -81,44 +78,15 @@ class Supervisor:
             general.trace_decisions,
             general.timeline,
             worker_nodes(general.cores, general.numa_nodes),
-            on_worker_stuck=lambda index, pid: self._workers.kill(index, pid),
-            on_model_unloaded=lambda model_id: self._loader.forget(model_id),
-            on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
-            on_artifact_missing=lambda spec, reason: self._loader.artifact_missing(spec, reason),
-        )
-        model_calls = ModelCalls(
-            perform=lambda call: self._repository.perform(call),
-            is_ready=self._announcements.is_ready,
-            settle=lambda: self._front_ends.settled(),
-            needs=lambda name: self._models.needs(name),
-            most_bytes=options.grpc.max_message_bytes,
-        )
-        addresses = InstanceAddresses.create()
-        self._python = PythonInstances(
-            Services(
-                log,
-                CustomMetrics(memory.custom_metrics),
-                model_calls,
-                addresses,
-                self._announcements.announce_presence,
-            )
-        )
-        self._workers = WorkerSet(
-            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, addresses
+            self._heard,
         )
         self._front_ends = FrontEndControl(
-            memory,
-            options,
-            placement,
-            log,
-            self._scheduler,
-            self._exporter,
-            self._regions,
-            self._announcements,
-            on_shape_wanted=lambda message: self._loader.shape_wanted(message),
-            on_first_answer=lambda message: self._models.first_answer(message),
-            on_repository_call=lambda call: self._repository.take(call),
-            on_log_settings=self._set_log,
+            memory, options, placement, log, self._scheduler, self._exporter, self._regions, self._heard
+        )
+        self._announcements = self._front_ends.announcements
+        addresses = InstanceAddresses.create()
+        self._workers = WorkerSet(
+            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, addresses
         )
         jobs = Jobs(self._announcements.announce_jobs)
         self._compiler = Compiler(
@@ -140,6 +108,15 @@ class Supervisor:
             jobs,
         )
         self._trials = ModelTrials(memory.own_data_plane(), lambda: self._front_ends.grpc, placement.way_back_us)
+        model_calls = ModelCalls(
+            perform=lambda call: self._repository.perform(call),
+            is_ready=self._announcements.is_ready,
+            settle=self._front_ends.settled,
+            needs=lambda name: self._models.needs(name),
+            most_bytes=options.grpc.max_message_bytes,
+        )
+        metrics, tell_presence = CustomMetrics(memory.custom_metrics), self._announcements.announce_presence
+        self._python = PythonInstances(Services(log, metrics, model_calls, addresses, tell_presence))
         self._loader = ModelLoader(
             options,
             self._compiler,
@@ -148,7 +125,6 @@ class Supervisor:
             self._profiler,
             self._trials,
             self._python,
-            on_model_failed=lambda model_id, reason, at_fault: self._models.model_failed(model_id, reason, at_fault),
         )
         self._overrides = OverrideStore()
         self._models = ModelControl(options.repository, self._loader, self._announcements, self._overrides)
@@ -160,8 +136,30 @@ class Supervisor:
             self._models.unload,
             self._front_ends.answer,
         )
-        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_ends.processes)
+        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler, self._front_ends.processes)
         self._statistics_log = StatisticsLog(self._announcements.counted, memory.statistics.figures)
+
+    def _heard(self, event: SchedulerEvent | FrontEndEvent) -> None:
+        """Pass on what another process has said to the part that it concerns."""
+        match event:
+            case WorkerStuck(index, pid):
+                self._workers.kill(index, pid)
+            case ModelUnloaded(model_id):
+                self._loader.forget(model_id)
+            case ModelFailed(model_id, reason, at_fault):
+                self._models.model_failed(model_id, reason, at_fault)
+            case ArtifactLost(model_id, reason):
+                self._loader.artifact_missing(model_id, reason)
+            case ShapeWanted():
+                self._loader.shape_wanted(event)
+            case FirstAnswer():
+                self._models.first_answer(event)
+            case RepositoryCall():
+                self._repository.take(event)
+            case LogSettings():
+                self._log.apply(event)
+                self._scheduler.set_log(event)
+                _log.info("log settings changed by a client: %s", event)
 
     async def run(self) -> None:
         """Serve until a signal comes. Raises BindError, OSError."""
@@ -202,12 +200,6 @@ class Supervisor:
             await self._watch.look()
             self._workers.follow_cores()
             reap_adopted()
-
-    def _set_log(self, settings: LogSettings) -> None:
-        """A client has changed the settings of the log."""
-        self._log.apply(settings)
-        self._scheduler.set_log(settings)
-        _log.info("log settings changed by a client: %s", settings)
 
     def _is_over(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._end.done():

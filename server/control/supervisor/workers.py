@@ -44,58 +44,40 @@ class WorkerSet:
         regions: RegionRegistry,
         instances: InstanceAddresses,
     ) -> None:
-        self._memory = memory
-        self._log = log
-        self._scheduler = scheduler
-        self._regions = regions
-        self._plans = [
-            WorkerPlan(
-                index,
-                core,
-                memory.control.segment.fd,
-                memory.arenas.fd,
-                memory.io_fds,
-                cache_dir,
-                instances_fd=instances.fd,
-                bell_fds=memory.bell_fds,
+        self.memory, self.cores, self.scheduler, self.log, self.regions = memory, cores, scheduler, log, regions
+        fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
+        self._workers = [
+            Worker(
+                self,
+                WorkerPlan(index, core, *fds, cache_dir, instances_fd=instances.fd, bell_fds=memory.bell_fds),
             )
             for index, core in enumerate(cores)
         ]
-        self._kept = [self._keep(index) for index in range(len(cores))]
-        self._cores = list(cores)  # where the running ones are
-        self._stuck: set[int] = set()  # processes that were killed because they made no progress
-        self._stopping = False
 
     def start(self) -> None:
         """Start all of them. Raises OSError."""
-        for kept in self._kept:
-            kept.start()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids by worker."""
-        return [kept.pid for kept in self._kept]
+        for worker in self._workers:
+            worker.start()
 
     def kill(self, index: int, pid: int) -> None:
         """Kill a worker that hangs, unless it is dead already."""
-        if self._kept[index].pid == pid:
+        if self._workers[index].pid == pid:
             _log.error("worker %d (process %d) makes no progress; it is killed and replaced", index, pid)
-            self._stuck.add(pid)
-            self._kept[index].kill()
+            self._workers[index].stuck_pid = pid
+            self._workers[index].kill()
 
     def follow_cores(self) -> None:
         """End the workers whose core has been taken away, or is another one from now on."""
-        for index, kept in enumerate(self._kept):
-            if kept.is_running and (core := self._core_of(index)) != self._cores[index]:
-                gone = f"core {self._cores[index]} is not available any more"
+        for index, worker in enumerate(self._workers):
+            if worker.is_running and (core := worker.wanted_core()) != worker.core:
+                gone = f"core {worker.core} is not available any more"
                 _log.warning("%s: worker %d %s", gone, index, "ends" if core is None else f"moves to core {core}")
-                kept.kill()
+                worker.kill()
 
     def expect_exits(self) -> None:
         """From now on workers are not replaced: they were told to exit."""
-        self._stopping = True
-        for kept in self._kept:
-            kept.stop_restarting()
+        for worker in self._workers:
+            worker.stop_restarting()
 
     async def wait(self, timeout_seconds: float) -> None:
         """Wait until all have ended; kill those that take too long. The scheduler has ended.
@@ -105,63 +87,65 @@ class WorkerSet:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_seconds
-        while (left := self._alive()) and loop.time() < end:
-            for index in left:
-                self._memory.control.command(index, Exit().pack())
+        while (left := [each for each in self._workers if each.is_running]) and loop.time() < end:
+            for worker in left:
+                self.memory.control.command(worker.index, Exit().pack())
             await asyncio.sleep(EXIT_AGAIN_SECONDS)
-        for kept in self._kept:
-            if kept.child is not None:
-                await kept.child.wait(0.0)
+        for worker in self._workers:
+            await worker.wait(0.0)
 
-    def _alive(self) -> list[int]:
-        return [index for index, kept in enumerate(self._kept) if kept.is_running]
 
-    def _keep(self, index: int) -> SupervisedProcess:
-        return SupervisedProcess(
-            f"worker {index}",
-            lambda: self._launch(index),
-            lambda child: self._ended(index, child),
-            begun=lambda: self._scheduler.worker_started(index),
-            missing=lambda: self._missing(index),
-            needed=True,
-        )
+class Worker(SupervisedProcess):
+    """One of a set. `core`: where the running process is. `stuck_pid`: which one was killed as it made no progress."""
 
-    def _launch(self, index: int) -> "subprocess.Popen[bytes]":
-        core = self._core_of(index)
+    def __init__(self, workers: WorkerSet, plan: WorkerPlan) -> None:
+        super().__init__(f"worker {plan.rank}", needed=True)
+        self._set = workers
+        self._plan = plan
+        self.index = plan.rank
+        self.core = plan.core
+        self.stuck_pid = 0
+
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """Start a process. Raises OSError."""
+        core = self.wanted_core()
         if core is None:
-            raise OSError(errno.ENODEV, f"core {self._plans[index].core} is not available any more")
-        with self._regions.worker(index) as regions, self._log.of_child(f"worker {index}") as stderr:
-            plan = replace(self._plans[index], core=core, regions_fd=regions.fileno())
+            raise OSError(errno.ENODEV, f"core {self._plan.core} is not available any more")
+        with self._set.regions.worker(self.index) as regions, self._set.log.of_child(self.name) as stderr:
+            plan = replace(self._plan, core=core, regions_fd=regions.fileno())
             process = start_worker(plan, stderr=stderr)
-        self._cores[index] = core
+        self.core = core
         return process
 
-    def _core_of(self, index: int) -> int | None:
-        """Return the core that a worker is for at this moment, None if there is none."""
-        available = os.sched_getaffinity(0)
-        core = self._plans[index].core
-        if core in available:
-            return core
-        if any(plan.core in available for plan in self._plans):
-            return None
-        return dict(enumerate(sorted(available))).get(index)
+    def begun(self) -> None:
+        """Have the scheduler know that there is a process."""
+        self._set.scheduler.worker_started(self.index)
 
-    def _ended(self, index: int, child: Child) -> None:
-        if self._stopping:
+    def missing(self) -> None:
+        """Have nobody wait for it."""
+        self._set.scheduler.worker_missing(self.index)
+        self._set.regions.worker_missing(self.index)
+
+    def wanted_core(self) -> int | None:
+        """Return the core that it is for at this moment, None if there is none."""
+        available = os.sched_getaffinity(0)
+        if self._plan.core in available:
+            return self._plan.core
+        if available.intersection(self._set.cores):
+            return None
+        return dict(enumerate(sorted(available))).get(self.index)
+
+    def ended(self, child: Child) -> None:
+        """Tell the scheduler, and whether it has ended by what it computed."""
+        if self.is_stopping:
             return
-        control = self._memory.control
-        state, status = control.status(index), child.returncode or 0
+        control = self._set.memory.control
+        state, status = control.status(self.index), child.returncode or 0
         lease = state.lease
         if state.pid == child.pid:
-            self._kept[index].has_become_ready()
+            self.has_become_ready()
         # A library that calls exit() while it computes ends the process as surely as a signal does.
-        crashed = child.pid in self._stuck or -status in CRASHES or (status > 0 and lease is not None)
-        self._stuck.discard(child.pid)
-        lease = lease if crashed else None
-        control.server_block.worker_restarted(index)
-        control.forget_worker(index)
-        self._scheduler.worker_died(index, child.pid, crashed, lease)
-
-    def _missing(self, index: int) -> None:
-        self._scheduler.worker_missing(index)
-        self._regions.worker_missing(index)
+        crashed = child.pid == self.stuck_pid or -status in CRASHES or (status > 0 and lease is not None)
+        control.server_block.worker_restarted(self.index)
+        control.forget_worker(self.index)
+        self._set.scheduler.worker_died(self.index, child.pid, crashed, lease if crashed else None)

@@ -60,20 +60,24 @@ def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatc
     launches: list[float] = []
     told: list[str] = []
 
-    def launch() -> subprocess.Popen[bytes]:
-        launches.append(time.monotonic())
-        if len(launches) in (25, 26):
-            raise BlockingIOError(errno.EAGAIN, "no process to be had")
-        return sleeper(0 if len(launches) < 25 else 60)
+    class Sleeper(SupervisedProcess):
+        def launch(self) -> subprocess.Popen[bytes]:
+            launches.append(time.monotonic())
+            if len(launches) in (25, 26):
+                raise BlockingIOError(errno.EAGAIN, "no process to be had")
+            return sleeper(0 if len(launches) < 25 else 60)
+
+        def begun(self) -> None:
+            told.append("begun")
+
+        def ended(self, child: Child) -> None:
+            told.append(child.exit_text())
+
+        def missing(self) -> None:
+            told.append("missing")
 
     async def scenario() -> None:
-        kept = SupervisedProcess(
-            "sleeper",
-            launch,
-            lambda child: told.append(child.exit_text()),
-            begun=lambda: told.append("begun"),
-            missing=lambda: told.append("missing"),
-        )
+        kept = Sleeper("sleeper")
         kept.start()
         while len(launches) < 27:
             await asyncio.sleep(0.01)
