@@ -155,7 +155,7 @@ class Site(ABC):
         self.thread = 0  # of the event loop, as threading.get_ident has it
         # What takes the connection of a client of HTTP/2 over, of which these bytes have been read.
         self.refuse_grpc: Callable[[asyncio.Transport, bytes], None] = lambda transport, _: transport.abort()
-        self.connections: set[Answering] = set()
+        self.transports: set[asyncio.Transport] = set()  # of all connections
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))  # what any connection has sent, until it is understood
 
     @abstractmethod

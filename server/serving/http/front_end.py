@@ -130,15 +130,15 @@ class HttpFrontEnd:
             self._listeners.append(TlsListener(loop, listening, certificates, lambda: Connection(site, loop)))
 
     async def _sent(self) -> bool:
-        connections = (connection for site in self._sites for connection in site.connections)
-        return all(connection.transport.get_write_buffer_size() == 0 for connection in connections)
+        transports = (transport for site in self._sites for transport in site.transports)
+        return all(transport.get_write_buffer_size() == 0 for transport in transports)
 
     async def _close(self) -> None:
         for listener in self._listeners:
             listener.close()
         for site in self._sites:
-            for connection in list(site.connections):
-                connection.transport.abort()
+            for transport in list(site.transports):
+                transport.abort()
         for refusal in self._refusals:
             refusal.close()
 

@@ -21,6 +21,7 @@ import numpy as np
 from gangway.server.access import HTTP2_PREFACE
 from gangway.server.descriptors import borrowed_socket
 from gangway.server.serving.http.call import Answering, HttpCall, Site
+from gangway.server.serving.http.lingering import Lingering
 from gangway.server.serving.http.replies import Reply
 from gangway.server.serving.limits import Phase
 from gangway.server.serving.tls import ArrivingConnection
@@ -65,6 +66,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         "_is_advancing",
         "_is_full",
         "_is_half_closed",
+        "_is_left",
         "_is_paused",
         "_loop",
         "_offered",
@@ -108,6 +110,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._is_full = False  # the client does not take its answers as fast as they come
         self._unsent_bytes, self._unread_s = 0, 0.0  # how many there were, and when to look again
         self._is_half_closed = False  # the client sends nothing more
+        self._is_left = False  # the last answer has been sent, and who drops what still comes has the connection
 
     # -- the transport's side
 
@@ -126,12 +129,12 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse what is too much, at once."""
         self.transport = cast("asyncio.Transport", transport)
-        self._site.connections.add(self)
+        self._site.transports.add(self.transport)
         self._timer = self._loop.call_later(min(IDLE_SECONDS, STALL_SECONDS), self._look)
         if self._arriving is not None:
             self._arriving = None
         elif not self._site.limit.admit(self, self.since_s):
-            self._refuse(503, f"more than {self._site.limit.limit} connections")
+            self._refuse(503, f"more than {self._site.limit.limit} connections", lingers=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and cancel what is under way for it."""
@@ -139,7 +142,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
         self._parser = self._body = None
-        self._site.connections.discard(self)
+        self._site.transports.discard(self.transport)
         self._site.limit.leave(self)
         calls = {call: None for call in (self._current, *self._behind, self._coming) if call is not None}
         self._current, self._coming, self._behind = None, None, []
@@ -156,7 +159,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         elif self.transport.get_write_buffer_size():  # a client that takes no answer
             self.transport.abort()
         elif self._coming is not None:
-            self._refuse(408, "there are too many connections, and this one was slow")
+            self._refuse(408, "there are too many connections, and this one was slow", lingers=False)
         else:
             self.transport.close()
 
@@ -170,7 +173,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Understand them."""
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self._rest_bytes:
             self._receive_body(nbytes)
@@ -181,7 +184,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             return
         before = self._progress
         self._feed(data)
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self._progress != before:
             self._fruitless_bytes = 0
@@ -313,7 +316,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         if call.is_answered:
             return
         closes = reply.closes or not call.keeps_alive or call.is_streaming
-        if not (call.is_streaming or self.transport.is_closing()):
+        if not (call.is_streaming or self._is_over()):
             self._write(reply, closes, has_body=call.method != "HEAD")
         self._end(call, closes)
 
@@ -329,7 +332,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         """Send a piece; an empty one ends call and connection."""
         if call.is_answered:
             return
-        if not self.transport.is_closing():
+        if not self._is_over():
             self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if call.is_modern else piece)
         if not piece:
             self._end(call, closes=True)
@@ -395,10 +398,10 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._site.release(call)
         call.end()
         self._current = None
-        if closes:
-            if not call.is_complete:
-                self._unread()
+        if closes and call.is_complete:
             self.transport.close()
+        elif closes:
+            self._linger()
         elif not self._is_advancing:
             self._advance()
 
@@ -413,13 +416,13 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     def _advance(self) -> None:
         """Go on with the requests behind the one that has been answered."""
         self._is_advancing = True
-        while self._behind and self._current is None and not self._is_full and not self.transport.is_closing():
+        while self._behind and self._current is None and not self._is_full and not self._is_over():
             self._current = call = self._behind.pop(0)
             self._open(call)
             if call.is_complete and not call.is_answered:
                 self._site.begin(call)
         self._is_advancing = False
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self._current is None and not self._behind:
             self.since_s = self._loop.time()
@@ -456,16 +459,29 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         else:
             self.transport.writelines((head, *reply.parts))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, lingers: bool = True) -> None:
         """Say why, unless an answer to another request is under way, and close."""
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self._current is None or self._current is self._coming:
             coming = self._coming
             if coming is None or not coming.is_answered:
                 self._write(self._site.refusal(status, message), closes=True)
+            if lingers:
+                self._linger()
+                return
         self._unread()
         self.transport.close()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be said or understood."""
+        return self._is_left or self.transport.is_closing()
+
+    def _linger(self) -> None:
+        """Leave the connection to who drops what the client is still sending."""
+        self._is_left = True
+        self.connection_lost(None)
+        Lingering(self._site, self._loop, self.transport)
 
     def _unread(self) -> bytes:
         """Read what has come already: to a close before that the system adds a reset, which can cost the answer."""
@@ -478,7 +494,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         """Leave a client of HTTP/2 to those who tell it that this is not its port."""
         if self._timer is not None:
             self._timer.cancel()
-        self._site.connections.discard(self)
+        self._site.transports.discard(self.transport)
         self._site.limit.leave(self)
         self._site.refuse_grpc(self.transport, data + self._unread())
 
@@ -510,7 +526,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             if now_s >= end_s:
                 rate = f"{STALL_SECONDS} s and a second for each {MIN_BYTES_PER_SECOND} bytes"
                 slow = f"the request comes too slowly: it has {rate}, or no byte came for {STALL_SECONDS} s"
-                self._refuse(408, slow)
+                self._refuse(408, slow, lingers=False)
                 return
             next_s = min(next_s, end_s)
         self._timer = self._loop.call_later(next_s - now_s, self._look)
@@ -520,7 +536,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
         It is sent what means nothing to who is still there.
         """
-        if self.transport.is_closing() or self._current is None or self._current.is_streaming:
+        if self._is_over() or self._current is None or self._current.is_streaming:
             return
         if asked:
             with borrowed_socket(self.transport.get_extra_info("socket").fileno()) as own:
