@@ -13,14 +13,14 @@ MAX_COMPLETED: Final = _native.MAX_COMPLETED
 
 
 class Completed(NamedTuple):
-    """A request that began and was answered. Times are ns on CLOCK_MONOTONIC; `deadline_ns` 0: none."""
+    """A request that began and was answered. Times are microseconds on CLOCK_MONOTONIC."""
 
     model_id: int
     priority: int
-    arrival_ns: int
-    deadline_ns: int
-    joined_ns: int  # a worker began with it
-    end_ns: int  # its last layer ended
+    arrival_us: float
+    deadline_us: float | None
+    joined_us: float  # a worker began with it
+    end_us: float  # its last layer ended
 
 
 class InFlight(NamedTuple):

@@ -15,7 +15,7 @@ from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import REFUSALS, Accounts, DecisionLog
-from gangway.scheduler.policy import LoneStart, Policy, Query, Reject, Replan, Resize, Start, StartOver, Stop
+from gangway.scheduler.policy import LoneStart, Policy, Reject, Replan, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Unit
@@ -162,15 +162,15 @@ class Execution:
                 self._workers.leaves(gang.cores[rank], gang.lease)
         self._accounts.begins(gang, block, self._requests.of(unit))
 
-    def completed_without_gang(self, query: Query, spec: LoadModel, start: LoneStart, completed: Completed) -> None:
-        """Note a query that was begun without a decision, and is answered."""
-        self._policy.arrived(query)
-        self._models.limits.started(spec.model_id)
-        self._accounts.completed_without_gang(spec.name, spec.layers, start.versions)
-        profile = self._models.profiles.get(spec.model_id)
-        self.times.completed_without_gang(profile, start, completed.joined_ns, completed.end_ns)
-        self._models.ran(spec.model_id, (completed.end_ns - completed.joined_ns) / 1e3, completed.end_ns / 1e3)
-        self._policy.finished(query, completed.end_ns / 1e3)
+    def completed_without_gang(self, spec: LoadModel, start: LoneStart, requests: Sequence[Completed]) -> None:
+        """Note queries of a model that were begun without a decision, and are answered."""
+        model_id = spec.model_id
+        self._models.limits.started(model_id, len(requests))
+        self._accounts.completed_without_gang(spec.name, len(requests), spec.layers, start.versions)
+        if (profile := self._models.profiles.get(model_id)) is not None:
+            self.times.completed_without_gang(profile, start, requests)
+        self._models.ran_each(model_id, [each.end_us - each.joined_us for each in requests], requests[-1].end_us)
+        self._policy.answered(model_id, requests, self._requests.next_id(len(requests)))
 
     # -- ends
 

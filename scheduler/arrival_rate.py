@@ -1,5 +1,7 @@
 """How often a model is asked, learned from its requests. Pure."""
 
+from collections.abc import Iterable
+
 from gangway.scheduler.policy_config import ARRIVALS
 
 
@@ -31,16 +33,27 @@ class ArrivalRate:
 
     def arrived(self, arrival_us: float, rows: int) -> None:
         """Note a request."""
-        if self._latest_us is None:
-            self._rows = float(rows)
-            self._latest_us = arrival_us
-            return
-        gap_us = min(max(arrival_us - self._latest_us, 0.0), ARRIVALS.max_gap_us)
-        self.gap_us = gap_us if self.gap_us is None else self.gap_us + ARRIVALS.gain * (gap_us - self.gap_us)
-        self._gaps += 1  # of the first ones it is the mean: a load is known after tens of requests
-        self._steady_gap_us += self._steady_gain * (gap_us - self._steady_gap_us)
-        self._rows += ARRIVALS.gain * (rows - self._rows)
-        self._latest_us = max(arrival_us, self._latest_us)
+        self.arrived_each((arrival_us,), rows)
+
+    def arrived_each(self, arrivals_us: Iterable[float], rows: int) -> None:
+        """Note requests of so many rows each."""
+        gain, most_us, latest_us = ARRIVALS.gain, ARRIVALS.max_gap_us, self._latest_us
+        for arrival_us in arrivals_us:
+            if latest_us is None:
+                self._rows = float(rows)
+                latest_us = arrival_us
+                continue
+            gap_us = arrival_us - latest_us
+            if gap_us < 0.0:
+                gap_us = 0.0
+            else:
+                latest_us = arrival_us
+                gap_us = min(gap_us, most_us)
+            self.gap_us = gap_us if self.gap_us is None else self.gap_us + gain * (gap_us - self.gap_us)
+            self._gaps += 1  # of the first ones it is the mean: a load is known after tens of requests
+            self._steady_gap_us += self._steady_gain * (gap_us - self._steady_gap_us)
+            self._rows += gain * (rows - self._rows)
+        self._latest_us = latest_us
 
     @property
     def _steady_gain(self) -> float:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 
 from gangway.executor.control import ControlSegment
@@ -117,8 +118,8 @@ class FastPathScheduler:
         end_ns = None
         while True:
             completed, in_flight = self._path.poll(leases, control_seq, spin_us, timeout_us, watch_us)
-            for request in completed:
-                self._count(request)
+            for model_id, requests in groupby(completed, attrgetter("model_id")):
+                self._count(model_id, list(requests))
             now_ns = time.monotonic_ns()
             if end_ns is None:
                 end_ns = now_ns + watch_us * 1000
@@ -240,26 +241,23 @@ class FastPathScheduler:
             leases[slots] = spare[slots]
         return leases
 
-    def _count(self, completed: Completed) -> None:
+    def _count(self, model_id: int, requests: Sequence[Completed]) -> None:
         """Note what is noted of others, too."""
-        deadline_us = completed.deadline_ns / 1e3 if completed.deadline_ns else None
-        number = self._requests.next_id()
-        query = Query(number, completed.model_id, 1, completed.arrival_ns / 1e3, deadline_us, completed.priority)
-        self._note_arrival(query)
-        known = self._open[completed.model_id]
-        self._execution.completed_without_gang(query, known.spec, known.start, completed)
+        known = self._open[model_id]
+        self._asked_us[model_id] = requests[-1].arrival_us
+        self._to_review.add(model_id)
+        if self._former is not None:
+            self._former.answered(model_id, requests)
+        self._execution.completed_without_gang(known.spec, known.start, requests)
 
     def _take_over(self, present: InFlight, now_us: float) -> None:
         """Let a gang have what is under way, with its arena."""
         known = self._open[present.model_id]
         request = self._requests.take_over(present)
-        self._note_arrival(request.query)
+        self.arrived(request.query)
+        if self._former is not None:
+            self._former.arrived(request.query)
         offset, known.arenas[present.arena] = known.arenas[present.arena], None
         assert offset is not None, "a request under way has an arena"
         self._arenas.use_reserved(present.model_id, offset)
         self._execution.take_over(request.units[0], known.start, present, offset, now_us)
-
-    def _note_arrival(self, query: Query) -> None:
-        self.arrived(query)
-        if self._former is not None:
-            self._former.arrived(query)

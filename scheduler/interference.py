@@ -5,8 +5,11 @@ VELTAIR's definition (ASPLOS 2022).
 """
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import LoneStart, value
 from gangway.scheduler.policy_config import ERROR, INTERFERENCE, SLOWDOWN
@@ -145,14 +148,16 @@ class BlockTimes:
         block = FinishedBlock(profile, begin_layer, end_layer, gang.wanted, query.rows, versions, time_us)
         self._learn(query.model_id, block, turned_ns / 1e3)
 
-    def completed_without_gang(
-        self, profile: ModelProfile | None, start: LoneStart, joined_ns: int, ended_ns: int
-    ) -> None:
-        """The same for a query of one row that was begun without a decision."""
-        if profile is not None and profile.measured:
-            time_us = (ended_ns - joined_ns) / 1e3
-            block = FinishedBlock(profile, 0, profile.layers, start.cores, 1, start.versions, time_us)
-            self._learn(profile.model_id, block, ended_ns / 1e3)
+    def completed_without_gang(self, profile: ModelProfile, start: LoneStart, requests: Sequence[Completed]) -> None:
+        """The same for queries of one row that were begun without a decision, one after the other."""
+        if not profile.measured:
+            return
+        least = FinishedBlock(profile, 0, profile.layers, start.cores, 1, start.versions, 0.0)
+        isolated_us, slope_us = _isolated_us(least)
+        if isolated_us + INTERFERENCE.max_level * slope_us < min(INTERFERENCE.min_block_us, ERROR.min_predicted_us):
+            return  # such a block never says anything
+        for request in requests:
+            self._learn(profile.model_id, replace(least, time_us=request.end_us - request.joined_us), request.end_us)
 
     def _learn(self, model_id: int, block: FinishedBlock, ended_us: float) -> None:
         self.interference.finished(block, ended_us)

@@ -73,10 +73,10 @@ class Limits:
         is_own = all(self._sharers[name] == 1 for name, _, _ in limits)
         return min(self._available[name] // amount for name, amount, _ in limits) if is_own else 0
 
-    def started(self, model_id: int) -> None:
-        """Count a query that has begun."""
+    def started(self, model_id: int, count: int = 1) -> None:
+        """Count queries that have begun."""
         if model_id in self._models:
-            self._turns[model_id] += 1
+            self._turns[model_id] += count
 
     def admissible(self, waiting: Sequence[Query], under_way: Iterable[int], most: int) -> Sequence[Query]:
         """Return the waiting queries that may run now, in the given order; all of those returned may run together.
@@ -268,6 +268,18 @@ class ModelTable:
     def ran(self, model_id: int, run_us: float, ended_us: float = 0.0) -> None:
         """Note how long a request took from its first layer to its last, and when that ended."""
         self._runs[model_id] = ended_us, min(run_us, self._runs.get(model_id, (0.0, math.inf))[1])
+        self._judge(model_id, run_us)
+
+    def ran_each(self, model_id: int, runs_us: Sequence[float], ended_us: float) -> None:
+        """Note the same of several requests, one after the other, and when the last one ended."""
+        self._runs[model_id] = ended_us, min(*runs_us, self._runs.get(model_id, (0.0, math.inf))[1])
+        known = self._profiles.get(model_id)
+        if model_id in self._misjudged or (known is not None and known.varies and known.indivisible):
+            for run_us in runs_us:
+                self._judge(model_id, run_us)
+
+    def _judge(self, model_id: int, run_us: float) -> None:
+        """See whether the time of a run speaks against the profile, and whether several do."""
         known = self._profiles.get(model_id)
         if known is None or not is_misjudged(known, run_us):
             self._misjudged.pop(model_id, None)

@@ -224,12 +224,12 @@ class Accounts:
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
-    def completed_without_gang(self, model: str, layers: int, versions: Sequence[int]) -> None:
-        """A query was begun without a decision, and answered. `versions`: as in Start."""
+    def completed_without_gang(self, model: str, count: int, layers: int, versions: Sequence[int]) -> None:
+        """So many queries were begun without a decision, and answered. `versions`: of each, as in Start."""
         counters = self.counters.of(model)
-        counters.blocks += 1
-        counters.layers += layers
-        counters.versions += len(versions) - versions.count(0)
+        counters.blocks += count
+        counters.layers += count * layers
+        counters.versions += count * (len(versions) - versions.count(0))
 
     def grows(self, gang: Gang, first: int) -> None:
         """Ranks from this number on are about to join."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple, TypeVar, dataclass_transform
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
 
@@ -235,3 +236,13 @@ class Policy(ABC):
 
     def finished(self, query: Query, now_us: float) -> None:  # noqa: B027 - most policies learn nothing from it
         """Note that a query was answered."""
+
+    def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
+        """Note requests of one row to a model that have come, and were answered one after the other, unseen.
+
+        Their numbers are those from `first_id` on. It is as if `arrived` and `finished` were called for each of them.
+        """
+        for query_id, request in enumerate(requests, first_id):
+            query = Query(query_id, model_id, 1, request.arrival_us, request.deadline_us, request.priority)
+            self.arrived(query)
+            self.finished(query, request.end_us)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from types import MappingProxyType
 
 from gangway.executor.fast_path import InFlight
@@ -72,7 +71,7 @@ class RequestTable:
         self._by_slot: dict[tuple[int, int, int], Request] = {}
         self._by_number: dict[int, Request] = {}
         self._queued = QueuedCounts()
-        self._ids = count(1)
+        self._next_id = 1
 
     def __len__(self) -> int:
         """Return how many requests wait or run."""
@@ -83,9 +82,11 @@ class RequestTable:
         """The queries of the waiting units. It changes with the queue."""
         return self.waiting.queries
 
-    def next_id(self) -> int:
-        """Return a number that no query has had."""
-        return next(self._ids)
+    def next_id(self, count: int = 1) -> int:
+        """Return a number that no query has had, nor those that follow it, `count` in all."""
+        number = self._next_id
+        self._next_id += count
+        return number
 
     # -- requests come
 
@@ -102,7 +103,7 @@ class RequestTable:
         compound = terms.compound and not terms.attempts
         in_bf16 = self._in_bf16.get(terms.model_id) if terms.deadline_ns and not compound else None
         query = Query(
-            next(self._ids),
+            self.next_id(),
             terms.model_id if in_bf16 is None else in_bf16,
             terms.rows,
             terms.arrival_ns / 1e3,
@@ -128,7 +129,7 @@ class RequestTable:
     def take_over(self, in_flight: InFlight) -> Request:
         """Return a new request for what is under way already, in one unit, which does not wait."""
         query = Query(
-            next(self._ids),
+            self.next_id(),
             in_flight.model_id,
             1,
             in_flight.arrival_ns / 1e3,
@@ -376,7 +377,7 @@ class RequestTable:
             request.query,
             model_id=old.model_id,
             fp32_id=-1,
-            query_id=next(self._ids),
+            query_id=self.next_id(),
             rows=piece.rows,
             cores=old.cores,
             formed=True,

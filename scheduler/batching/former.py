@@ -12,6 +12,7 @@ from itertools import accumulate, count, takewhile
 from operator import attrgetter
 from types import MappingProxyType
 
+from gangway.executor.fast_path import Completed
 from gangway.executor.leases import MAX_MEMBERS
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.batching.sizes import NEVER_LATE, BatchModel
@@ -90,6 +91,12 @@ class BatchFormer:
         model = self._models.get(query.model_id)
         if model is not None and model.joins(query):
             model.rate.arrived(query.arrival_us, query.rows)
+
+    def answered(self, model_id: int, requests: Sequence[Completed]) -> None:
+        """Learn the same from requests of one row that were answered without being formed."""
+        model = self._models.get(model_id)
+        if model is not None and model.joins_any:
+            model.rate.arrived_each([request.arrival_us for request in requests], 1)
 
     def may_delay(self, profile: ModelProfile, cores: int) -> bool:
         """Whether a lone request of one row may have to wait although all of so many cores are free, as things are."""

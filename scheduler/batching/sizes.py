@@ -167,6 +167,11 @@ class BatchModel:
         """Whether its requests are never joined, split or kept in order."""
         return not (self._joins or self.splits or self.keeps_order)
 
+    @property
+    def joins_any(self) -> bool:
+        """Whether requests may be joined, unless they say otherwise."""
+        return self._joins
+
     def joins(self, query: Query) -> bool:
         """Whether a request may be joined with others."""
         return self._joins and query.join_key < NEVER_JOINED

@@ -24,6 +24,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.policies.gangway_blocks import BlockPlanner
 from gangway.scheduler.policies.gangway_overload import (
     Aging,
@@ -133,6 +134,14 @@ class Gangway(Policy):
         """Note whether a deadline was met."""
         self._arrival_order.finished(query, now_us)
         self._fairness.note(query, now_us)
+
+    def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
+        """Note the same of requests that it has not seen."""
+        if self._arrival_order.answered(model_id, requests):
+            self._foresight.answered(model_id, requests)
+            self._fairness.note_each(model_id, requests)
+        else:
+            super().answered(model_id, requests, first_id)
 
 
 def classify(works: Sequence[Work], config: VirtualDeadlines = DEFAULT.virtual_deadlines) -> None:

@@ -8,8 +8,10 @@ passes, up to what may be spent at once.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import attrgetter
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler import policy_config
 from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query, Snapshot
@@ -36,9 +38,18 @@ class _Kind:
     rate: ArrivalRate = field(default_factory=ArrivalRate)
     target_us: float = 0.0
 
-    def arrived(self, query: Query, target_us: float) -> None:
+    def arrived(self, arrival_us: float, rows: int, deadline_us: float) -> None:
+        self._see(deadline_us - arrival_us)
+        self.rate.arrived(arrival_us, rows)
+
+    def arrived_each(self, timed: Sequence[tuple[float, float]]) -> None:
+        """Note arrival and deadline of each of several requests of one row."""
+        for arrival_us, deadline_us in timed:
+            self._see(deadline_us - arrival_us)
+        self.rate.arrived_each([arrival_us for arrival_us, _ in timed], 1)
+
+    def _see(self, target_us: float) -> None:
         self.target_us += (target_us - self.target_us) * (ARRIVALS.gain if self.target_us else 1.0)
-        self.rate.arrived(query.arrival_us, query.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +79,17 @@ class Foresight:
     def arrived(self, query: Query) -> None:
         """A request has come."""
         if query.deadline_us is not None:
-            kind = self._kinds.setdefault((query.model_id, query.priority), _Kind())
-            kind.arrived(query, query.deadline_us - query.arrival_us)
+            self._kind(query.model_id, query.priority).arrived(query.arrival_us, query.rows, query.deadline_us)
+
+    def answered(self, model_id: int, requests: Sequence[Completed]) -> None:
+        """Note the same of requests of one row to one model."""
+        for priority, group in groupby(requests, attrgetter("priority")):
+            timed = [(each.arrival_us, each.deadline_us) for each in group if each.deadline_us is not None]
+            if timed:
+                self._kind(model_id, priority).arrived_each(timed)
+
+    def _kind(self, model_id: int, priority: int) -> _Kind:
+        return self._kinds.setdefault((model_id, priority), _Kind())
 
     def give_up(self, works: list[Work], snapshot: Snapshot) -> None:
         """Move those from `ON_TIME` to `AT_RISK` for whom the others will leave too little of the machine."""
@@ -165,6 +185,20 @@ class ArrivalOrder:
                 self._due_us[arrival_us] = arrival_us + self._config.factor * wait_us
         if len(self._due_us) > MAX_ANSWERED:
             self._due_us.clear()
+
+    def answered(self, model_id: int, requests: Sequence[Completed]) -> bool:
+        """Note requests of one row that have come, and were answered one after the other; False: others wait or run.
+
+        Nothing is noted then. Otherwise each of them was its own turn, and only the sums of work change.
+        """
+        if self._queue:
+            return False
+        if (model := self._models.get(model_id)) is not None:
+            self._since_us = min(self._since_us, *[request.arrival_us for request in requests])
+            work_us = model.work_us(1) * len(requests)
+            self._arrived_us += work_us
+            self._done_us = min(self._arrived_us, self._done_us + work_us)
+        return True
 
     def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
         """Let late queries go first that would wait for longer, and before them those that are far shorter."""
@@ -332,16 +366,27 @@ class FairnessWeights:
 
     def note(self, query: Query, now_us: float) -> None:
         """A query was answered."""
+        if query.deadline_us is not None:
+            self._note(query.model_id, (now_us <= query.deadline_us,))
+
+    def note_each(self, model_id: int, requests: Sequence[Completed]) -> None:
+        """Requests to one model were answered."""
+        self._note(model_id, [each.end_us <= each.deadline_us for each in requests if each.deadline_us is not None])
+
+    def _note(self, model_id: int, in_time: Sequence[bool]) -> None:
+        """Take into account which deadlines of a model were met, one after the other."""
         config = self._config
-        if query.deadline_us is None or not config.enabled:
+        share = before = self._in_time.get(model_id, 1.0)
+        if not config.enabled or not in_time or (before == 1.0 and all(in_time)):
             return
-        share = self._in_time.get(query.model_id, 1.0)
-        self._in_time[query.model_id] = share = share + config.gain * ((now_us <= query.deadline_us) - share)
+        for met in in_time:
+            share += config.gain * (met - share)
+        self._in_time[model_id] = share
         if share < config.goal_share:
             weight = 1.0 + config.weight_per_share * (config.goal_share - share)
-            self._weights[query.model_id] = min(config.max_weight, weight)
+            self._weights[model_id] = min(config.max_weight, weight)
         else:
-            self._weights.pop(query.model_id, None)
+            self._weights.pop(model_id, None)
 
     def weigh(self, works: list[Work]) -> None:
         """Set what each query's deadline weighs."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from gangway.artifact.precision import BF16, FP32
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Snapshot, Start
 from gangway.scheduler.policy_config import PolicyConfig
@@ -86,6 +87,13 @@ class PrecisionChooser(Policy):
     def finished(self, query: Query, now_us: float) -> None:
         """Let the policy note an answer."""
         self._inner.finished(self._seen(query), now_us)
+
+    def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
+        """Let the policy note requests that it has not seen."""
+        if self._in_bf16:
+            super().answered(model_id, requests, first_id)
+        else:
+            self._inner.answered(model_id, requests, first_id)
 
     def _learn(self, snapshot: Snapshot) -> None:
         """Note which models there are: numbers of others may be given again."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, RunningBlock, Snapshot, Start, Wake
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.ir import Schedule, Stage, stage_us
@@ -168,6 +169,10 @@ class CompoundFormer(Policy):
             task.answered += 1
             if task.answered == len(task.members):
                 self._end(task)
+
+    def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
+        """Let the policy note requests that it has not seen. They are of no compound task."""
+        self._inner.answered(model_id, requests, first_id)
 
     # -- what there is
 

@@ -4,10 +4,12 @@ import random
 
 import pytest
 
+from gangway.executor.fast_path import Completed
 from gangway.scheduler.policies.registry import POLICIES, make_policy
 from gangway.scheduler.policy import (
     Decision,
     PlannedBlock,
+    Policy,
     Query,
     Reject,
     Replan,
@@ -153,3 +155,24 @@ def test_a_lone_query_is_started_on_idle_cores(name: str) -> None:
     query = Query(1, 0, 1, 0.0, 6000.0)
     state = Snapshot(10.0, [query], [], tuple(range(CORES)), CORES, MODELS)
     assert any(isinstance(decision, Start) for decision in make_policy(name).decide(state))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_requests_that_were_answered_unseen_count_like_others(name: str) -> None:
+    """A policy that is told of several at once decides what one decides that is told of each."""
+    generator = random.Random(8)
+    at_once, one_by_one = (make_policy(name) for _ in range(2))
+    for number in range(100):
+        state = situation(generator)
+        assert at_once.decide(state) == one_by_one.decide(state)
+        requests = [answered(generator, state.now_us) for _ in range(generator.randrange(1, 8))]
+        model_id = generator.choice(list(MODELS))
+        at_once.answered(model_id, requests, 1000 * (number + 1))
+        Policy.answered(one_by_one, model_id, requests, 1000 * (number + 1))
+
+
+def answered(generator: random.Random, now_us: float) -> Completed:
+    """A request that one of the gaps between two decisions had time for."""
+    arrival_us = now_us - generator.choice([10.0, 1e3, 1e5])
+    deadline_us = generator.choice([None, arrival_us + 20.0, arrival_us + 1e6])
+    return Completed(0, generator.choice([0, 0, 1]), arrival_us, deadline_us, arrival_us + 5.0, arrival_us + 100.0)
