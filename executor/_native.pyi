@@ -223,10 +223,11 @@ class FastPath:
     def close(self, model_id: int, /) -> None: ...
     def poll(
         self, leases: tuple[int, ...] | None, control_seq: int, spin_us: int, timeout_us: int, watch_us: int, /
-    ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    ) -> tuple[list[tuple[int, ...]], list[tuple[Any, ...]]]:
         """Wait and begin requests. `leases`: of each worker slot, -1: unused; None: as before. Releases the GIL.
 
-        Returns the fields of Completed for those that have ended, and those of InFlight for those under way.
+        Returns the fields of Completed, its times as those of InFlight, for those that have ended, and those of
+        InFlight for those under way.
         """
 
 class Worker:

@@ -115,4 +115,7 @@ class FastPath:
         """
         given = None if leases is None else tuple(leases)
         completed, in_flight = self._native.poll(given, control_seq, spin_us, timeout_us, watch_us)
-        return list(map(Completed._make, completed)), list(map(InFlight._make, in_flight))
+        return [
+            Completed(model_id, priority, arrival / 1e3, deadline / 1e3 if deadline else None, joined / 1e3, end / 1e3)
+            for model_id, priority, arrival, deadline, joined, end in completed
+        ], list(map(InFlight._make, in_flight))

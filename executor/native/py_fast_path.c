@@ -166,10 +166,8 @@ static bool set_leases(struct fast_path *path, PyObject *leases) {
 
 /* See _native.pyi. */
 static PyObject *completed_item(const struct fast_request *completed) {
-    PyObject *deadline_us = completed->deadline_ns ? PyFloat_FromDouble((double)completed->deadline_ns / 1e3) : Py_NewRef(Py_None);
-    if (!deadline_us) return NULL;
-    return Py_BuildValue("IidNdd", completed->model_id, completed->priority, (double)completed->arrival_ns / 1e3, deadline_us,
-                         (double)completed->joined_ns / 1e3, (double)completed->end_ns / 1e3);
+    return Py_BuildValue("IiKKKK", completed->model_id, completed->priority, completed->arrival_ns, completed->deadline_ns,
+                         completed->joined_ns, completed->end_ns);
 }
 
 static PyObject *in_flight_item(const struct fast_path *path, const struct worker_slot *place) {
