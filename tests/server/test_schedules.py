@@ -47,7 +47,7 @@ class Scheduler:
 
 
 def schedules(cache_dir: Path, scheduler: Scheduler, cores: int = CORES) -> FoundSchedules:
-    return FoundSchedules(cache_dir, cores, scheduler, lambda: TARGET)
+    return FoundSchedules(cache_dir, cores, scheduler, lambda: TARGET)  # type: ignore[arg-type]
 
 
 def test_a_schedule_is_told_and_dropped(tmp_path: Path) -> None:

@@ -8,14 +8,19 @@ model that cannot be loaded leaves in place what is served already.
 import asyncio
 import logging
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from gangway.protos import StatusCode
 from gangway.scheduler.backoff import Backoff
-from gangway.server.control.repository.ensembles import EnsembleControl, in_load_order, needs_of, with_members
+from gangway.server.control.repository.ensembles import (
+    EnsembleBuilder,
+    MissingModelError,
+    in_load_order,
+    needs_of,
+    with_members,
+)
 from gangway.server.control.repository.loaded import LoadedModel
 from gangway.server.control.repository.loader import ModelLoader
 from gangway.server.control.repository.remote import sync
@@ -32,7 +37,7 @@ from gangway.server.control.repository.repository import (
 )
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.model_life import State, state_of
-from gangway.server.errors import LOAD_ERRORS, RequestError, unavailable
+from gangway.server.errors import LOAD_ERRORS, ConfigError, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
@@ -70,26 +75,13 @@ class ModelControl:
         self._options = options
         self._loader = loader
         self._clients = clients
-        self._models = ServedModels(loader, clients, overrides, self._reload)
-        self._ensembles = self._models.ensembles
-        self._locks = NameLocks()
+        self.served = ServedModels(loader, clients, overrides, self._reload)
+        self._ensembles = self.served.ensembles
+        self._along: set[str] = set()  # models that were loaded because ensembles need them
+        # There only while a task holds one or waits for it, which has them in their order.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_first = True
-
-    @property
-    def loaded(self) -> list[LoadedModel]:
-        """What is served."""
-        return self._models.loaded
-
-    @property
-    def broken(self) -> list[BrokenModel]:
-        """What cannot be served."""
-        return self._models.broken
-
-    @property
-    def names(self) -> set[str]:
-        """The models of which anything is served, or could not be."""
-        return self._models.names
 
     async def start(self) -> dict[str, list[Entry]]:
         """Load what is to be served from the start, and return it. A broken model hinders no other one.
@@ -103,12 +95,12 @@ class ModelControl:
             self._ensembles.want(name, entries)
             for entry in entries:
                 if isinstance(entry, ModelVersion):
-                    self._models.announce_loading(entry)
+                    self.served.announce_loading(entry)
         versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
         await self._loader.look_up(versions)
         await asyncio.gather(*self.beside_each_other(found).values())
-        if self.broken and self._options.exit_on_error:
-            raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
+        if (broken := self.served.broken) and self._options.exit_on_error:
+            raise StartError(f"models cannot be loaded: {', '.join(sorted({each.name for each in broken}))}")
         self._clients.initial_load_done(self._options.strict_readiness)
         return found
 
@@ -120,7 +112,7 @@ class ModelControl:
         tasks: dict[str, asyncio.Task[None]] = {}
 
         async def one(name: str, entries: Sequence[Entry], needed: Sequence["asyncio.Task[None]"]) -> None:
-            async with self._locks.hold(name):
+            async with self._lock_of(name):
                 if needed:
                     await asyncio.wait(needed)
                 await self._slots.acquire()
@@ -149,18 +141,18 @@ class ModelControl:
             except OSError as error:
                 unavailable(f"{NOT_FOUND.format(name)}: {error}")
         await self._load_members(name, override, users)
-        async with self._locks.hold(name):
+        async with self._lock_of(name):
             entries = await asyncio.to_thread(self._read, name, override)
             if not entries:
                 raise RequestError(StatusCode.INTERNAL, NOT_FOUND.format(name))
             if _is_duplicate(entries):
                 raise RequestError(StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
             failures = await self._serve_entries(name, entries)
-            if override is not None and override.folder is not None and not self._models.of(name):
-                self._models.forget(name)  # a model that no repository has does not count as missing
-            self._models.releases.remove_unused(override)
+            if override is not None and override.folder is not None and not self.served.of(name):
+                self.served.forget(name)  # a model that no repository has does not count as missing
+            self.served.remove_unused(override)
         if not users:
-            self._ensembles.loaded_by_name(name)
+            self._along.discard(name)
         if failures:
             reasons = " ".join(
                 entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
@@ -173,33 +165,23 @@ class ModelControl:
 
         `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
         """
-        async with self._locks.hold(name):
-            ensembles, along = self._ensembles.unloaded(name)
-            self._models.withdraw(name)
-            self._models.forget_failures(name, ensembles)
+        async with self._lock_of(name):
+            ensembles, along = self._not_wanted(name)
+            self.served.withdraw(name)
+            self.served.forget_failures(name, ensembles)
         for member in along if dependents else ():
             await self.unload(member, dependents=True)
 
     async def remove(self, name: str) -> None:
         """Unload a model that no repository has any more, and forget it."""
-        async with self._locks.hold(name):
-            self._ensembles.unloaded(name)
-            self._models.withdraw(name, reason="")
-            self._models.forget(name)
-
-    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
-        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        if not self._loader.part_failed(model_id, reason, at_fault):
-            self._models.model_failed(model_id, reason, at_fault)
-
-    def first_answer(self, message: FirstAnswer) -> None:
-        """A front end has answered the first request of a model whose time alone was not known."""
-        self._models.first_answer(message)
+        async with self._lock_of(name):
+            self._not_wanted(name)
+            self.served.withdraw(name, reason="")
+            self.served.forget(name)
 
     def stop(self) -> None:
         """End what goes on in the background."""
-        self._models.failed.stop()
-        self._models.releases.stop()
+        self.served.stop()
 
     # -- what there is
 
@@ -240,9 +222,7 @@ class ModelControl:
             absent = {name: _absent(name) for name in wanted if name not in found}
             names = with_members(wanted, found)
             found = {name: entries for name, entries in found.items() if name in names} | absent
-            for name in names:
-                if name not in wanted:
-                    self._ensembles.loaded_along(name)
+            self._along.update(name for name in names if name not in wanted)
         return in_load_order(found)
 
     # -- steps
@@ -250,9 +230,9 @@ class ModelControl:
     async def _follow(self, name: str, entries: Sequence[Entry]) -> None:
         """Serve what the repositories hold of a model. The caller holds the name's lock."""
         if _is_duplicate(entries):
-            self._ensembles.unloaded(name)
-            self._models.withdraw(name, reason=DUPLICATE)
-            self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
+            self._not_wanted(name)
+            self.served.withdraw(name, reason=DUPLICATE)
+            self.served.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
         else:
             await self._serve_entries(name, entries)
 
@@ -261,7 +241,7 @@ class ModelControl:
 
         If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
         """
-        models = self._models
+        models = self.served
         before, broken_before = models.of(name), models.broken_of(name)
         wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
         failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
@@ -293,28 +273,23 @@ class ModelControl:
         return failures
 
     async def _load(self, entry: ModelVersion) -> LoadedModel:
-        if entry.version not in self._models.of(entry.name):
-            self._models.announce_loading(entry)
+        if entry.version not in self.served.of(entry.name):
+            self.served.announce_loading(entry)
         if entry.is_ensemble:
-            return self._ensembles.load(entry)
+            return self._ensembles.make(entry, self.served.by_name)
         return await self._loader.load(entry)
 
     async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> bool:
         """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
-        async with self._locks.hold(entry.name):
-            if not self._models.is_refused(broken):
+        async with self._lock_of(entry.name):
+            if not self.served.is_refused(broken):
                 return True
             try:
                 loaded = [await self._loader.load(entry)]
             except LOAD_ERRORS as error:
-                _log.error(
-                    "model %s, version %d: loading it again failed, and is tried again later: %s",
-                    entry.name,
-                    entry.version,
-                    error,
-                )
+                _log.error("model %s: loading it again failed, and is tried again later: %s", entry.title, error)
                 return False
-            self._models.serve(loaded)
+            self.served.serve(loaded)
         return True
 
     async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
@@ -322,15 +297,24 @@ class ModelControl:
         if len(users) >= MAX_DEPTH:
             return
         entries = await asyncio.to_thread(self._read, name, override)
-        for member in self._ensembles.missing(entries):
-            if member in (*users, name):
-                continue  # a circle, which is found when all of its ensembles are known
+        for member in needs_of(entries):
+            if member in self.served.by_name or member in (*users, name):
+                continue  # it is there, or a circle, which is found when all of its ensembles are known
             try:
                 await self.load(member, None, (*users, name))
             except RequestError as error:
                 _log.error("ensemble %s: a model of it cannot be loaded: %s", name, error.message)
             else:
-                self._ensembles.loaded_along(member)
+                self._along.add(member)
+
+    def _not_wanted(self, name: str) -> tuple[Sequence[ModelVersion], list[str]]:
+        """Return the versions of a model, if it is an ensemble, and what was loaded for it alone."""
+        self._along.discard(name)
+        entries, users_of = self._ensembles.forget(name), self._ensembles.users_of
+        return entries, [each for each in needs_of(entries) if each in self._along and not users_of(each)]
+
+    def _lock_of(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
 
 def _absent(name: str) -> list[Entry]:
@@ -370,7 +354,7 @@ class RepositoryPoller:
             if task.done():
                 del self._tasks[name]
                 task.result()
-        for name in (self._seen.keys() | self._control.names) - found.keys() - self._tasks.keys():
+        for name in (self._seen.keys() | self._control.served.names) - found.keys() - self._tasks.keys():
             self._seen.pop(name, None)
             await self._control.remove(name)
         changed = {}
@@ -391,7 +375,8 @@ def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
 class ServedModels:
     """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
 
-    Everything is called in the supervisor's event loop, and nothing takes time. `reload`: see FailedModels.
+    A model that is served no more is unloaded when the last request has ended that uses it. Everything is called in the
+    supervisor's event loop, and nothing takes time. `reload`: see FailedModels.
     """
 
     def __init__(
@@ -403,18 +388,17 @@ class ServedModels:
     ) -> None:
         self._loader = loader
         self._clients = clients
-        self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
+        self._overrides = overrides
+        self.by_name: dict[str, dict[int, LoadedModel]] = {}  # and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
-        self.ensembles = EnsembleControl(self, self._served, self._broken, loader.schedules)
-        self.failed = FailedModels(reload)
-        self.releases = ModelReleases(
-            loader, clients, overrides, lambda: [*(model.entry for model in self.loaded), *self.failed.entries]
-        )
+        self.ensembles = EnsembleBuilder(loader.schedules)
+        self._failed = FailedModels(reload)
+        self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def loaded(self) -> list[LoadedModel]:
         """What is served."""
-        return [model for versions in self._served.values() for model in versions.values()]
+        return [model for versions in self.by_name.values() for model in versions.values()]
 
     @property
     def broken(self) -> list[BrokenModel]:
@@ -424,11 +408,11 @@ class ServedModels:
     @property
     def names(self) -> set[str]:
         """The models of which anything is served, or could not be."""
-        return self._served.keys() | {name for name, _ in self._broken}
+        return self.by_name.keys() | {name for name, _ in self._broken}
 
     def of(self, name: str) -> dict[int, LoadedModel]:
         """Return what is served of one model, by version."""
-        return dict(self._served.get(name, {}))
+        return dict(self.by_name.get(name, {}))
 
     def broken_of(self, name: str) -> list[BrokenModel]:
         """Return what cannot be served of one model."""
@@ -440,7 +424,7 @@ class ServedModels:
         """Give these models to all requests from now on; empties the list."""
         for model in loaded:
             entry = model.entry
-            versions = self._served.setdefault(entry.name, {})
+            versions = self.by_name.setdefault(entry.name, {})
             before = versions.get(entry.version)
             versions[entry.version] = model
             self._broken.pop((entry.name, entry.version), None)
@@ -452,26 +436,27 @@ class ServedModels:
         names = {model.entry.name for model in loaded}
         loaded.clear()
         for name in names:
-            self.ensembles.changed(name)
+            self._follow(name)
 
     def first_answer(self, message: FirstAnswer) -> None:
         """Let the target of a model count whose time alone was not known, and those of ensembles with it."""
-        model = self._served.get(message.name, {}).get(message.version)
+        model = self.by_name.get(message.name, {}).get(message.version)
         if model is None or model.ready.model_id != message.model_id or model.isolated is not None:
             return  # another front end was first, or another model has its place
         changed = [self._loader.measured(model, message.row_us)]
         while changed:
             model = changed.pop()
-            self._served[model.entry.name][model.entry.version] = model
+            self.by_name[model.entry.name][model.entry.version] = model
             self._clients.announce_target(model.ready)
-            changed += self.ensembles.measured(model.entry.name)
+            users = [self.of(user.name).get(user.version) for user in self.ensembles.users_of(model.entry.name)]
+            changed += [self.ensembles.measured(user, self.by_name) for user in users if user is not None]
 
     def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
         """Give one version of a model, or all, to no further request.
 
         `reason`: what clients are told afterwards; empty: nothing, since no repository has it.
         """
-        versions = self._served.get(name, {})
+        versions = self.by_name.get(name, {})
         for number in [version] if version is not None else list(versions):
             model = versions.pop(number, None)
             if model is None:  # it has failed meanwhile
@@ -480,8 +465,8 @@ class ServedModels:
             self._clients.announce(leaving)
             self._release(model, leaving, reason)
         if not versions:
-            self._served.pop(name, None)
-        self.ensembles.changed(name)
+            self.by_name.pop(name, None)
+        self._follow(name)
 
     def drop(self, loaded: list[LoadedModel]) -> None:
         """Unload models of which no client has heard; empties the list."""
@@ -490,26 +475,81 @@ class ServedModels:
             self.ensembles.remove(model)
         loaded.clear()
 
+    def _follow(self, name: str) -> None:
+        """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do."""
+        for entry in self.ensembles.users_of(name):
+            before = self.of(entry.name).get(entry.version)
+            if before is not None and self.ensembles.is_as_made(before, self.by_name):
+                continue
+            try:
+                model = self.ensembles.make(entry, self.by_name)
+            except ConfigError as error:
+                self._unmade(entry, before, error)
+            else:
+                self.serve([model])
+
+    def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
+        """An ensemble does not go together, and may have done so before."""
+        if before is not None:
+            _log.warning("ensemble %s: not served any more: %s", entry.title, error)
+            # A client that unloads a model unloads its ensembles with it, so they do not count as missing.
+            reason = f"{UNLOADED}: {error}" if isinstance(error, MissingModelError) else str(error)
+            self.withdraw(entry.name, entry.version, reason)
+        elif (entry.name, entry.version) in self._broken:
+            self.note([BrokenModel(entry.name, entry.version, str(error))])
+
     def _release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
-        self.releases.release(model, leaving, reason)
+        """Unload a model, which no further request gets, as soon as no request uses it.
+
+        `leaving`: what clients are told of it until then; afterwards it is `reason`, or that there is no such model.
+        None: another one has its place.
+        """
+        self._loader.withdrawn(model)
+        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
         self.ensembles.remove(model)
+
+    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
+        name, version, title = model.entry.name, model.entry.version, model.entry.title
+        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
+            _log.warning("%s: unloaded although requests that use it have not ended in time", title)
+        self._loader.unload(model)
+        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
+            _log.warning("%s: workers still hold its memory %.0f s after it was unloaded", title, UNLOAD_SECONDS)
+        self.remove_unused(model.entry.override)
+        _log.info("model %s: %s unloaded", title, "is" if leaving else "the previous files are")
+        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
+            self._clients.announce(ModelUnavailable(name, version, reason) if reason else ModelRemoved(name, version))
+
+    def remove_unused(self, override: Override | None) -> None:
+        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
+        in_use = [*(model.entry for model in self.loaded), *self._failed.entries]
+        if override is not None and not any(entry.override is override for entry in in_use):
+            self._overrides.remove(override)
+
+    def stop(self) -> None:
+        """Wait for nothing any more, and bring back nothing."""
+        for task in (*self._releases, *self._failed.tasks):
+            task.cancel()
 
     def is_refused(self, broken: BrokenModel) -> bool:
         """Whether nothing has become of a version since it was refused for this reason."""
         return self._broken.get((broken.name, broken.version)) is broken
 
     def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
-        """No worker has it any more, or it has ended too many of them."""
+        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        is_part = self._loader.part_failed(model_id, reason, at_fault)
         for model in self.loaded:
-            if model.ready.model_id == model_id:
-                del self._served[model.entry.name][model.entry.version]
-                if not self._served[model.entry.name]:
-                    del self._served[model.entry.name]
+            if model.ready.model_id == model_id and not is_part:
+                del self.by_name[model.entry.name][model.entry.version]
+                if not self.by_name[model.entry.name]:
+                    del self.by_name[model.entry.name]
                 broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
                 self.refuse(broken)
-                self.failed.add(model.entry, broken)
+                self._failed.add(model.entry, broken)
                 self._release(model)
-                self.ensembles.changed(model.entry.name)
+                self._follow(model.entry.name)
 
     # -- what is not
 
@@ -595,7 +635,7 @@ class FailedModels:
     """
 
     def __init__(self, reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
-        self._serve_entries = reload
+        self._bring_back = reload
         self._pauses: dict[tuple[str, int, bool], Backoff] = {}
         self._entries: dict[asyncio.Task[None], ModelVersion] = {}
 
@@ -604,22 +644,22 @@ class FailedModels:
         """The versions that are to be loaded again."""
         return self._entries.values()
 
+    @property
+    def tasks(self) -> Iterable[asyncio.Task[None]]:
+        """What brings them back, to be cancelled."""
+        return self._entries.keys()
+
     def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
         """Bring back a version that is refused from now on, for this reason."""
         task = asyncio.get_running_loop().create_task(self._reload(entry, broken))
         self._entries[task] = entry
         task.add_done_callback(self._entries.pop)
 
-    def stop(self) -> None:
-        """Bring back nothing any more."""
-        for task in list(self._entries):
-            task.cancel()
-
     async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> None:
         key = (entry.name, entry.version, broken.at_fault)
         pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
         await asyncio.sleep(pauses.failed())
-        while not await self._serve_entries(entry, broken):
+        while not await self._bring_back(entry, broken):
             await asyncio.sleep(pauses.failed())
         pauses.works()
 
@@ -630,85 +670,3 @@ def _pauses() -> Backoff:
 
 def _quarantine() -> Backoff:
     return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
-
-
-class ModelReleases:
-    """Unloads models that are served no more, when the last request has ended that uses them.
-
-    Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment.
-    """
-
-    def __init__(
-        self,
-        loader: ModelLoader,
-        clients: Announcements,
-        overrides: OverrideStore,
-        in_use: Callable[[], Iterable[ModelVersion]],
-    ) -> None:
-        self._loader = loader
-        self._clients = clients
-        self._overrides = overrides
-        self._in_use = in_use
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
-        """Unload a model, which no further request gets, as soon as no request uses it.
-
-        `leaving`: what clients are told of it until then; afterwards it is `reason`, or that there is no such model.
-        None: another one has its place.
-        """
-        self._loader.withdrawn(model)
-        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def remove_unused(self, override: Override | None) -> None:
-        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
-        if override is not None and not any(entry.override is override for entry in self._in_use()):
-            self._overrides.remove(override)
-
-    def stop(self) -> None:
-        """Wait for nothing any more."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
-        name, version = model.entry.name, model.entry.version
-        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
-            _log.warning("%s, version %d: unloaded although requests that use it have not ended in time", name, version)
-        self._loader.unload(model)
-        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
-            _log.warning(
-                "%s, version %d: workers still hold its memory %.0f s after it was unloaded",
-                name,
-                version,
-                UNLOAD_SECONDS,
-            )
-        self.remove_unused(model.entry.override)
-        _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
-        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
-            self._clients.announce(ModelUnavailable(name, version, reason) if reason else ModelRemoved(name, version))
-
-
-class NameLocks:
-    """A lock for each name, there only while a task holds it or waits for it. For one event loop.
-
-    A name goes to waiters in their order.
-    """
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def hold(self, name: str) -> AsyncIterator[None]:
-        """Wait until no other task holds the name, then hold it for the block."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        self._users[name] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._locks[name]

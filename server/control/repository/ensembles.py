@@ -3,9 +3,9 @@
 import base64
 import itertools
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor import _native
@@ -18,10 +18,10 @@ from gangway.server.control.repository.loaded import (
     resolve_qos_us,
     warn_of_target,
 )
-from gangway.server.control.repository.repository import BrokenModel, Entry, ModelVersion
-from gangway.server.control.repository.schedules import NoSchedules, Schedules, UsedSchedule, compounds_of
+from gangway.server.control.repository.repository import Entry, ModelVersion
+from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule, compounds_of
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.messages import UNLOADED, ModelReady, to_json
+from gangway.server.messages import ModelReady, to_json
 from gangway.server.models.config import (
     LATEST,
     MAX_DEPTH,
@@ -189,15 +189,15 @@ class EnsembleBuilder:
     loop.
     """
 
-    def __init__(self, schedules: Schedules | None = None) -> None:
-        self._schedules = NoSchedules() if schedules is None else schedules
+    def __init__(self, schedules: FoundSchedules) -> None:
+        self._schedules = schedules
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}
         self._made: dict[int, Composition] = {}  # by number
         self._numbers = itertools.count(_native.MAX_MODELS)  # none that the executor may know
 
-    def want(self, name: str, entries: Sequence[ModelVersion]) -> None:
+    def want(self, name: str, entries: Iterable[Entry]) -> None:
         """Remember the versions of an ensemble that are to be served; none if it is no ensemble (any more)."""
-        ensembles = tuple(entry for entry in entries if entry.is_ensemble)
+        ensembles = tuple(entry for entry in entries if isinstance(entry, ModelVersion) and entry.is_ensemble)
         if ensembles:
             self._wanted[name] = ensembles
         else:
@@ -221,8 +221,9 @@ class EnsembleBuilder:
         check_members(entry.name, config, [config_of(member.ready) for member in members])
         number = next(self._numbers)
         made = self._made_of(entry, members)
-        title = f"ensemble {entry.name}, version {entry.version}"
-        used = self._schedules.use(title, together(steps), [member.ready.model_id for member in members])
+        used = self._schedules.use(
+            f"ensemble {entry.title}", together(steps), [member.ready.model_id for member in members]
+        )
         made = replace(made, schedules=used)
         isolated = self._isolated(steps, made)
         ready = ModelReady(
@@ -245,7 +246,7 @@ class EnsembleBuilder:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         warn_of_target(ready, entry.qos, isolated)
         log_without_effect(entry.name, entry.without_effect)
-        _log.info("ensemble %s, version %d: ready, %d steps", entry.name, entry.version, made.steps)
+        _log.info("ensemble %s: ready, %d steps", entry.title, made.steps)
         self._made[number] = made
         return LoadedModel(entry, ready, isolated, Engine.NATIVE, None)
 
@@ -395,98 +396,6 @@ def isolated_of(
 def _with_start(after: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the followers with one step more in front, which all others wait for."""
     return [list(range(1, len(after) + 1)), *([place + 1 for place in places] for places in after)]
-
-
-class Control(Protocol):
-    """What an ensemble needs of the control of models."""
-
-    def serve(self, loaded: list[LoadedModel]) -> None:
-        """Give these to all requests from now on."""
-
-    def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
-        """Give a version to no further request; `reason` is what clients are told."""
-
-    def note(self, failures: Iterable[BrokenModel]) -> None:
-        """Say of versions that are not served why."""
-
-
-class EnsembleControl:
-    """Everything is called in the supervisor's event loop, and nothing takes time.
-
-    `served` and `broken`: the control's own, the latter by name and version.
-    """
-
-    def __init__(
-        self,
-        control: Control,
-        served: Served,
-        broken: Container[tuple[str, int]],
-        schedules: Schedules | None = None,
-    ) -> None:
-        self._control = control
-        self._served = served
-        self._broken = broken
-        self._builder = EnsembleBuilder(schedules)
-        self._along: set[str] = set()  # models that were loaded because ensembles need them
-
-    def want(self, name: str, entries: Iterable[Entry]) -> None:
-        """These versions are to be served, as far as they are of ensembles."""
-        self._builder.want(name, [entry for entry in entries if isinstance(entry, ModelVersion)])
-
-    def load(self, entry: ModelVersion) -> LoadedModel:
-        """Return an ensemble of what is served at this moment. Raises ConfigError."""
-        return self._builder.make(entry, self._served)
-
-    def remove(self, model: LoadedModel) -> None:
-        """A model is not served any more, or by another one."""
-        self._builder.remove(model)
-
-    def changed(self, name: str) -> None:
-        """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do."""
-        for entry in self._builder.users_of(name):
-            before = self._served.get(entry.name, {}).get(entry.version)
-            if before is not None and self._builder.is_as_made(before, self._served):
-                continue
-            try:
-                model = self._builder.make(entry, self._served)
-            except ConfigError as error:
-                self._unmade(entry, before, error)
-            else:
-                self._control.serve([model])
-
-    def measured(self, name: str) -> list[LoadedModel]:
-        """Return the served ensembles that a model belongs to whose time alone was not known, with what it changes."""
-        ensembles = [self._served.get(entry.name, {}).get(entry.version) for entry in self._builder.users_of(name)]
-        return [self._builder.measured(model, self._served) for model in ensembles if model is not None]
-
-    def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
-        """An ensemble does not go together, and may have done so before."""
-        if before is not None:
-            _log.warning("ensemble %s, version %d: not served any more: %s", entry.name, entry.version, error)
-            # A client that unloads a model unloads its ensembles with it, so they do not count as missing.
-            reason = f"{UNLOADED}: {error}" if isinstance(error, MissingModelError) else str(error)
-            self._control.withdraw(entry.name, entry.version, reason)
-        elif (entry.name, entry.version) in self._broken:
-            self._control.note([BrokenModel(entry.name, entry.version, str(error))])
-
-    def missing(self, entries: Iterable[Entry]) -> list[str]:
-        """Return the models that these need, if they are of ensembles, and that are not served."""
-        return [name for name in needs_of(entries) if name not in self._served]
-
-    def loaded_along(self, name: str) -> None:
-        """A model was loaded because an ensemble needs it."""
-        self._along.add(name)
-
-    def loaded_by_name(self, name: str) -> None:
-        """Somebody has asked for the model itself."""
-        self._along.discard(name)
-
-    def unloaded(self, name: str) -> tuple[Sequence[ModelVersion], list[str]]:
-        """A model is wanted no more: return its versions, if it is an ensemble, and what was loaded for it alone."""
-        self._along.discard(name)
-        entries = self._builder.forget(name)
-        needed = needs_of(entries)
-        return entries, [member for member in needed if member in self._along and not self._builder.users_of(member)]
 
 
 def needs_of(entries: Iterable[Entry]) -> tuple[str, ...]:

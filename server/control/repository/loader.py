@@ -91,11 +91,22 @@ INSTANCE_MEMORY_SHARE: Final = 4  # of the memory limit, the data of an instance
 
 
 @dataclass(frozen=True)
-class ModelFiles:
-    """Files in a model's folder that its configuration names, beside the model: by output, by input."""
+class MadeModel:
+    """What workers can load: a completed configuration, the compiled model, and what the scheduler is told of it.
 
-    labels: tuple[tuple[str, str], ...]
-    initial_states: tuple[tuple[str, str], ...]
+    `labels`, `initial_states`: files in the model's folder that the configuration names, by output, by input.
+    `declared`: sizes of symbolic dimensions that are compiled before the model is ready.
+    """
+
+    entry: ModelVersion
+    config: ModelConfig
+    manifest: Manifest
+    spec: LoadModel
+    labels: tuple[tuple[str, str], ...] = ()
+    initial_states: tuple[tuple[str, str], ...] = ()
+    declared: Sequence[tuple[int, ...]] = ()
+    wanted: WantedPrecision = IN_FP32
+    in_bf16: InBf16 = NOT_WANTED
 
 
 class ModelLoader:
@@ -148,20 +159,32 @@ class ModelLoader:
         except LOAD_ERRORS:
             raise
         except Exception as error:  # a fault of the server with one model is no other model's
-            _log.exception("model %s, version %d: loading failed by a fault of the server", entry.name, entry.version)
+            _log.exception("model %s: loading failed by a fault of the server", entry.title)
             raise ModelLoadError("internal error, see the server's log") from error
 
     async def _load(self, entry: ModelVersion) -> LoadedModel:
         begin = time.monotonic()
         if not self._options.repository.complete_configs:
             require_complete(entry.config)
-        if entry.is_python:
-            return await self._load_python(entry, begin)
+        made = await (self._initialised(entry) if entry.is_python else self._compiled(entry))
+        model_id = made.spec.model_id
+        await self._scheduler.load(made.spec)
+        self._mapped_bytes[model_id] = made.manifest.weights_bytes
+        try:
+            model = await self._tried(made)
+        except BaseException:
+            self._pairs.unload(model_id)
+            self._scheduler.unload(model_id)
+            raise
+        seconds = time.monotonic() - begin
+        _log_ready(model, made.manifest, seconds)
+        return replace(model, ready=replace(model.ready, load_seconds=seconds))
+
+    async def _compiled(self, entry: ModelVersion) -> MadeModel:
+        """Complete the configuration of a model, and compile it."""
         require_one_front_end(entry.config, self._options.general.front_ends)
-        files = ModelFiles(
-            labels=tuple(label_files(entry.folder, entry.config).items()),
-            initial_states=tuple(initial_state_files(entry.folder, entry.config).items()),
-        )
+        labels = tuple(label_files(entry.folder, entry.config).items())
+        initial_states = tuple(initial_state_files(entry.folder, entry.config).items())
         limits = ModelLimits.of(entry.config, entry.name, entry.version, self._options.models.rates)
         log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(entry.config)
@@ -197,22 +220,11 @@ class ModelLoader:
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
-        spec = limits.applied_to(
-            batching.applied_to(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
-        )
-        await self._scheduler.load(spec)
-        self._mapped_bytes[spec.model_id] = manifest.weights_bytes
-        try:
-            model = await self._tried(entry, spec, manifest, config, declared, files, wanted, in_bf16)
-        except BaseException:
-            self._pairs.unload(spec.model_id)
-            self._scheduler.unload(spec.model_id)
-            raise
-        seconds = time.monotonic() - begin
-        _log_ready(model, manifest, seconds)
-        return replace(model, ready=replace(model.ready, load_seconds=seconds))
+        spec = limits.applied_to(batching.applied_to(self._spec(entry.title, manifest, rows)))
+        return MadeModel(entry, config, manifest, spec, labels, initial_states, declared, wanted, in_bf16)
 
-    async def _load_python(self, entry: ModelVersion, begin: float) -> LoadedModel:
+    async def _initialised(self, entry: ModelVersion) -> MadeModel:
+        """Start the instances of a Python model, which complete its configuration."""
         settings = check_python(entry.config)
         require_one_front_end(entry.config, self._options.general.front_ends)
         log_without_effect(entry.name, entry.without_effect)
@@ -227,7 +239,7 @@ class ModelLoader:
             config = completed_config(await instances.completed_config(), entry.config, entry.name)
             check_python(config)
             require_one_front_end(config, self._options.general.front_ends)
-            files = ModelFiles(tuple(label_files(entry.folder, config).items()), ())
+            labels = tuple(label_files(entry.folder, config).items())
             limits = ModelLimits.of(config, entry.name, entry.version, self._options.models.rates)
             await instances.initialise(json.dumps(message_json(config)))
             manifest = describe(config, entry.name)
@@ -236,20 +248,13 @@ class ModelLoader:
             tell_batching(config, self._options.models.batching)
             tell_engine(config, manifest)
             rows = max_rows(config, manifest.batched, MOST_ROWS)
-            spec = self._spec(f"{entry.name}, version {entry.version}", manifest, rows, model_id)
-            spec = limits.applied_to(python_batching(config).applied_to(spec))
+            spec = limits.applied_to(
+                python_batching(config).applied_to(self._spec(entry.title, manifest, rows, model_id))
+            )
         except BaseException:
             self.forget(model_id)
             raise
-        await self._scheduler.load(spec)
-        try:
-            model = await self._tried(entry, spec, manifest, config, (), files)
-        except BaseException:
-            self._scheduler.unload(model_id)
-            raise
-        seconds = time.monotonic() - begin
-        _log_ready(model, manifest, seconds)
-        return replace(model, ready=replace(model.ready, load_seconds=seconds))
+        return MadeModel(entry, config, manifest, spec, labels)
 
     def measured(self, model: LoadedModel, row_us: float) -> LoadedModel:
         """Return a model whose time alone was not known, and is now: a client's request took so long, a row of it."""
@@ -269,9 +274,8 @@ class ModelLoader:
         self._pairs.set_target(ready)
         if qos.multiple is not None:
             _log.info(
-                "%s, version %d: its latency target is %.3f ms from now on: its first request took %.3f ms a row",
-                ready.name,
-                ready.version,
+                "%s: its latency target is %.3f ms from now on: its first request took %.3f ms a row",
+                model.entry.title,
                 (ready.qos_us or 0.0) / 1e3,
                 row_us / 1e3,
             )
@@ -365,17 +369,9 @@ class ModelLoader:
             return replace(manifest, fallback_reason=str(error))
         return compiled if compiled.batched == batched else manifest
 
-    async def _tried(
-        self,
-        entry: ModelVersion,
-        spec: LoadModel,
-        manifest: Manifest,
-        config: ModelConfig,
-        declared: Sequence[tuple[int, ...]],
-        files: ModelFiles,
-        wanted: WantedPrecision = IN_FP32,
-        in_bf16: InBf16 = NOT_WANTED,
-    ) -> LoadedModel:
+    async def _tried(self, made: MadeModel) -> LoadedModel:
+        """Have a model that workers have answer trial requests, and tell the scheduler what they show."""
+        entry, config, manifest, spec, in_bf16 = made.entry, made.config, made.manifest, made.spec, made.in_bf16
         tell_engine(config, manifest, in_bf16)
         ready = ModelReady(
             model_id=spec.model_id,
@@ -389,20 +385,19 @@ class ModelLoader:
             batched=counts_rows(config, manifest),
             engine=manifest.engine,
             weights_bytes=manifest.weights_bytes,
-            labels=files.labels,
-            initial_states=files.initial_states,
+            labels=made.labels,
+            initial_states=made.initial_states,
             tail=manifest.tail,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
-        sizes = [dict(zip(ready.symbols, each, strict=True)) for each in declared]
+        sizes = [dict(zip(ready.symbols, each, strict=True)) for each in made.declared]
         tried = await self._trials.try_model(ready, manifest, config, entry.folder, sizes)
         if tried.mixed_rows:
             _log.log(
                 logging.INFO if tried.is_untested else logging.WARNING,
-                "%s, version %d: every request runs alone, although the configuration asks for batches: %s",
-                entry.name,
-                entry.version,
+                "%s: every request runs alone, although the configuration asks for batches: %s",
+                entry.title,
                 tried.mixed_rows,
             )
             config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
@@ -425,12 +420,12 @@ class ModelLoader:
             qos_us=qos_us,
             isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
             weights_bytes=manifest.weights_bytes + (in_bf16.weights_bytes if bf16_id >= 0 else 0),
-            chooses_precision=wanted.name == DEADLINE,
+            chooses_precision=made.wanted.name == DEADLINE,
         )
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        warn_of_difference(f"{entry.name}, version {entry.version}", manifest)
-        shaped = await self._variants.prepare(ready, entry.path, declared, spec, entry.qos, wanted)
+        warn_of_difference(entry.title, manifest)
+        shaped = await self._variants.prepare(ready, entry.path, made.declared, spec, entry.qos, made.wanted)
         if shaped is not None:
             ready = shaped.ready  # it may say how declared sizes differ
         if shaped is None and bucket_sizes(config) and ready.symbols:
@@ -556,5 +551,4 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         served_by += f" in {manifest.precision} ({manifest.precision_note})"
     if manifest.integers:
         served_by += f", 8-bit numbers by {manifest.integers}"
-    name, version = model.entry.name, model.entry.version
-    _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
+    _log.log(level, "model %s: ready after %.2f s, %s", model.entry.title, seconds, served_by)

@@ -71,6 +71,11 @@ class ModelVersion:
     is_alone: bool = False
 
     @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.name}, version {self.version}"
+
+    @property
     def is_ensemble(self) -> bool:
         """Whether it is made of other models, and has no file."""
         return is_ensemble(self.config)

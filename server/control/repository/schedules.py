@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gangway.scheduler.messages import LoadModel, UseSchedule
 from gangway.scheduler.stages.found import find_schedule, found_path
+from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.messages import Compounds
 
 LEAST_GAIN_US = 100.0  # over one model after the other: a compound task is decided about, where others need not be
@@ -33,59 +33,10 @@ def compounds_of(used: Sequence[UsedSchedule]) -> Compounds:
     return tuple((each.number, each.model_ids) for each in used)
 
 
-class Schedules(Protocol):
-    """The schedules that a server can use."""
-
-    def use(self, title: str, groups: Sequence[Sequence[int]], model_ids: Sequence[int]) -> list[UsedSchedule]:
-        """Begin to use what there is for groups of independent steps, which are places in `model_ids`."""
-        ...
-
-    def drop(self, used: Sequence[UsedSchedule]) -> None:
-        """Use them no more."""
-
-    def busy_cores(self, model_id: int) -> float:
-        """Return how many cores a model keeps busy when it is alone, as a share of all; 1 if that is not known."""
-        ...
-
-
-class NoSchedules(Schedules):
-    """A server that has none."""
-
-    def use(self, title: str, groups: Sequence[Sequence[int]], model_ids: Sequence[int]) -> list[UsedSchedule]:
-        """Return nothing."""
-        return []
-
-    def drop(self, used: Sequence[UsedSchedule]) -> None:
-        """Do nothing."""
-
-    def busy_cores(self, model_id: int) -> float:
-        """Return 1."""
-        return 1.0
-
-
-class SchedulerPeer(Protocol):
-    """What must be known of the scheduler."""
-
-    @property
-    def node_count(self) -> int:
-        """Return how many NUMA nodes there are that gangs keep to."""
-        ...
-
-    def spec_of(self, model_id: int) -> LoadModel | None:
-        """Return what the scheduler was told of a model that is there."""
-        ...
-
-    def use_schedule(self, schedule: UseSchedule) -> None:
-        """Tell by what schedule compound tasks of some models run."""
-
-    def drop_schedule(self, number: int) -> None:
-        """Tell that no compound task runs by this schedule any more."""
-
-
-class FoundSchedules(Schedules):
+class FoundSchedules:
     """Those in the cache. `cores`: of the server. `target`: returns what the artifacts are built for."""
 
-    def __init__(self, cache_dir: Path, cores: int, scheduler: SchedulerPeer, target: Callable[[], str]) -> None:
+    def __init__(self, cache_dir: Path, cores: int, scheduler: SchedulerControl, target: Callable[[], str]) -> None:
         self._cache_dir = cache_dir
         self._cores = cores
         self._scheduler = scheduler
@@ -93,7 +44,10 @@ class FoundSchedules(Schedules):
         self._numbers = itertools.count(1)
 
     def use(self, title: str, groups: Sequence[Sequence[int]], model_ids: Sequence[int]) -> list[UsedSchedule]:
-        """Look for a schedule of each group, and tell the scheduler. The log has what is used, and what is not."""
+        """Begin to use what there is for groups of independent steps, which are places in `model_ids`.
+
+        The scheduler is told. The log has what is used, and what is not.
+        """
         used = []
         for group in groups:
             specs = [(place, self._scheduler.spec_of(model_ids[place])) for place in group]
@@ -108,7 +62,7 @@ class FoundSchedules(Schedules):
             self._scheduler.drop_schedule(each.number)
 
     def busy_cores(self, model_id: int) -> float:
-        """Return it by the estimates of the model's layers."""
+        """Return how many cores a model keeps busy when it is alone, as a share of all; 1 if that is not known."""
         spec = self._scheduler.spec_of(model_id)
         if spec is None or not spec.layer_us:
             return 1.0

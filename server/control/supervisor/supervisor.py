@@ -147,13 +147,13 @@ class Supervisor:
             case ModelUnloaded(model_id):
                 self._loader.forget(model_id)
             case ModelFailed(model_id, reason, at_fault):
-                self._models.model_failed(model_id, reason, at_fault)
+                self._models.served.model_failed(model_id, reason, at_fault)
             case ArtifactLost(model_id, reason):
                 self._loader.artifact_missing(model_id, reason)
             case ShapeWanted():
                 self._loader.shape_wanted(event)
             case FirstAnswer():
-                self._models.first_answer(event)
+                self._models.served.first_answer(event)
             case RepositoryCall():
                 self._repository.take(event)
             case LogSettings():
@@ -184,7 +184,7 @@ class Supervisor:
         found = await self._models.start()
         self._compiler.give_way()
         metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
-        loaded, broken = self._models.loaded, self._models.broken
+        loaded, broken = self._models.served.loaded, self._models.served.broken
         target, cost_us = self._compiler.target, self._trials.request_cost_us
         print_summary(self._options, address, metrics, http, target, loaded, broken, cost_us)
         if http:

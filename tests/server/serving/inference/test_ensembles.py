@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.control.repository.ensembles import EnsembleBuilder, isolated_of, together
 from gangway.server.control.repository.loaded import IsolatedLatency, LoadedModel
 from gangway.server.control.repository.repository import ModelVersion
-from gangway.server.control.repository.schedules import UsedSchedule
+from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
 from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
@@ -93,12 +94,17 @@ class Bench:
         return self.server.client.get_inference_statistics(name).model_stats[0]
 
 
+def no_schedules() -> FoundSchedules:
+    """Those of a scheduler that knows no model."""
+    return FoundSchedules(Path(), 1, SimpleNamespace(spec_of=lambda model_id: None), lambda: "")  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def bench(server: Any, announced: Any, simple_inputs: Callable[..., list[triton.InferInput]]) -> Bench:
     ready = replace(announced.message, isolated_us=ISOLATED.compute_us)
     simple = LoadedModel(entry_of("simple", ""), ready, ISOLATED, Engine.NATIVE, None)
     served = {"simple": {1: simple}}
-    builder = EnsembleBuilder()
+    builder = EnsembleBuilder(no_schedules())
     server.front_end.handle(ready)
     for name, steps, more in (("diamond", DIAMOND, REJECT), ("fork", FORK, ""), ("nested", NESTED, QOS)):
         served[name] = {1: builder.make(entry_of(name, config_of(INPUTS, OUTPUTS, steps, more=more)), served)}
@@ -289,7 +295,7 @@ def test_branches_take_the_cores_together(
 
 
 def test_a_reference_to_oneself_is_found() -> None:
-    builder = EnsembleBuilder()
+    builder = EnsembleBuilder(no_schedules())
     one = entry_of("one", config_of(INPUTS, OUTPUTS, [("two", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]))
     two = entry_of("two", config_of(INPUTS, OUTPUTS, [("one", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]))
     for entry in (one, two):
