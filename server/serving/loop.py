@@ -55,16 +55,50 @@ class Lag:
             self._end_s += LAG_WINDOW_S * (late_s // LAG_WINDOW_S + 1)
 
 
+class Turn:
+    """What the loop is at, from the bytes or answers that have come to all that follows from them.
+
+    What is done `at_end` is done once for all of them, such as sending what has been answered, or waking a process.
+    """
+
+    __slots__ = ("_at_end", "_is_on", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._at_end: list[Callable[[], object]] = []
+        self._is_on = False
+
+    def begin(self) -> None:
+        """Something has come; `end` follows."""
+        self._is_on = True
+
+    def end(self) -> None:
+        """All has been done that follows from it. What fails of the rest is logged."""
+        while self._at_end:
+            rest, self._at_end = self._at_end, []
+            for function in rest:
+                _logged(function)
+        self._is_on = False
+
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Call it at the end of the turn; soon if it is no turn that asks."""
+        if not (self._is_on or self._at_end):
+            self._loop.call_soon(self.end)
+        self._at_end.append(function)
+
+
 class ServingLoop:
     """An event loop in a thread. Its methods are for any thread, from the beginning on.
 
-    `lag`: by how much timers were late, since the loop was at something else. For the loop's thread.
+    `lag`: by how much timers were late, since the loop was at something else. `turn`: what the loop is at. Both are for
+    the loop's thread.
     """
 
     def __init__(self) -> None:
         """Make it. Raises NoThreadError."""
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.lag = Lag()
+        self.turn = Turn(self.loop)
         self._thread = threading.Thread(target=self.serve, name="loop", daemon=True)
         self._pool = CountingPool(THREADS, "aside", THREADS)
 
@@ -154,7 +188,7 @@ class Completions:
 
     def __init__(self, serving: ServingLoop, slots: SlotTable, rest: Callable[[], object] = lambda: None) -> None:
         """Begin to look. Raises ValueError if the slots' bell has no eventfd."""
-        self._loop = serving.loop
+        self._loop, self._turn = serving.loop, serving.turn
         self._slots = slots
         self._event_fd = slots.bell.event_fd
         if not self._event_fd:
@@ -185,11 +219,13 @@ class Completions:
     def _look(self) -> None:
         """Deal with all that have ended, then have the bell wake the loop."""
         if found := self._found():
+            self._turn.begin()
             # At once, since one of them may forget another, whose slot then serves a new request.
             self._ended.update([(slot, then) for slot in found if (then := self._waiting.pop(slot, None)) is not None])
             for slot in found:
                 if (then := self._ended.pop(slot, None)) is not None:
                     _logged(then)
+            self._turn.end()
             _logged(self._rest)
         self._slots.bell.arm()
         if self._found():  # it ended before that

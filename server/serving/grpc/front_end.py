@@ -111,7 +111,7 @@ class GrpcFrontEnd:
         ample = memory_budget().limit.size_bytes >= AMPLE_BYTES
         window_bytes = WINDOW_BYTES if ample else NARROW_WINDOW_BYTES
         self._connections = Connections(
-            serving.loop, self, self._limit, options.keepalive, MAX_METADATA_BYTES, window_bytes
+            serving.loop, serving.turn, self, self._limit, options.keepalive, MAX_METADATA_BYTES, window_bytes
         )
         self._sockets: list[socket] = []
         self._listeners: list[asyncio.Server | TlsListener] = []

@@ -16,7 +16,6 @@ import math
 import socket
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, cast
 
@@ -26,6 +25,7 @@ from ngh2.enums import ErrorCode, Setting
 
 from gangway.server.options.endpoints import KeepaliveOptions
 from gangway.server.serving.limits import ConnectionLimit, Phase
+from gangway.server.serving.loop import Turn
 from gangway.server.serving.tls import ArrivingConnection
 
 _log = logging.getLogger(__name__)
@@ -77,6 +77,11 @@ _PING: Final = b"gangway!"
 _ANY_STREAM: Final = (1 << 31) - 1  # may have been dealt with, so the client repeats none by itself
 
 
+def _note_late(error: ngh2.NGH2Error) -> None:
+    """Something was to be sent on a stream, or a connection, that has ended meanwhile: nobody waits for it."""
+    _log.debug("something cannot be sent any more: %s", error)
+
+
 class StreamUser(Protocol):
     """What a stream is used for, such as a call of gRPC."""
 
@@ -100,12 +105,13 @@ class Application(Protocol):
 
 @dataclass
 class Connections:
-    """What the connections of a server share. For one event loop's thread.
+    """What the connections of a server share. For one event loop's thread, whose turns are `turn`.
 
     `header_bytes`: of a stream, that clients are asked not to exceed. `window_bytes`: see WINDOW_BYTES.
     """
 
     loop: asyncio.AbstractEventLoop
+    turn: Turn
     application: Application
     limit: ConnectionLimit
     keepalive: KeepaliveOptions
@@ -139,12 +145,12 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         "_has_sent",
         "_http",
         "_is_acknowledged",
-        "_is_flushing",
         "_is_paused",
         "_last_ping_s",
         "_pinged_s",
         "_pings",
         "_received_s",
+        "_receiving",
         "_shared",
         "_stall_timer",
         "_strikes",
@@ -167,6 +173,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._arriving: socket.socket | None = None  # until the TLS handshake is over
         self.streams: dict[int, StreamUser] = {}
+        self._receiving: set[int] = set()  # streams of which the client may send more
         self.waiting = 0
         self.phase = Phase.SILENT
         self.since_s = self._received_s = shared.loop.time()
@@ -174,7 +181,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._age_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._is_acknowledged = self._is_paused = self._is_flushing = self._will_flush = self._ends = False
+        self._is_acknowledged = self._is_paused = self._will_flush = self._ends = False
         self._has_sent = False  # something of an answer since the client's last ping
         self._unsent_bytes = 0  # of answers, when that ping came
         self._fruitless = self._strikes = self._pings = 0
@@ -234,8 +241,10 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def give_way(self) -> None:
         """Close in favour of another connection."""
         if self._arriving is not None:
-            with suppress(OSError):
+            try:
                 self._arriving.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                _log.debug("a connection that is to give way is gone")
         elif self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
@@ -263,20 +272,20 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         """Do what the bytes mean."""
         if self._ends:
             return
-        self._received_s = self._shared.loop.time()
-        self._is_flushing = True  # all that is answered at once leaves together
+        shared = self._shared
+        self._received_s = shared.loop.time()
+        self._will_flush = True  # all that is answered at once leaves together
+        shared.turn.begin()
         try:
             self._http.receive_data(data)
             self._handle(self._http.events())
+            self._flush_late()
         except ngh2.NGH2Error as error:  # too much, or no HTTP/2 at all: nghttp2 says nothing more itself
             _log.debug("a connection is ended: %s", error)
             denied = isinstance(error, ngh2.DenialOfServiceError)
             self._break_off(ErrorCode.ENHANCE_YOUR_CALM if denied else ErrorCode.PROTOCOL_ERROR)
-            return
         finally:
-            self._is_flushing = False
-        self.flush()
-        self._note_phase()
+            shared.turn.end()
 
     # -- the users' side
 
@@ -288,8 +297,10 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def acknowledge(self, stream: int, size: int) -> None:
         """The user has taken so many bytes: the client may send as many more."""
         if size:
-            with suppress(ngh2.NGH2Error):
+            try:
                 self._http.acknowledge_received_data(size, stream)
+            except ngh2.NGH2Error as error:
+                _note_late(error)
             self._flush_soon()
 
     def watch(self, user: StreamUser) -> None:
@@ -298,27 +309,32 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
 
     def start(self, stream: int, headers: Headers) -> None:
         """Begin an answer, of which something follows at once."""
-        with suppress(ngh2.NGH2Error):
+        try:
             self._http.send_response(stream, headers)
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def send(self, stream: int, parts: Iterable[bytes]) -> None:
         """Send bytes of an answer that has begun."""
-        with suppress(ngh2.NGH2Error):
+        try:
             for part in parts:
                 self._http.send_data(stream, part)
             self._sent()
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def finish(self, stream: int, trailers: Headers) -> None:
         """End an answer that has begun."""
-        with suppress(ngh2.NGH2Error):
+        try:
             self._http.send_trailers(stream, trailers)
-            self._to_reset.append(stream)
-            self._sent()
+            self._answered(stream)
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def respond(self, stream: int, headers: Headers, parts: Iterable[bytes], trailers: Headers = ()) -> None:
         """Send a whole answer."""
         http = self._http
-        with suppress(ngh2.NGH2Error):
+        try:
             http.send_response(stream, headers)
             for part in parts:
                 http.send_data(stream, part)
@@ -326,21 +342,25 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
                 http.send_trailers(stream, trailers)
             else:
                 http.end_stream(stream)
-            self._to_reset.append(stream)
-            self._sent()
+            self._answered(stream)
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def refuse(self, stream: int, headers: Headers) -> None:
         """Send an answer that has no body."""
-        with suppress(ngh2.NGH2Error):
+        try:
             self._http.send_response(stream, headers, end_stream=True)
-            self._to_reset.append(stream)
-            self._sent()
+            self._answered(stream)
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def reset(self, stream: int, code: int = ErrorCode.CANCEL) -> None:
         """Give a stream up."""
-        with suppress(ngh2.NGH2Error):
+        try:
             self._http.reset_stream(stream, code)
             self._sent()
+        except ngh2.NGH2Error as error:
+            _note_late(error)
 
     def unsent_bytes(self, stream: int) -> int:
         """Return how many bytes of an answer wait for the client's window, or for the transport."""
@@ -352,17 +372,19 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def flush(self) -> None:
         """Give the transport what there is to send."""
         self._will_flush = False
-        if self._ends or self._is_flushing:
+        if self._ends:
             return
         http, transport = self._http, self._transport
         try:
-            while not self._is_full() and (out := http.data_to_send(WRITE_BYTES)):
+            while not self._is_paused and (out := http.data_to_send(WRITE_BYTES)):
                 transport.write(out)
-            self._handle(http.events())
+            if events := http.events():
+                self._handle(events)
             if self._to_reset:
                 self._reset_answered()
-            for user in tuple(self._watching):
-                user.progressed()
+            if self._watching:
+                for user in tuple(self._watching):
+                    user.progressed()
             if not http.want_read and not http.want_write:
                 self._close()
         except ngh2.NGH2Error as error:
@@ -372,22 +394,24 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def end(self, code: int, reason: bytes = b"") -> None:
         """Say that the connection ends, and why, and close it."""
         if not self._ends:
-            with suppress(ngh2.NGH2Error):
+            try:
                 self._http.send_goaway(code, debug_data=reason)
                 self._transport.write(self._http.data_to_send())
+            except ngh2.NGH2Error as error:
+                _note_late(error)
             self._close()
 
     # -- what has come
 
     def _handle(self, events: Iterable[h2.Event]) -> None:
         for event in events:
-            kind = type(event)
-            if kind is h2.DataReceived:
-                self._data(cast("h2.DataReceived", event))
-            elif kind is h2.RequestReceived:
-                self._request(cast("h2.RequestReceived", event))
-            elif kind is h2.StreamClosed:
-                user = self.streams.pop(cast("h2.StreamClosed", event).stream_id, None)
+            if isinstance(event, h2.DataReceived):
+                self._data(event)
+            elif isinstance(event, h2.RequestReceived):
+                self._request(event)
+            elif isinstance(event, h2.StreamClosed):
+                self._receiving.discard(event.stream_id)
+                user = self.streams.pop(event.stream_id, None)
                 if user is not None:
                     self._watching.discard(user)
                     user.closed()
@@ -400,20 +424,25 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         if self.phase is Phase.SILENT or self.is_for_health:
             self.is_for_health = self._shared.limit.is_reserved(self)
             self._shared.limit.enter(self, Phase.RECEIVING)  # also if it is answered before anybody looks
-        user = self._shared.application.begin(self, stream, cast("Headers", event.headers))
+        if not event.end_stream:
+            self._receiving.add(stream)
+        user = self._shared.application.begin(self, stream, event.headers)
         if user is not None:
             self.streams[stream] = user
             if event.end_stream:
                 user.receive(b"", True)
 
     def _data(self, event: h2.DataReceived) -> None:
-        data, user = event.data, self.streams.get(event.stream_id)
+        data, stream, ended = event.data, event.stream_id, event.end_stream
         if data:
             self._fruitless = 0
+        if ended:
+            self._receiving.discard(stream)
+        user = self.streams.get(stream)
         if user is not None:
-            user.receive(data, event.end_stream)
+            user.receive(data, ended)
         else:
-            self.acknowledge(event.stream_id, len(data))
+            self.acknowledge(stream, len(data))
 
     def _other(self, event: h2.Event) -> None:
         """Frames that ask for nothing. Too many of them in a row are all that a client wants."""
@@ -431,6 +460,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
                     self._timer.cancel()
                     self._look()
         elif isinstance(event, h2.TrailersReceived):
+            self._receiving.discard(event.stream_id)
             user = self.streams.get(event.stream_id)
             if user is not None:
                 user.receive(b"", True)
@@ -452,29 +482,31 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
 
     # -- what is sent
 
-    def _is_full(self) -> bool:
-        """Whether the transport wants no further bytes."""
-        return self._is_paused
-
     def _sent(self) -> None:
         """Something of an answer is on its way."""
         self._has_sent = True
         self._pings = self._fruitless = 0
         self._flush_soon()
 
+    def _answered(self, stream: int) -> None:
+        """All of an answer is on its way."""
+        if stream in self._receiving:
+            self._to_reset.append(stream)
+        self._sent()
+
     def _flush_soon(self) -> None:
         """Send, together with what else is answered in the same turn of the loop."""
-        if not self._is_flushing and not self._will_flush:
+        if not self._will_flush:
             self._will_flush = True
-            self._shared.loop.call_soon(self._flush_later)
+            self._shared.turn.at_end(self._flush_late)
 
-    def _flush_later(self) -> None:
+    def _flush_late(self) -> None:
         self.flush()
         self._note_phase()
 
     def _reset_answered(self) -> None:
         """End streams that are answered, but whose client has not said that it sends nothing more."""
-        open_streams = [stream for stream in self._to_reset if stream in self.streams]
+        open_streams = [stream for stream in self._to_reset if stream in self._receiving and stream in self.streams]
         self._to_reset = [stream for stream in open_streams if self.unsent_bytes(stream)]
         if len(open_streams) > len(self._to_reset):
             for stream in open_streams:
@@ -546,6 +578,8 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def go_away(self) -> None:
         """Take no further stream, and close when those that there are have ended."""
         if not self._ends:
-            with suppress(ngh2.NGH2Error):
+            try:
                 self._http.send_goaway(ErrorCode.NO_ERROR)
+            except ngh2.NGH2Error as error:
+                _note_late(error)
             self.flush()

@@ -218,3 +218,28 @@ def test_a_bell_without_an_eventfd_is_refused(serving: ServingLoop) -> None:
     with pytest.raises(ValueError, match="eventfd"):
         Completions(serving, SlotTable(segment, SLOTS))
     segment.close()
+
+
+def test_what_is_left_to_the_end_of_a_turn_is_done_then_or_soon(serving: ServingLoop) -> None:
+    done: list[str] = []
+    seen: SimpleQueue[list[str]] = SimpleQueue()
+    turn = serving.turn
+
+    def rest() -> None:
+        done.append("first")
+        turn.at_end(lambda: done.append("asked for meanwhile"))
+
+    def act() -> None:
+        turn.begin()
+        turn.at_end(rest)
+        turn.at_end(lambda: 1 // 0)
+        turn.at_end(lambda: done.append("second"))
+        seen.put(list(done))
+        turn.end()
+        seen.put(list(done))
+        turn.at_end(lambda: seen.put(["soon"]))
+        seen.put(["no turn"])
+
+    serving.call(act)
+    found = [seen.get(timeout=WAIT_S) for _ in range(4)]
+    assert found == [[], ["first", "second", "asked for meanwhile"], ["no turn"], ["soon"]]
