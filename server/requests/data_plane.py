@@ -32,6 +32,7 @@ from gangway.server.requests.admission import AdmissionController
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
 
 MoveRange = Callable[[int, int], None]  # offset and size
+AtEnd = Callable[[Callable[[], object]], object]  # `loop.Turn.at_end`
 
 
 class HeapFullError(MemoryError):
@@ -564,6 +565,9 @@ class DataPlane:
         self._bell = scheduler_bell
         self._aside: list[Submission] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
+        self._at_end: AtEnd | None = None
+        self._is_woken = False  # for the first request of a turn
+        self._others_can_wait: bool | None = None  # None: there are no others
         self.compounds = count(1)  # compound tasks of this front end, one by one
 
     def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
@@ -636,6 +640,13 @@ class DataPlane:
             block.uses -= 1
             self._free_unused(block)
 
+    def wake_by_turns(self, at_end: AtEnd) -> None:
+        """Wake the scheduler for the first request of a turn of the loop, and once for all others, at its end.
+
+        `at_end` calls something then. From then on the loop's thread alone submits requests.
+        """
+        self._at_end = at_end
+
     def submit(self, message: bytes, can_wait: bool, wakes: bool = True) -> bool:
         """Send a request to the scheduler; False if the ring is full.
 
@@ -645,11 +656,26 @@ class DataPlane:
         sent = self._ring.send(message)
         if sent and not wakes:
             return True
-        if sent and can_wait and self._taken < ROOMY * self.slots.slots:
+        if not sent or self._at_end is None:
+            self._wake(sent and can_wait)
+        elif not self._is_woken:
+            self._is_woken = True
+            self._at_end(self._end_turn)
+            self._wake(can_wait)
+        else:
+            self._others_can_wait = can_wait and self._others_can_wait is not False
+        return sent
+
+    def _end_turn(self) -> None:
+        others_can_wait, self._others_can_wait, self._is_woken = self._others_can_wait, None, False
+        if others_can_wait is not None:
+            self._wake(others_can_wait)
+
+    def _wake(self, can_wait: bool) -> None:
+        if can_wait and self._taken < ROOMY * self.slots.slots:
             self._bell.ring_for_best_effort()
         else:
             self._bell.ring()
-        return sent
 
     def send(self, message: bytes) -> bool:
         """Send to the scheduler and wake it; False if the ring is full."""

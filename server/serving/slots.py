@@ -69,6 +69,7 @@ class Slots:
         self.plane = plane
         self.afterwork = afterwork
         self.aside = Offload(serving.aside, serving.call)
+        plane.wake_by_turns(serving.turn.at_end)
         self._completions = Completions(serving, plane.slots, afterwork.do)
         self._waiting: dict[int, tuple[int, Pending[bool]]] = {}  # by slot, until when
         serving.every(LOOK_S, self._look)

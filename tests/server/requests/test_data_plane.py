@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,6 +133,23 @@ def test_cancelling(bench: Bench) -> None:
     request.cancel()  # the slot may belong to somebody else by now
     assert bench.receive() is None
     assert bench.plane.usage() == Usage(0, 0)
+
+
+def test_requests_of_one_turn_wake_the_scheduler_twice_at_most(bench: Bench) -> None:
+    bell, ends = bench.control.scheduler_bell, list[Callable[[], object]]()
+    bench.plane.wake_by_turns(ends.append)
+    for requests, strokes in ((1, 1), (2, 2), (SLOTS, 2)):
+        before = bell.seen()
+        begun = [bench.plane.open(LAYOUT, 1) for _ in range(requests)]
+        for request in begun:
+            request.submit()
+        assert bell.seen() == before + 1, "for the first one, at once"
+        ends.pop()()
+        assert bell.seen() == before + strokes
+        assert not ends
+        for request in begun:
+            bench.finish(bench.start())
+            request.close()
 
 
 def test_a_request_that_was_never_submitted(bench: Bench) -> None:
