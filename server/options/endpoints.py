@@ -10,9 +10,12 @@ from gangway.server.access import UNIX, Category, Restrictions, TlsError, TlsFil
 from gangway.server.options.values import (
     FlagGroup,
     OptionError,
+    add_flags,
     boolean,
+    flag,
     integer,
     port,
+    read_flags,
     readable_file,
     restriction,
     restrictions,
@@ -36,14 +39,30 @@ class Compression(StrEnum):
 class KeepaliveOptions:
     """When connections are probed, how often clients may probe, how old connections get. None: for ever."""
 
-    time_ms: int = 7_200_000
-    timeout_ms: int = 20_000
-    permit_without_calls: bool = False
-    max_pings_without_data: int = 2
-    min_recv_ping_interval_without_data_ms: int = 300_000
-    max_ping_strikes: int = 2
-    max_connection_age_ms: int | None = None
-    max_connection_age_grace_ms: int | None = None
+    time_ms: int = flag("--grpc-keepalive-time", 7_200_000, type=integer(1), metavar="MS",
+        help="ping the client after this time without data (%(default)s)")  # fmt: skip
+    timeout_ms: int = flag("--grpc-keepalive-timeout", 20_000, type=integer(1), metavar="MS",
+        help="close the connection when a ping is not answered within this time (%(default)s)")  # fmt: skip
+    permit_without_calls: bool = flag("--grpc-keepalive-permit-without-calls", False, type=boolean, metavar="BOOL",
+        help="ping, and let clients ping, also when there is no call (false)")  # fmt: skip
+    max_pings_without_data: int = flag("--grpc-http2-max-pings-without-data", 2, type=integer(0), metavar="N",
+        help="pings without data in between, 0: any number (%(default)s)")  # fmt: skip
+    min_recv_ping_interval_without_data_ms: int = flag("--grpc-http2-min-recv-ping-interval-without-data", 300_000,
+        type=integer(0), metavar="MS",
+        help="clients that ping more often than this without sending data get a strike (%(default)s)")  # fmt: skip
+    max_ping_strikes: int = flag("--grpc-http2-max-ping-strikes", 2, type=integer(0), metavar="N",
+        help="after more strikes the connection is closed, 0: never (%(default)s)")  # fmt: skip
+    max_connection_age_ms: int | None = flag("--grpc-max-connection-age", None, type=integer(1), metavar="MS",
+        help="ask clients to connect again after this time (never)")  # fmt: skip
+    max_connection_age_grace_ms: int | None = flag("--grpc-max-connection-age-grace", None, type=integer(0),
+        metavar="MS", help="how long calls may go on after that (for ever)")  # fmt: skip
+
+
+def _compression(text: str) -> Compression:
+    try:
+        return Compression(text.lower())
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is none of {', '.join(Compression)}") from None
 
 
 @dataclass(frozen=True)
@@ -52,15 +71,21 @@ class GrpcOptions:
     ways.
     """
 
-    allowed: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8001
-    reuse_port: bool = False
+    allowed: bool = flag("--allow-grpc", True, type=boolean, metavar="BOOL", help="serve gRPC (true)")
+    port: int = flag("--grpc-port", 8001, type=port, metavar="PORT",
+        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = flag("--grpc-address", "0.0.0.0", metavar="HOST",
+        help="address to listen on, or unix:PATH (%(default)s)")  # fmt: skip
+    reuse_port: bool = flag("--reuse-grpc-port", False, type=boolean, metavar="BOOL",
+        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
+    max_message_bytes: int = flag("--grpc-max-message-bytes", MAX_MESSAGE_BYTES, type=integer(MIN_MESSAGE_BYTES),
+        metavar="BYTES", help="longest request and answer, also after decompression (%(default)s)")  # fmt: skip
+    compression: Compression = flag("--grpc-infer-response-compression-level", Compression.NONE, metavar="LEVEL",
+        type=_compression, help="compress answers for clients that accept it: none, low, medium, high (none)",
+    )  # fmt: skip
+    restrictions: Restrictions = field(default_factory=Restrictions)
     tls: TlsFiles | None = None
     keepalive: KeepaliveOptions = field(default_factory=KeepaliveOptions)
-    restrictions: Restrictions = field(default_factory=Restrictions)
-    compression: Compression = Compression.NONE
-    max_message_bytes: int = MAX_MESSAGE_BYTES
     warnings: tuple[str, ...] = ()
 
     @property
@@ -75,24 +100,14 @@ class GrpcOptions:
 
 def add_grpc_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
+    add_flags(GrpcOptions, parser)
     add = parser.add_argument
-    add("--allow-grpc", type=boolean, default=True, metavar="BOOL", help="serve gRPC (true)")
-    add("--grpc-port", type=port, default=GrpcOptions.port, metavar="PORT",
-        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
-    add("--grpc-address", default=GrpcOptions.address, metavar="HOST",
-        help="address to listen on, or unix:PATH (%(default)s)")  # fmt: skip
-    add("--reuse-grpc-port", type=boolean, default=False, metavar="BOOL",
-        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
-    add("--grpc-max-message-bytes", type=integer(MIN_MESSAGE_BYTES), default=MAX_MESSAGE_BYTES, metavar="BYTES",
-        help="longest request and answer, also after decompression (%(default)s)")  # fmt: skip
-    add("--grpc-infer-response-compression-level", type=_compression, default=Compression.NONE, metavar="LEVEL",
-        help="compress answers for clients that accept it: none, low, medium, high (none)")  # fmt: skip
     add("--grpc-restricted-protocol", type=restriction, action="append", default=[],
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
         help="serve these methods only to clients that send the metadata triton-grpc-protocol-KEY: VALUE; may be given "
         f"several times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
     _add_tls_flags(parser, "grpc")
-    _add_keepalive_flags(parser)
+    add_flags(KeepaliveOptions, parser)
 
 
 def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
@@ -101,25 +116,12 @@ def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
     if address.startswith(UNIX) and not 0 < len(os.fsencode(address.removeprefix(UNIX))) <= MAX_UNIX_PATH_BYTES:
         raise OptionError("--grpc-address", f"the path of a socket has 1 to {MAX_UNIX_PATH_BYTES} bytes")
     tls, warnings = _tls(arguments, "grpc")
-    return GrpcOptions(
-        allowed=arguments.allow_grpc,
-        address=address,
-        port=arguments.grpc_port,
-        reuse_port=arguments.reuse_grpc_port,
+    return read_flags(
+        GrpcOptions,
+        arguments,
         tls=tls,
-        keepalive=KeepaliveOptions(
-            time_ms=arguments.grpc_keepalive_time,
-            timeout_ms=arguments.grpc_keepalive_timeout,
-            permit_without_calls=arguments.grpc_keepalive_permit_without_calls,
-            max_pings_without_data=arguments.grpc_http2_max_pings_without_data,
-            min_recv_ping_interval_without_data_ms=arguments.grpc_http2_min_recv_ping_interval_without_data,
-            max_ping_strikes=arguments.grpc_http2_max_ping_strikes,
-            max_connection_age_ms=arguments.grpc_max_connection_age,
-            max_connection_age_grace_ms=arguments.grpc_max_connection_age_grace,
-        ),
+        keepalive=read_flags(KeepaliveOptions, arguments),
         restrictions=restrictions("--grpc-restricted-protocol", arguments.grpc_restricted_protocol),
-        compression=arguments.grpc_infer_response_compression_level,
-        max_message_bytes=arguments.grpc_max_message_bytes,
         warnings=warnings,
     )
 
@@ -133,27 +135,6 @@ def _add_tls_flags(parser: argparse._ArgumentGroup, protocol: str) -> None:
     add(f"--{protocol}-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
     add(f"--{protocol}-root-cert", type=readable_file, metavar="FILE",
         help="certificates that sign those of clients, PEM")  # fmt: skip
-
-
-def _add_keepalive_flags(parser: argparse._ArgumentGroup) -> None:
-    add = parser.add_argument
-    add("--grpc-keepalive-time", type=integer(1), default=KeepaliveOptions.time_ms, metavar="MS",
-        help="ping the client after this time without data (%(default)s)")  # fmt: skip
-    add("--grpc-keepalive-timeout", type=integer(1), default=KeepaliveOptions.timeout_ms, metavar="MS",
-        help="close the connection when a ping is not answered within this time (%(default)s)")  # fmt: skip
-    add("--grpc-keepalive-permit-without-calls", type=boolean, default=False, metavar="BOOL",
-        help="ping, and let clients ping, also when there is no call (false)")  # fmt: skip
-    add("--grpc-http2-max-pings-without-data", type=integer(0), default=KeepaliveOptions.max_pings_without_data,
-        metavar="N", help="pings without data in between, 0: any number (%(default)s)")  # fmt: skip
-    add("--grpc-http2-min-recv-ping-interval-without-data", type=integer(0), metavar="MS",
-        default=KeepaliveOptions.min_recv_ping_interval_without_data_ms,
-        help="clients that ping more often than this without sending data get a strike (%(default)s)")  # fmt: skip
-    add("--grpc-http2-max-ping-strikes", type=integer(0), default=KeepaliveOptions.max_ping_strikes, metavar="N",
-        help="after more strikes the connection is closed, 0: never (%(default)s)")  # fmt: skip
-    add("--grpc-max-connection-age", type=integer(1), metavar="MS",
-        help="ask clients to connect again after this time (never)")  # fmt: skip
-    add("--grpc-max-connection-age-grace", type=integer(0), metavar="MS",
-        help="how long calls may go on after that (for ever)")  # fmt: skip
 
 
 def _tls(arguments: argparse.Namespace, protocol: str) -> tuple[TlsFiles | None, tuple[str, ...]]:
@@ -179,13 +160,6 @@ def _tls(arguments: argparse.Namespace, protocol: str) -> tuple[TlsFiles | None,
     return tls, (without_effect,) if root and not mutual else ()
 
 
-def _compression(text: str) -> Compression:
-    try:
-        return Compression(text.lower())
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(Compression)}") from None
-
-
 GRPC = FlagGroup("gRPC", add_grpc_flags, read_grpc)
 
 
@@ -199,12 +173,16 @@ class HttpOptions:
     `reuse_port`: other servers may listen on the same port. `page`: the server can be watched. `tls`: for HTTPS.
     """
 
-    allowed: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8000
-    reuse_port: bool = False
-    page: bool = True
-    max_body_bytes: int = MAX_BODY_BYTES
+    allowed: bool = flag("--allow-http", True, type=boolean, metavar="BOOL", help="serve HTTP (true)")
+    port: int = flag("--http-port", 8000, type=port, metavar="PORT",
+        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = flag("--http-address", "0.0.0.0", metavar="HOST", help="address to listen on (%(default)s)")
+    reuse_port: bool = flag("--reuse-http-port", False, type=boolean, metavar="BOOL",
+        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
+    page: bool = flag("--allow-page", True, type=boolean, metavar="BOOL",
+        help="show cores, models and jobs: the page / and what `gangway top` reads (true)")  # fmt: skip
+    max_body_bytes: int = flag("--http-max-input-size", MAX_BODY_BYTES, type=integer(1), metavar="BYTES",
+        help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     restrictions: Restrictions = field(default_factory=Restrictions)
     tls: TlsFiles | None = None
     warnings: tuple[str, ...] = ()
@@ -217,17 +195,8 @@ class HttpOptions:
 
 def add_http_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
+    add_flags(HttpOptions, parser)
     add = parser.add_argument
-    add("--allow-http", type=boolean, default=HttpOptions.allowed, metavar="BOOL", help="serve HTTP (true)")
-    add("--http-port", type=port, default=HttpOptions.port, metavar="PORT",
-        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
-    add("--http-address", default=HttpOptions.address, metavar="HOST", help="address to listen on (%(default)s)")
-    add("--reuse-http-port", type=boolean, default=False, metavar="BOOL",
-        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
-    add("--allow-page", type=boolean, default=HttpOptions.page, metavar="BOOL",
-        help="show cores, models and jobs: the page / and what `gangway top` reads (true)")  # fmt: skip
-    add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
-        help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     add("--http-restricted-api", type=restriction, action="append", default=[],
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
         help="serve these routes only to clients that send the header KEY: VALUE; may be given several times, or be "
@@ -238,13 +207,9 @@ def add_http_flags(parser: argparse._ArgumentGroup) -> None:
 def read_http(arguments: argparse.Namespace) -> HttpOptions:
     """Return the values. Raises OptionError."""
     tls, warnings = _tls(arguments, "http")
-    return HttpOptions(
-        allowed=arguments.allow_http,
-        address=arguments.http_address,
-        port=arguments.http_port,
-        reuse_port=arguments.reuse_http_port,
-        page=arguments.allow_page,
-        max_body_bytes=arguments.http_max_input_size,
+    return read_flags(
+        HttpOptions,
+        arguments,
         restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
         tls=tls,
         warnings=warnings,
@@ -268,11 +233,15 @@ class MetricsOptions:
     `reuse_port`: several front ends have the port.
     """
 
-    allow: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8002
-    interval_ms: int = 2000
-    cpu: bool = True
+    allow: bool = flag("--allow-metrics", True, type=boolean, metavar="BOOL", help="serve Prometheus metrics (true)")
+    port: int = flag("--metrics-port", 8002, type=port, metavar="PORT",
+        help="port of /metrics, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = flag("--metrics-address", "0.0.0.0", unless_given="", metavar="HOST",
+        help="address of /metrics (that of HTTP)")  # fmt: skip
+    interval_ms: int = flag("--metrics-interval-ms", 2000, type=integer(1), metavar="MS",
+        help="shortest time that nv_cpu_utilization is a mean of (%(default)s)")  # fmt: skip
+    cpu: bool = flag("--allow-cpu-metrics", True, type=boolean, metavar="BOOL",
+        help="serve CPU and memory of the machine (true)")  # fmt: skip
     counters: bool = True
     histograms: bool = False
     reuse_port: bool = False
@@ -285,16 +254,8 @@ class MetricsOptions:
 
 def add_metrics_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
+    add_flags(MetricsOptions, parser)
     add = parser.add_argument
-    add("--allow-metrics", type=boolean, default=MetricsOptions.allow, metavar="BOOL",
-        help="serve Prometheus metrics (true)")  # fmt: skip
-    add("--metrics-port", type=port, default=MetricsOptions.port, metavar="PORT",
-        help="port of /metrics, 0 for any free one (%(default)s)")  # fmt: skip
-    add("--metrics-address", default="", metavar="HOST", help="address of /metrics (that of HTTP)")
-    add("--metrics-interval-ms", type=integer(1), default=MetricsOptions.interval_ms, metavar="MS",
-        help="shortest time that nv_cpu_utilization is a mean of (%(default)s)")  # fmt: skip
-    add("--allow-cpu-metrics", type=boolean, default=MetricsOptions.cpu, metavar="BOOL",
-        help="serve CPU and memory of the machine (true)")  # fmt: skip
     add("--metrics-config", type=_setting, action="append", default=[], metavar="KEY=VALUE",
         help=f"{COUNTERS}=false: no sums of latencies; {HISTOGRAMS}=true: Triton's histogram, too")  # fmt: skip
 
@@ -302,12 +263,10 @@ def add_metrics_flags(parser: argparse._ArgumentGroup) -> None:
 def read_metrics(arguments: argparse.Namespace) -> MetricsOptions:
     """Return the values."""
     settings = dict(arguments.metrics_config)
-    return MetricsOptions(
-        allow=arguments.allow_metrics,
+    return read_flags(
+        MetricsOptions,
+        arguments,
         address=arguments.metrics_address or arguments.http_address,
-        port=arguments.metrics_port,
-        interval_ms=arguments.metrics_interval_ms,
-        cpu=arguments.allow_cpu_metrics,
         counters=settings.get(COUNTERS, MetricsOptions.counters),
         histograms=settings.get(HISTOGRAMS, MetricsOptions.histograms),
     )

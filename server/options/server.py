@@ -5,9 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from gangway.artifact.format import Engine
 from gangway.artifact.precision import FP32, PRECISIONS
@@ -18,9 +19,13 @@ from gangway.server.options.values import (
     INT32_MAX,
     FlagGroup,
     OptionError,
+    add_flags,
     boolean,
+    flag,
     folder,
     integer,
+    own_flag,
+    read_flags,
     readable_file,
     seconds,
     writable_file,
@@ -33,6 +38,7 @@ ONNX_SUFFIX = ".onnx"
 URL = re.compile(r"(?:([^=/]+)=)?([A-Za-z][A-Za-z0-9+.-]*://.+)")
 COPIES = "repositories"  # in the cache folder
 
+Mode = Literal["none", "poll", "explicit"]
 ModelFile: TypeAlias = tuple[str, Path]  # a model's name, and the ONNX file that it is, without a repository
 
 
@@ -60,12 +66,19 @@ class RepositoryOptions:
     """
 
     folders: tuple[Path, ...] = ()
-    mode: Literal["none", "poll", "explicit"] = "none"
-    poll_seconds: float = 15.0
-    load_models: tuple[str, ...] = ()
-    strict_readiness: bool = True
-    exit_on_error: bool = False
-    complete_configs: bool = True
+    mode: Mode = flag("--model-control-mode", "none", choices=get_args(Mode),
+        help="none: load every model at the start; poll: follow changes of the repository; "
+        "explicit: load and unload what clients ask for (none)")  # fmt: skip
+    poll_seconds: float = flag("--repository-poll-secs", 15.0, type=seconds, metavar="SECONDS",
+        help="poll: how often to look for changes, 0: never (15)")  # fmt: skip
+    load_models: tuple[str, ...] = flag("--load-model", (), action="append", unless_given=[], metavar="NAME",
+        help="explicit: load this model at the start; may be given several times; `*` alone: every one")  # fmt: skip
+    strict_readiness: bool = flag("--strict-readiness", True, type=boolean, metavar="BOOL",
+        help="the server is ready only while every model is (true)")  # fmt: skip
+    exit_on_error: bool = flag("--exit-on-error", False, type=boolean, metavar="BOOL",
+        help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
+    complete_configs: bool = flag("--disable-auto-complete-config", True, action="store_true", unless_given=False,
+        help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
     files: tuple[ModelFile, ...] = ()
     remotes: tuple[RemoteSource, ...] = ()
 
@@ -78,19 +91,7 @@ def add_repository_flags(parser: argparse._ArgumentGroup) -> None:
         " name; also s3://, gs://, hf:// and https:// URLs")  # fmt: skip
     add("--model-repository", "--model-store", action="append", default=[], type=_source,
         metavar="DIR", help="the same as MODELS; may be given several times")  # fmt: skip
-    add("--model-control-mode", choices=("none", "poll", "explicit"), default=RepositoryOptions.mode,
-        help="none: load every model at the start; poll: follow changes of the repository; "
-        "explicit: load and unload what clients ask for (none)")  # fmt: skip
-    add("--repository-poll-secs", type=seconds, default=RepositoryOptions.poll_seconds, metavar="SECONDS",
-        help="poll: how often to look for changes, 0: never (15)")  # fmt: skip
-    add("--load-model", action="append", default=[], metavar="NAME",
-        help="explicit: load this model at the start; may be given several times; `*` alone: every one")  # fmt: skip
-    add("--strict-readiness", type=boolean, default=RepositoryOptions.strict_readiness, metavar="BOOL",
-        help="the server is ready only while every model is (true)")  # fmt: skip
-    add("--exit-on-error", type=boolean, default=RepositoryOptions.exit_on_error, metavar="BOOL",
-        help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
-    add("--disable-auto-complete-config", action="store_true",
-        help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
+    add_flags(RepositoryOptions, parser)
 
 
 def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
@@ -109,15 +110,13 @@ def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
         raise OptionError("--load-model", "only with --model-control-mode=explicit")
     if ALL_MODELS in names and len(names) > 1:
         raise OptionError("--load-model", f"{ALL_MODELS} is possible only alone")
-    return RepositoryOptions(
+    return read_flags(
+        RepositoryOptions,
+        arguments,
         folders=(*folders, *(remote.folder for remote in remotes)),
         files=files,
         remotes=remotes,
-        mode=arguments.model_control_mode,
-        poll_seconds=arguments.repository_poll_secs,
         load_models=names,
-        strict_readiness=arguments.strict_readiness,
-        exit_on_error=arguments.exit_on_error,
         complete_configs=not arguments.disable_auto_complete_config,
     )
 
@@ -294,6 +293,7 @@ MODELS = FlagGroup("models", add_models_flags, read_models)
 SERVER_NAME = "gangway"
 MAX_NAME_CHARACTERS = 256
 MAX_FRONT_ENDS = 16
+PROFILE_SECONDS = 15.0
 
 
 def _default_cache_dir() -> Path:
@@ -302,92 +302,23 @@ def _default_cache_dir() -> Path:
     return default_cache_dir()
 
 
-@dataclass(frozen=True)
-class GeneralOptions:
-    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker.
-    `numa_nodes` are those of each node; no gang crosses them.
-    `front_ends`: processes that share the ports. Times are in seconds.
-    """
+def _add_cache_dir(parser: argparse._ArgumentGroup) -> None:
+    from gangway.artifact.cache import add_cache_dir  # noqa: PLC0415 - as above
 
-    id: str = SERVER_NAME
-    cores: tuple[int, ...] = ()
-    numa_nodes: tuple[tuple[int, ...], ...] = ()
-    front_ends: int = 1
-    cache_dir: Path = field(default_factory=_default_cache_dir)
-    scheduler: str = ""  # the parser knows the default: only it loads the policies
-    max_shapes: int = 8
-    max_cache_gib: int = 20
-    profile_seconds: float = 15.0
-    exit_delay_secs: float = 0.0
-    exit_timeout_secs: float = 30.0
-    trace_decisions: Path | None = None
-    timeline: Path | None = None
-
-
-def add_general_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    from gangway.artifact.cache import add_cache_dir  # noqa: PLC0415 - not in the front end
-    from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415
-
-    add = parser.add_argument
-    add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
-    add("--cores", type=_cores, default="all", metavar="LIST",
-        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
-    add("--numa-nodes", default="all", metavar="LIST;LIST",
-        help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
-        " system says)")  # fmt: skip
-    add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
-        help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
     add_cache_dir(parser)
-    add("--max-cache-gib", type=integer(0, 1 << 20), default=GeneralOptions.max_cache_gib, metavar="GIB",
-        help="size of the folder of compiled models, from which the least recently used ones are removed, but none that"
-        " a server uses; 0: no limit (%(default)s)")  # fmt: skip
-    add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
+
+
+def _add_scheduler(parser: argparse._ArgumentGroup) -> None:
+    from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415 - as above
+
+    parser.add_argument("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
         help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
-    add("--max-shapes", type=integer(0), default=GeneralOptions.max_shapes, metavar="N",
-        help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
-    add("--profile-seconds", type=seconds, default=GeneralOptions.profile_seconds, metavar="SECONDS",
+
+
+def _add_profile_seconds(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--profile-seconds", type=seconds, default=PROFILE_SECONDS, metavar="SECONDS",
         help="how long to measure a model that has no profile, while there are no requests (15)")  # fmt: skip
-    add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
-    add("--exit-delay-secs", type=seconds, default=GeneralOptions.exit_delay_secs, metavar="SECONDS",
-        help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"
-        " router to send none here (0)")  # fmt: skip
-    add("--exit-timeout-secs", type=seconds, default=GeneralOptions.exit_timeout_secs, metavar="SECONDS",
-        help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
-    add("--trace-decisions", type=writable_file, metavar="FILE",
-        help="write why each scheduling decision was made, one JSON object per line")  # fmt: skip
-    add("--timeline", type=writable_file, metavar="FILE",
-        help="write which core computed what when, for ui.perfetto.dev")  # fmt: skip
-
-
-def read_general(arguments: argparse.Namespace) -> GeneralOptions:
-    """Return the values. Raises OptionError for nodes that are not those of the cores."""
-    try:
-        nodes = nodes_of(arguments.numa_nodes, arguments.cores)
-    except ValueError as error:
-        raise OptionError("--numa-nodes", str(error)) from None
-    return GeneralOptions(
-        id=arguments.id,
-        cores=arguments.cores,
-        numa_nodes=nodes,
-        front_ends=arguments.front_ends,
-        cache_dir=arguments.cache_dir,
-        scheduler=arguments.scheduler,
-        max_shapes=arguments.max_shapes,
-        max_cache_gib=arguments.max_cache_gib,
-        profile_seconds=arguments.profile_seconds,
-        exit_delay_secs=arguments.exit_delay_secs,
-        exit_timeout_secs=arguments.exit_timeout_secs,
-        trace_decisions=arguments.trace_decisions,
-        timeline=arguments.timeline,
-    )
-
-
-def _cores(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(available_cores(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parser.add_argument("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
 
 
 def _scheduler(text: str) -> str:
@@ -400,13 +331,64 @@ def _scheduler(text: str) -> str:
     return text
 
 
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(available_cores(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _name(text: str) -> str:
     if not text.isprintable() or not 0 < len(text) <= MAX_NAME_CHARACTERS:
         raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_CHARACTERS} characters that can be printed")
     return text
 
 
-GENERAL = FlagGroup("server", add_general_flags, read_general)
+@dataclass(frozen=True)
+class GeneralOptions:
+    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker.
+    `numa_nodes` are those of each node; no gang crosses them.
+    `front_ends`: processes that share the ports. Times are in seconds.
+    """
+
+    id: str = flag("--id", SERVER_NAME, type=_name, metavar="NAME",
+        help="the server's name in its metadata (%(default)s)")  # fmt: skip
+    cores: tuple[int, ...] = flag("--cores", (), type=_cores, unless_given="all", metavar="LIST",
+        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+    numa_nodes: tuple[tuple[int, ...], ...] = flag("--numa-nodes", (), unless_given="all", metavar="LIST;LIST",
+        help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
+        " system says)")  # fmt: skip
+    front_ends: int = flag("--front-ends", 1, type=integer(1, MAX_FRONT_ENDS), metavar="N",
+        help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
+    cache_dir: Path = own_flag(_add_cache_dir, "cache_dir", default_factory=_default_cache_dir)
+    max_cache_gib: int = flag("--max-cache-gib", 20, type=integer(0, 1 << 20), metavar="GIB",
+        help="size of the folder of compiled models, from which the least recently used ones are removed, but none that"
+        " a server uses; 0: no limit (%(default)s)")  # fmt: skip
+    scheduler: str = own_flag(_add_scheduler, "scheduler", default="")  # only the parser loads the policies
+    max_shapes: int = flag("--max-shapes", 8, type=integer(0), metavar="N",
+        help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
+    profile_seconds: float = own_flag(_add_profile_seconds, "profile_seconds", default=PROFILE_SECONDS)
+    exit_delay_secs: float = flag("--exit-delay-secs", 0.0, type=seconds, metavar="SECONDS",
+        help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"
+        " router to send none here (0)")  # fmt: skip
+    exit_timeout_secs: float = flag("--exit-timeout-secs", 30.0, type=seconds, metavar="SECONDS",
+        help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
+    trace_decisions: Path | None = flag("--trace-decisions", None, type=writable_file, metavar="FILE",
+        help="write why each scheduling decision was made, one JSON object per line")  # fmt: skip
+    timeline: Path | None = flag("--timeline", None, type=writable_file, metavar="FILE",
+        help="write which core computed what when, for ui.perfetto.dev")  # fmt: skip
+
+
+def read_general(arguments: argparse.Namespace) -> GeneralOptions:
+    """Return the values. Raises OptionError for nodes that are not those of the cores."""
+    try:
+        nodes = nodes_of(arguments.numa_nodes, arguments.cores)
+    except ValueError as error:
+        raise OptionError("--numa-nodes", str(error)) from None
+    return read_flags(GeneralOptions, arguments, numa_nodes=nodes)
+
+
+GENERAL = FlagGroup("server", partial(add_flags, GeneralOptions), read_general)
 
 
 def add_traces_flags(parser: argparse._ArgumentGroup) -> None:

@@ -9,9 +9,9 @@ import math
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gangway.server.access import Restriction, Restrictions, parse_restriction
 
@@ -19,6 +19,7 @@ INT32_MAX = (1 << 31) - 1
 FROM_FILE = "@"  # no category begins so
 _TRUE = ("true", "1")
 _FALSE = ("false", "0")
+OptionsT = TypeVar("OptionsT")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,37 @@ class FlagGroup:
     title: str
     add: Callable[[argparse._ArgumentGroup], None]
     read: Callable[[argparse.Namespace], Any]
+
+
+def flag(name: str, default: Any, **how: Any) -> Any:
+    """Return a field of options that has what a flag says. `how`: as `add_argument` has it.
+
+    `unless_given`: what argparse finds where the flag is not given; otherwise that is the default.
+    """
+    how = {"default": how.pop("unless_given", default), **how}
+    return own_flag(lambda parser: parser.add_argument(name, **how), _dest(name), default=default)
+
+
+def own_flag(add: Callable[[argparse._ArgumentGroup], object], dest: str, **how: Any) -> Any:
+    """Return a field of options whose flags `add` defines, and argparse calls `dest`. `how`: as `field` has it."""
+    return field(metadata={"add": add, "dest": dest}, **how)
+
+
+def add_flags(options: type, parser: argparse._ArgumentGroup) -> None:
+    """Define the flags of the fields of options, a dataclass."""
+    for each in fields(options):
+        if each.metadata:
+            each.metadata["add"](parser)
+
+
+def read_flags(options: type[OptionsT], arguments: argparse.Namespace, **more: Any) -> OptionsT:
+    """Return options with what argparse has found of their fields' flags; `more` are further fields, or go first."""
+    flags = [each for each in fields(options) if each.metadata]  # type: ignore[arg-type]  # it is a dataclass
+    return options(**{each.name: vars(arguments)[each.metadata["dest"]] for each in flags} | more)
+
+
+def _dest(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
 
 
 class OptionError(ValueError):

@@ -13,7 +13,7 @@ def metrics(*flags: str) -> MetricsOptions:
 
 
 def test_defaults_are_tritons() -> None:
-    assert metrics() == MetricsOptions(True, "0.0.0.0", 8002, 2000, True, True, False)
+    assert metrics() == MetricsOptions(True, 8002, "0.0.0.0", 2000, True, True, False)
     assert metrics("--http-address=127.0.0.2").address == "127.0.0.2"
 
 
@@ -21,7 +21,7 @@ def test_everything_can_be_said() -> None:
     flags = ["--allow-metrics=false", "--metrics-address=::1", "--metrics-port=0", "--metrics-interval-ms=50"]
     flags += ["--allow-cpu-metrics=0", "--metrics-config=counter_latencies=false"]
     flags += ["--metrics-config", "histogram_latencies=true", "--metrics-config=summary_latencies=false"]
-    assert metrics(*flags) == MetricsOptions(False, "::1", 0, 50, False, False, True)
+    assert metrics(*flags) == MetricsOptions(False, 0, "::1", 50, False, False, True)
 
 
 @pytest.mark.parametrize(

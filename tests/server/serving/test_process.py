@@ -161,7 +161,7 @@ def test_a_taken_port_is_reported(supervised: Supervised) -> None:
 
 @pytest.mark.parametrize("allow", [False, True])
 def test_metrics_have_a_port_only_if_they_are_wanted(allow: bool) -> None:
-    front_end = Supervised("127.0.0.1:0", replace(NO_METRICS, metrics=MetricsOptions(allow, "127.0.0.1", 0)))
+    front_end = Supervised("127.0.0.1:0", replace(NO_METRICS, metrics=MetricsOptions(allow, 0, "127.0.0.1")))
     try:
         message = front_end.receive()
         assert isinstance(message, Listening)
@@ -247,7 +247,7 @@ LARGE = ModelReady(
 
 
 def http_on(address: str, port: int) -> ServeOptions:
-    return replace(NO_METRICS, http=HttpOptions(True, address, port))
+    return replace(NO_METRICS, http=HttpOptions(address=address, port=port))
 
 
 def submitted_to(supervised: Supervised) -> Any:
