@@ -24,7 +24,7 @@ from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
-from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
+from gangway.server.requests.data_plane import DataPlane, Submission, Layout
 
 LAYERS = 40
 LAYER_US = 300.0
@@ -103,7 +103,7 @@ class Bench(Policy):
 
     def submit(self, task_us: float, priority: int = 0) -> Submission:
         """Submit a query of two tasks per layer."""
-        request = self.plane.open(TensorLayout(MODEL, (8,), (8,)), 1)
+        request = self.plane.open(Layout(MODEL, (8,), (8,)), 1)
         struct.pack_into("<2i", request.inputs[0], 0, round(task_us * 1e3), round(task_us * 1e3))
         request.submit(priority=priority)
         return request

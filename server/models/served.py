@@ -30,7 +30,7 @@ from gangway.server.models.config import is_batching_off, is_ensemble
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.data_plane import TensorLayout
+from gangway.server.requests.data_plane import Layout
 from gangway.server.statistics import Statistics
 from gangway.server.threads import RefCount
 
@@ -53,7 +53,7 @@ class Compiled:
     answer is a frame, since sizes of outputs are known only when it is there.
     """
 
-    layout: TensorLayout
+    layout: Layout
     outputs: tuple[TensorSpec, ...]
     max_rows: int
     qos_us: float | None = None
@@ -108,7 +108,7 @@ class ServedModel:
     ) -> "ServedModel":
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
-        layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+        layout = Layout.of(message.model_id, message.inputs, message.outputs)
         whole = message.engine is not Engine.NATIVE or is_ensemble(config)
         return cls(
             name=message.name,
@@ -295,7 +295,7 @@ class Models:
             return self
         compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
         if isinstance(message, VariantReady):
-            layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+            layout = Layout.of(message.model_id, message.inputs, message.outputs)
             compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us, message.tail)
         return replace(self, entries={**self.entries, key: replace(model, compiled=compiled)})
 

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
@@ -13,10 +14,10 @@ from gangway.executor.slots import SlotOutcome
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
-from gangway.server.models.served import Compiled, ServedModel
+from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.contents import REQUEST_ID, length_prefix
-from gangway.server.requests.data_plane import FrameLayout, Layout, Submission, TailLayout, TensorLayout
+from gangway.server.requests.data_plane import ExternalTensors, Layout, Submission
 from gangway.server.requests.regions import (
     NO_REGIONS,
     OFFSET,
@@ -38,16 +39,10 @@ if TYPE_CHECKING:
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
-class Answered(NamedTuple):
-    """One output of a response: its shape, as the client shall see it, and the bytes of its contents.
-
-    These are in the response, or where `sink` says.
-    """
-
-    tensor: Tensor
-    shape: Sequence[int]
-    size_bytes: int
-    sink: RegionRange | None = None
+Shape = tuple[int, ...]
+Computed = tuple[Tensor, Shape, int]  # an output: its shape as clients have it, and the bytes of its contents
+Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
+NO_SINKS: Final[Sinks] = {}
 
 
 def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int = 0) -> bytes:
@@ -99,19 +94,26 @@ class ResponseTemplate:
     # clients look for the contents of the n-th output at the n-th place.
     outputs: tuple[tuple[int | None, bytes], ...]
 
+    computed: tuple[Computed, ...] = ()
+
     @classmethod
-    def of(cls, model: ServedModel, outputs: Sequence[Answered]) -> "ResponseTemplate":
-        """Return the template for these outputs, in this order."""
+    def of(cls, model: ServedModel, outputs: Sequence[Computed], sinks: Sinks) -> "ResponseTemplate":
+        """Return the template for these outputs, in this order.
+
+        Raises RequestError (INTERNAL, as Triton does) if one has no room where it shall be.
+        """
         message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
         places: list[tuple[int | None, bytes]] = []
-        for tensor, shape, size_bytes, sink in outputs:
+        for tensor, shape, size_bytes in outputs:
             output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            sink = sinks.get(tensor.index)
             if sink is None:
                 places.append((tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)))
             else:
+                sink.require(size_bytes, tensor.name)
                 _say_where(output, sink, size_bytes)
                 places.append((None, length_prefix(_RAW_OUTPUT_CONTENTS, 0)))
-        return cls(message.SerializeToString(), tuple(places))
+        return cls(message.SerializeToString(), tuple(places), tuple(outputs))
 
     def fill(self, request_id: bytes, tensors: Sequence[memoryview]) -> bytes:
         """Return the serialised response, with the one copy of the outputs. `tensors`: all of the compiled model."""
@@ -132,90 +134,62 @@ def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRang
     output.parameters[SIZE].int64_param = size_bytes
 
 
-Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
-NO_SINKS: Final[Sinks] = {}
+CLASSIFICATION = "classification"
+NOT_CLASSIFIED = ("BYTES", "BOOL", "FP16", "BF16")
+MAX_CLASSES = 2**31 - 1
+
+OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+@dataclass(frozen=True)
+class Classes:
+    """How many classes are wanted of an output, and what they are called, if they have names."""
+
+    count: int
+    labels: Sequence[str] = ()
+
+
+AllClasses = Mapping[str, Classes]  # by output
+NO_CLASSES: Final[AllClasses] = {}
+
 
 STRING_BYTES = 32  # of one element, where nothing better is known
 EMPTY_FRAME_BYTES = 64  # for an answer that nobody reads
+MAX_TEMPLATES: Final = 64  # of one codec
 _SPARE_RANK = 4  # of an output whose rank may be unknown
+_NOTHING: Final = memoryview(b"")
+
+HiddenInput = tuple[Tensor, Shape, bytes]  # one that goes with a request of a sequence: shape and contents
+Output = tuple[Tensor, Shape, memoryview]  # that has been computed: its shape as clients have it, and its contents
 
 
-HiddenInput = tuple[Tensor, tuple[int, ...], bytes]  # one that goes with a request of a sequence: shape and contents
+class StateMemory(Protocol):
+    """The states of one sequence, from one request to the next. Used by one request at a time.
 
+    They change only when a request has been answered.
+    """
 
-class Codec(Protocol):
-    """One way to have a model compute. Safe for threads: equal requests share it."""
-
-    def layout(self, contents: Contents) -> Layout:
-        """Return what memory a request with these contents needs, which are in the request's order."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a state; not if the last `begin` has failed."""
         ...
 
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Copy the contents into the request's memory."""
+    def begin(self) -> None:
+        """Take the initial state, in place of any other. Raises RequestError (UNAVAILABLE) where there is no memory."""
 
-    def answer(
-        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
-    ) -> bytes | None:
-        """Return the serialised response; None if there was too little room, which another attempt will have.
+    def inputs(self) -> Sequence[HiddenInput]:
+        """Return the states that go with the request as other inputs do."""
+        ...
 
-        Outputs that belong to regions are written there. Raises RequestError if they cannot be.
-        """
+    def tensors(self) -> ExternalTensors:
+        """Return the states that have memory of their own. Raises RequestError (UNAVAILABLE) for lack of memory."""
+        ...
 
+    def keep(self, submission: Submission) -> None:
+        """Take the states that an answered request has left. Raises RequestError (UNAVAILABLE) for lack of memory."""
 
-@dataclass(frozen=True)
-class TensorCodec:
-    """A compiled model: every tensor has a place of its own, and a size that is known."""
-
-    memory: TensorLayout
-    places: tuple[int, ...]  # of the request's inputs, in the compiled model
-    response: ResponseTemplate
-    sinks: Sinks = field(default_factory=dict)
-
-    def answer_bytes(self, rows: int) -> int:
-        """Return the size of all outputs."""
-        return sum(self.memory.output_bytes) * rows
-
-    def layout(self, contents: Contents) -> TensorLayout:
-        """Return the model's layout, always the same one."""
-        return self.memory
-
-    def contents_in(self, submission: Submission) -> Contents:
-        """Return copies of what `write` has written; nothing may be external."""
-        return [bytes(submission.inputs[place]) for place in self.places]
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Copy each input to its place, but those that workers use where they are."""
-        for place, content in zip(self.places, contents, strict=True):
-            if place not in submission.external.inputs:
-                copy_content(content, submission.inputs[place])
-
-    def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
-        """Return the response."""
-        for place, sink in self.sinks.items():
-            if place not in submission.external.outputs:
-                sink.within(regions).write(submission.outputs[place])
-        return self.response.fill(request_id, submission.outputs)
-
-
-@dataclass(frozen=True)
-class EmptyCodec:
-    """A request without rows to a compiled model: a row of zeros is computed, so it waits and counts like others."""
-
-    memory: TensorLayout | TailLayout
-    response: ResponseTemplate
-
-    def layout(self, contents: Contents) -> TensorLayout | TailLayout:
-        """Return the model's layout."""
-        return self.memory
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Write the zeros."""
-        for view in submission.inputs:
-            view[:] = bytes(len(view))
-
-    def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
-        """Return the response, whose tensors have no contents."""
-        return self.response.fill(request_id, [submission.outputs[0][:0]] * MAX_TENSORS)
+    def close(self) -> None:
+        """Give the memory back."""
 
 
 @dataclass
@@ -225,160 +199,252 @@ class AnswerSize:
     size_bytes: int
 
 
-@dataclass
-class AnswerMemo:
-    """What the frame of the answer before began with, its size, where the outputs lay in it, and the response.
+FramedAnswer = tuple[bytes, int, Sequence[Part], ResponseTemplate]
 
-    `known` is replaced as a whole.
+
+@dataclass
+class Memo:
+    """What was found out for the request before, which most often is true of the next one. For any threads.
+
+    `layout` and what its frame begins with; of the answer what its frame began with, its size, where the outputs lay in
+    it, and the response. Each is replaced as a whole. `was_left`: by an instance of a Python model, to the front end.
     """
 
-    known: "tuple[bytes, int, Sequence[Part], ResponseTemplate] | None" = None
+    layout: tuple[Layout, bytes] | None = None
+    answer: FramedAnswer | None = None
+    was_left: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class FramedAnswer:
-    """The half of a codec that reads the answer, if that is a frame of outputs of any size (`executor/frames.py`)."""
+class Responses:
+    """The responses of a model to equal requests: which outputs they have, where these go, and which are classified."""
 
     model: ServedModel
-    outputs: tuple[Tensor, ...]
-    answer_size: AnswerSize
+    outputs: tuple[Tensor, ...]  # that are wanted, in this order
     sinks: Sinks = field(default_factory=dict)
-    answered: AnswerMemo = field(init=False, default_factory=AnswerMemo, compare=False)
+    classes: AllClasses = field(default_factory=dict)
+    _templates: dict[tuple[tuple[int, Shape, int], ...], ResponseTemplate] = field(
+        init=False, default_factory=dict, compare=False
+    )
 
-    def answer_bytes(self, _rows: int) -> int:
-        """Return the size of the frame of all outputs, as far as it is known."""
-        return self.answer_size.size_bytes
+    def response_of(self, request_id: bytes, outputs: Sequence[Output], regions: Mapping[str, Region]) -> bytes:
+        """Return the serialised response that has these outputs, in this order.
+
+        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
+        """
+        key = tuple([(tensor.index, shape, len(content)) for tensor, shape, content in outputs])
+        template = self._templates.get(key)
+        if template is None:
+            size_bytes = sum(size for _, _, size in key)
+            if size_bytes > self.model.most_answer_bytes:
+                raise self.too_large(size_bytes)
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            computed = [(tensor, shape, len(content)) for tensor, shape, content in outputs]
+            template = self._templates[key] = ResponseTemplate.of(self.model, computed, self.sinks)
+        tensors = [_NOTHING] * len(self.model.outputs)
+        for tensor, _, content in outputs:
+            tensors[tensor.index] = content
+        return self.filled(template, request_id, tensors, regions)
+
+    def filled(
+        self,
+        template: ResponseTemplate,
+        request_id: bytes,
+        tensors: Sequence[memoryview],
+        regions: Mapping[str, Region],
+        delivered: Container[int] = (),
+    ) -> bytes:
+        """Return the response with these tensors, by their places in the model; write those that belong to regions.
+
+        Raises RequestError if they cannot be written. `delivered`: those that need not be.
+        """
+        for place, sink in self.sinks.items():
+            if place not in delivered:
+                sink.within(regions).write(tensors[place])
+        response = template.fill(request_id, tensors)
+        return classified(response, self.classes, self.model.max_batch_size > 0) if self.classes else response
+
+    def too_large(self, size_bytes: int) -> RequestError:
+        """Return the error of an answer that cannot be sent."""
+        model = self.model
+        kind = "ensemble" if model.is_ensemble else "model"
+        message = f"the answer of {kind} '{model.name}' has {size_bytes} bytes, {model.most_answer_bytes} are possible"
+        return RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(Responses):
+    """How the tensors of equal requests travel: into shared memory, and out of it into the response. For any threads.
+
+    Each input of a compiled model has a place of its own, and so has each output, unless the model has a tail. What has
+    none lies in frames (`executor/frames.py`), one of the inputs and one of the outputs.
+    """
+
+    inputs: tuple[Tensor, ...]  # in the request's order, and behind them those that clients do not send
+    shapes: tuple[Shape, ...]  # of these, as the model has them
+    memory: Layout | None = None  # the compiled model's; None: the inputs are in a frame
+    answer_size: AnswerSize | None = None  # of the frame of the outputs; None: each has a place
+    response: ResponseTemplate | None = None  # if it is known before
+    is_empty: bool = False  # no rows: one of zeros is computed, so it waits and counts like others
+    hidden: tuple[bytes, ...] = ()  # contents of the last inputs, which clients do not send
+    states: StateMemory | None = None
+    memo: Memo = field(init=False, default_factory=Memo, compare=False)
+
+    @classmethod
+    def framed(
+        cls,
+        model: ServedModel,
+        shapes: Shapes,
+        outputs: Sequence[Tensor],
+        sinks: Sinks = NO_SINKS,
+        classes: AllClasses = NO_CLASSES,
+    ) -> Self:
+        """Return how a request with inputs of these shapes is carried out in frames."""
+        return cls(
+            model=model,
+            outputs=tuple(outputs),
+            sinks=sinks,
+            classes=classes,
+            inputs=tuple(tensor for tensor, _ in shapes.inputs),
+            shapes=tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs),
+            answer_size=AnswerSize(expected_bytes(model, shapes)),
+        )
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where the inputs are in the model."""
+        return tuple(tensor.index for tensor in self.inputs)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether all tensors have places of their own."""
+        return self.answer_size is None and not self.is_empty
+
+    def sequenced(
+        self, hidden: Sequence[HiddenInput], answer_size: AnswerSize, states: StateMemory | None = None
+    ) -> Self:
+        """Return the codec with more inputs. `answer_size`: that of all of the model's answers in frames."""
+        if self.answer_size is not None:
+            answer_size.size_bytes = max(answer_size.size_bytes, self.answer_size.size_bytes)
+        return replace(
+            self,
+            inputs=(*self.inputs, *(tensor for tensor, _, _ in hidden)),
+            shapes=(*self.shapes, *(shape for _, shape, _ in hidden)),
+            hidden=tuple(content for _, _, content in hidden),
+            answer_size=answer_size if self.answer_size is not None else None,
+            states=states,
+        )
+
+    # -- into shared memory
+
+    def layout(self, contents: Contents) -> Layout:
+        """Return what memory a request with these contents needs, which are in the request's order."""
+        if self.answer_size is None:
+            assert self.memory is not None, "inputs in a frame have answers in one"
+            return self.memory
+        if self.memory is not None:
+            return self._remembered(self.answer_size.size_bytes, None, joins=True)
+        tensors: list[tuple[Shape, int]] = [((), 0)] * len(self.model.all_inputs)
+        for place, shape, content in zip(self.places, self.shapes, (*contents, *self.hidden), strict=True):
+            tensors[place] = (shape, len(content))
+        return self._remembered(self.answer_size.size_bytes, tensors, self.model.joins)
+
+    def _remembered(self, answer_bytes: int, tensors: Sequence[tuple[Shape, int]] | None, joins: bool) -> Layout:
+        """Return the layout for inputs of these (shape, bytes of contents); None: they have places of their own."""
+        if self.memo.layout is not None:
+            known, _ = self.memo.layout
+            frame = known.frame
+            same = frame is None or [(part.shape, part.size_bytes) for part in frame.parts] == tensors
+            if same and known.answer_bytes == answer_bytes and known.joins == joins:
+                return known
+        if self.memory is not None:
+            layout = replace(self.memory, output_bytes=(), answer_bytes=answer_bytes)
+        else:
+            assert tensors is not None, "of a frame"
+            layout = Layout(self.model.model_id, (), (), plan_frame(tensors), answer_bytes, joins)
+        self.memo.layout = layout, header_of(layout.frame) if layout.frame is not None else b""
+        return layout
+
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Copy the inputs into the request's memory, but those that are used where they are."""
+        frame = submission.layout.frame
+        if self.is_empty:
+            for view in submission.inputs:
+                view[:] = bytes(len(view))
+        elif frame is not None:
+            self._write_frame(submission, frame, self.places, (*contents, *self.hidden))
+        else:
+            for place, content in zip(self.places, (*contents, *self.hidden), strict=True):
+                if place not in submission.external.inputs:
+                    copy_content(content, submission.inputs[place])
+        if self.answer_size is not None:
+            forget_answer(submission)
+
+    def _write_frame(self, submission: Submission, frame: Frame, places: Sequence[int], contents: Contents) -> None:
+        (view,) = submission.inputs
+        known = self.memo.layout
+        header = known[1] if known is not None and known[0].frame is frame else header_of(frame)
+        view[: len(header)] = header
+        for place, content in zip(places, contents, strict=True):
+            part = frame.parts[place]
+            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+
+    def contents_in(self, submission: Submission) -> Contents:
+        """Return copies of what `write` has written for the client; nothing of it may be external."""
+        places, frame = self.places[: len(self.places) - len(self.hidden)], submission.layout.frame
+        if frame is None:
+            return [bytes(submission.inputs[place]) for place in places]
+        (view,) = submission.inputs
+        parts = [frame.parts[place] for place in places]
+        return [bytes(view[part.offset : part.offset + part.size_bytes]) for part in parts]
+
+    # -- out of it
 
     def parts_in(self, view: memoryview) -> Sequence[Part] | None:
         """Return where the outputs lie in the block of the answer; None if there was too little room.
 
         The next attempt will have it. Raises RequestError if that would be too much to be sent.
         """
-        needed = needed_bytes(view)
+        needed, most = needed_bytes(view), self.model.most_answer_bytes
         if needed <= len(view):
             return read_frame(view).parts
-        most = self.model.most_answer_bytes
         if needed > most:
-            message = f"the answer of model '{self.model.name}' has {needed} bytes"
-            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, f"{message}, {most} are possible")
+            raise self.too_large(needed)
+        assert self.answer_size is not None, "of a frame"
         self.answer_size.size_bytes = min(needed + needed // 8, most)  # other requests may need a bit more
         return None
 
     def answer(
         self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
     ) -> bytes | None:
-        """Return the response, with the shapes that the tensors have got.
+        """Return the serialised response; None if there was too little room, which another attempt will have.
 
-        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
+        Outputs that belong to regions are written there, and states are kept. Raises RequestError if that cannot be,
+        or if the response would be too large to be sent.
         """
-        (view,), known = submission.outputs, self.answered.known
-        if known is None or known[1] > len(view) or view[: len(known[0])] != known[0]:
-            parts = self.parts_in(view)
-            if parts is None:
-                return None
-            frame = Frame(tuple(parts), needed_bytes(view))
-            known = self.answered.known = header_of(frame), frame.size_bytes, parts, self._template(parts)
-        _, _, parts, template = known
-        tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
-        for place, sink in self.sinks.items():
-            sink.within(regions).write(tensors[place])
-        return template.fill(request_id, tensors)
+        if self.response is not None:
+            tensors = [submission.outputs[0][:0]] * MAX_TENSORS if self.is_empty else submission.outputs
+            response = self.filled(self.response, request_id, tensors, regions, submission.external.delivered)
+        else:
+            (view,), known = submission.outputs, self.memo.answer
+            if known is None or known[1] > len(view) or view[: len(known[0])] != known[0]:
+                parts = self.parts_in(view)
+                if parts is None:
+                    return None
+                known = self.memo.answer = self._framed_answer(Frame(tuple(parts), needed_bytes(view)))
+            tensors = [view[part.offset : part.offset + part.size_bytes] for part in known[2]]
+            response = self.filled(known[3], request_id, tensors, regions)
+        if self.states is not None:
+            self.states.keep(submission)
+        return response
 
-    def _template(self, parts: Sequence[Part]) -> ResponseTemplate:
-        answered = []
-        for tensor in self.outputs:
-            part, sink = parts[tensor.index], self.sinks.get(tensor.index)
-            if sink is not None:
-                sink.require(part.size_bytes, tensor.name)
-            answered.append(Answered(tensor, tensor.client_shape(part.shape), part.size_bytes, sink))
-        return ResponseTemplate.of(self.model, answered)
-
-
-@dataclass
-class RequestMemo:
-    """The frame of the request before, which most often is that of the next one: planned once. For any threads."""
-
-    known: tuple[FrameLayout, bytes] | None = None  # and what the frame begins with; replaced as a whole
-    was_left: bool = False  # by an instance of a Python model, to the front end
-
-    def layout(
-        self, model_id: int, tensors: Sequence[tuple[Sequence[int], int]], answer_bytes: int, joins: bool
-    ) -> FrameLayout:
-        """Return the sizes of both frames, for inputs of these (shape, bytes of contents)."""
-        if self.known is not None:
-            known = self.known[0]
-            same = known.output_bytes == answer_bytes and known.joins == joins
-            if same and [(part.shape, part.size_bytes) for part in known.inputs.parts] == tensors:
-                return known
-        layout = FrameLayout(model_id, plan_frame(tensors), answer_bytes, joins)
-        self.known = layout, header_of(layout.inputs)
-        return layout
-
-    def write_header(self, view: memoryview, layout: FrameLayout) -> None:
-        """Write what a request's frame begins with."""
-        known = self.known
-        header = known[1] if known is not None and known[0] is layout else header_of(layout.inputs)
-        view[: len(header)] = header
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameCodec(FramedAnswer):
-    """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
-
-    inputs: tuple[Tensor, ...]  # in the request's order
-    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
-    asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The places of the request's inputs in the model."""
-        return tuple(tensor.index for tensor in self.inputs)
-
-    def layout(self, contents: Contents) -> FrameLayout:
-        """Return the sizes of both frames."""
-        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
-        for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
-            tensors[tensor.index] = (shape, len(content))
-        return self.asked.layout(self.model.model_id, tensors, self.answer_size.size_bytes, self.model.joins)
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Write the frame of the inputs."""
-        assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,) = submission.inputs
-        self.asked.write_header(view, submission.layout)
-        for tensor, content in zip(self.inputs, contents, strict=True):
-            part = submission.layout.inputs.parts[tensor.index]
-            copy_content(content, view[part.offset : part.offset + part.size_bytes])
-        forget_answer(submission)
-
-    def contents_in(self, submission: Submission) -> Contents:
-        """Return copies of what `write` has written."""
-        assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,), parts = submission.inputs, submission.layout.inputs.parts
-        found = [parts[tensor.index] for tensor in self.inputs]
-        return [bytes(view[part.offset : part.offset + part.size_bytes]) for part in found]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TailCodec(FramedAnswer):
-    """A compiled model with a tail: every input has a place of its own, all outputs are in one frame."""
-
-    memory: TensorLayout
-    places: tuple[int, ...]  # of the request's inputs, in the model
-
-    def layout(self, contents: Contents) -> TailLayout:
-        """Return the sizes of the inputs, and that of the answer's frame."""
-        return TailLayout(self.memory.model_id, self.memory.input_bytes, self.answer_size.size_bytes)
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Copy each input to its place."""
-        for place, content in zip(self.places, contents, strict=True):
-            copy_content(content, submission.inputs[place])
-        forget_answer(submission)
-
-    def contents_in(self, submission: Submission) -> Contents:
-        """Return copies of what `write` has written."""
-        return [bytes(submission.inputs[place]) for place in self.places]
+    def _framed_answer(self, frame: Frame) -> FramedAnswer:
+        parts = frame.parts
+        found = [
+            (each, each.client_shape(parts[each.index].shape), parts[each.index].size_bytes) for each in self.outputs
+        ]
+        return header_of(frame), frame.size_bytes, parts, ResponseTemplate.of(self.model, found, self.sinks)
 
 
 def forget_answer(submission: Submission) -> None:
@@ -386,54 +452,36 @@ def forget_answer(submission: Submission) -> None:
     submission.outputs[0][:8] = bytes(8)
 
 
-def frame_codec_of(
-    model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
-) -> FrameCodec:
-    """Return how onnxruntime answers a request with inputs of these shapes."""
-    own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
-    inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    size = AnswerSize(expected_bytes(model, shapes))
-    return FrameCodec(model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, inputs=inputs, shapes=own)
-
-
-def tail_codec_of(
-    model: ServedModel, compiled: Compiled, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
-) -> TailCodec:
-    """Return how a compiled model with a tail answers a request with inputs of these shapes."""
-    size = AnswerSize(expected_bytes(model, shapes))
-    places = tuple(tensor.index for tensor, _ in shapes.inputs)
-    return TailCodec(
-        model=model, outputs=tuple(outputs), answer_size=size, sinks=sinks, memory=compiled.layout, places=places
-    )
-
-
-def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Codec:
+def codec_of(
+    model: ServedModel,
+    shapes: Shapes,
+    outputs: Sequence[Tensor],
+    sinks: Sinks = NO_SINKS,
+    classes: AllClasses = NO_CLASSES,
+) -> Codec:
     """Return how the model answers a request with inputs of these shapes: compiled, if it is for them.
 
     Raises RequestError (INTERNAL, as Triton does) if an output has no room where it shall be.
     """
-    compiled = model.compiled_for(shapes)
+    framed, compiled = Codec.framed(model, shapes, outputs, sinks, classes), model.compiled_for(shapes)
     if compiled is None:
-        return frame_codec_of(model, shapes, outputs, sinks)
+        return framed
     if compiled.tail and not shapes.is_empty:
-        return tail_codec_of(model, compiled, shapes, outputs, sinks)
+        return replace(framed, memory=compiled.layout)
     rows = 0 if shapes.is_empty else shapes.rows
-    answered = []
+    known = []
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]
         shape = (rows, *(max(size, 0) for size in spec.shape[1:])) if model.batched else spec.shape
-        sink, size_bytes = sinks.get(tensor.index), rows * spec.row_bytes
-        if sink is not None:
-            sink.require(size_bytes, tensor.name)
-        answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
-    response = ResponseTemplate.of(model, answered)
-    if shapes.is_empty:
-        memory = compiled.layout
-        if not compiled.tail:
-            return EmptyCodec(memory, response)
-        return EmptyCodec(TailLayout(memory.model_id, memory.input_bytes, EMPTY_FRAME_BYTES), response)
-    places = tuple(tensor.index for tensor, _ in shapes.inputs)
-    return TensorCodec(compiled.layout, places, response, sinks)
+        known.append((tensor, tensor.client_shape(shape), rows * spec.row_bytes))
+    return replace(
+        framed,
+        memory=compiled.layout,
+        answer_size=AnswerSize(EMPTY_FRAME_BYTES) if compiled.tail else None,
+        response=ResponseTemplate.of(model, known, sinks),
+        sinks=NO_SINKS if shapes.is_empty else sinks,
+        is_empty=shapes.is_empty,
+    )
 
 
 def expected_bytes(model: ServedModel, shapes: Shapes) -> int:
@@ -474,21 +522,6 @@ def integer_of(content: Content, datatype: str) -> int:
     return int.from_bytes(view, "little", signed=datatype.startswith("INT"))
 
 
-CLASSIFICATION = "classification"
-NOT_CLASSIFIED = ("BYTES", "BOOL", "FP16", "BF16")
-MAX_CLASSES = 2**31 - 1
-
-OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
-
-
-@dataclass(frozen=True)
-class Classes:
-    """How many classes are wanted of an output, and what they are called, if they have names."""
-
-    count: int
-    labels: Sequence[str] = ()
-
-
 def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> Classes | None:
     """Return the classes that a requested output asks for; None if it asks for its elements. Raises RequestError."""
     if CLASSIFICATION not in output.parameters:
@@ -509,35 +542,7 @@ def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> 
     return Classes(count, model.labels.get(tensor.name, ()))
 
 
-@dataclass(frozen=True)
-class ClassifyingCodec:
-    """The classification extension: another codec, whose response has the largest elements of some outputs as text.
-
-    It works on finished responses, however the model was executed and wherever the request came from. `batched`: the
-    first dimension counts rows.
-    """
-
-    codec: Codec
-    classes: Mapping[str, Classes]  # by output
-    batched: bool
-
-    def layout(self, contents: Contents) -> Layout:
-        """Return what the other codec needs."""
-        return self.codec.layout(contents)
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Do as the other codec."""
-        self.codec.write(submission, contents)
-
-    def answer(
-        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
-    ) -> bytes | None:
-        """Return the response with classes; None if there was too little room."""
-        response = self.codec.answer(request_id, submission, regions)
-        return None if response is None else classified(response, self.classes, self.batched)
-
-
-def classified(response: bytes, classes: Mapping[str, Classes], batched: bool) -> bytes:
+def classified(response: bytes, classes: AllClasses, batched: bool) -> bytes:
     """Return a serialised ModelInferResponse with these outputs classified."""
     message = pb.ModelInferResponse.FromString(response)
     for index, output in enumerate(message.outputs):

@@ -13,13 +13,13 @@ A request that is closed while it runs is cancelled, and its memory is kept asid
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import count
 from types import TracebackType
-from typing import ClassVar, Final
+from typing import Final, NamedTuple
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
 from gangway.executor.frames import Frame, is_absent
@@ -186,7 +186,7 @@ def _align(value: int, step: int) -> int:
 
 
 class ExternalTensors:
-    """Tensors of a request that are not in the block of memory that the server has for it. This class has none.
+    """Tensors of a request that are not in the block of memory that it has for itself. This class has none.
 
     `inputs` and `outputs`: what the slot says of them, by their place in the model.
     """
@@ -197,8 +197,16 @@ class ExternalTensors:
 
     @property
     def count(self) -> int:
-        """How many there are."""
-        return len(self.inputs) + len(self.outputs)
+        """How many there are where the client has them."""
+        return 0
+
+    @property
+    def delivered(self) -> Collection[int]:
+        """The outputs that are written where the client wants them."""
+        return ()
+
+    def hold(self, inputs: list[memoryview], outputs: list[memoryview]) -> None:
+        """A request has begun to use them; show what of them it can touch. The caller holds the data plane's lock."""
 
     def has_lost_memory(self) -> bool:
         """Whether what has been computed from them, or written to them, may be wrong."""
@@ -211,139 +219,125 @@ class ExternalTensors:
 NO_EXTERNAL: Final = ExternalTensors()
 
 
+@dataclass(eq=False)
+class Block:
+    """Memory of the io segment that several requests use, one after the other or together.
+
+    It is freed when nobody holds it any more: its makers, and requests until the executor has let go of them. `holders`
+    changes under the data plane's lock only.
+    """
+
+    offset: int
+    size_bytes: int
+    holders: int = 1  # its maker
+
+    def places(self, sizes_bytes: Sequence[int]) -> list["Place"]:
+        """Return places for tensors of these sizes, one after the other; the block has their `total_bytes`."""
+        places, position = [], self.offset
+        for size_bytes in sizes_bytes:
+            places.append(Place(self, position, size_bytes))
+            position += _align(size_bytes, ALIGNMENT_BYTES)
+        return places
+
+
+def total_bytes(sizes_bytes: Sequence[int]) -> int:
+    """Return the size of a block for tensors of these sizes."""
+    return sum(_align(size_bytes, ALIGNMENT_BYTES) for size_bytes in sizes_bytes)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a block: from this offset of the segment on, a multiple of 64."""
+
+    block: Block
+    offset: int
+    size_bytes: int
+
+
+class HeldTensors(ExternalTensors):
+    """Tensors in blocks, by their place in the model: what others have written or shall read."""
+
+    def __init__(self, plane: "DataPlane", inputs: Mapping[int, Place], outputs: Mapping[int, Place]) -> None:
+        self.inputs = {index: place.offset for index, place in inputs.items()}
+        self.outputs = {index: place.offset for index, place in outputs.items()}
+        self._plane = plane
+        self._inputs, self._outputs = inputs, outputs
+        self._held: list[Block] = []
+
+    def hold(self, inputs: list[memoryview], outputs: list[memoryview]) -> None:
+        """Show them, and hold their blocks."""
+        for views, places in ((inputs, self._inputs), (outputs, self._outputs)):
+            for index, place in places.items():
+                views[index] = self._plane.view(place)
+                place.block.holders += 1
+                self._held.append(place.block)
+
+    def release(self) -> None:
+        """Hold the blocks no more. The caller holds the data plane's lock."""
+        for block in self._held:
+            self._plane.let_go(block)
+
+
 @dataclass(frozen=True)
-class TensorLayout:
-    """What the data plane must know of a model: its number, and the bytes per row of each input and output."""
+class Layout:
+    """What the data plane must know of a request: its model's number, and how large inputs and outputs are.
+
+    Tensors of compiled models have places of their own: `input_bytes` and `output_bytes` are those of a row. All others
+    lie in frames (`executor/frames.py`): `frame` is that of the inputs, `answer_bytes` the size of that of the outputs.
+    `joins`: a request with a frame may be joined with others.
+    """
 
     model_id: int
-    input_bytes: tuple[int, ...]
-    output_bytes: tuple[int, ...]
-    frame_bytes: ClassVar = (0, 0)  # no frames
-    join_key: ClassVar = 0  # rows of all requests are alike, so any of them may be joined
+    input_bytes: tuple[int, ...] = ()
+    output_bytes: tuple[int, ...] = ()
+    frame: Frame | None = None
+    answer_bytes: int = 0
+    joins: bool = True
 
     @classmethod
-    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "TensorLayout":
-        """Return the layout of a model with this signature."""
+    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "Layout":
+        """Return the layout of a compiled model with this signature."""
         return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
 
     @cached_property
-    def _placements(self) -> dict[int, "Placement"]:
-        return {}
+    def frame_bytes(self) -> tuple[int, int]:
+        """The sizes of both frames, 0 where there is none."""
+        return 0 if self.frame is None else self.frame.size_bytes, self.answer_bytes
 
     @cached_property
-    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
+    def join_key(self) -> int:
+        """A number that only requests have with inputs of the same shapes, but for rows: these may be joined.
+
+        Rows of compiled models are all alike.
+        """
+        if self.frame is None:
+            return 0
+        if not self.joins:
+            return NEVER_JOINED
+        return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.frame.parts]))
+
+    def output_sizes(self, rows: int) -> list[int]:
+        """Return the bytes of each output, or of the frame of all."""
+        return [self.answer_bytes] if self.answer_bytes else [rows * size for size in self.output_bytes]
+
+    @cached_property
+    def _placements(self) -> dict[object, "Placement"]:
         return {}
 
     def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where the tensors of a request with `rows` rows lie within one block, but for those external."""
-        if external is not NO_EXTERNAL:
-            return self._place_without(rows, external)
-        placement = self._placements.get(rows)
+        key = rows if external is NO_EXTERNAL else (rows, tuple(external.inputs), tuple(external.outputs))
+        placement = self._placements.get(key)
         if placement is None:
-            placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
+            placement = self._placements[key] = self._placement(rows, external)
         return placement
 
-    def _place_without(self, rows: int, external: ExternalTensors) -> "Placement":
-        key = (rows, tuple(external.inputs), tuple(external.outputs))
-        placement = self._partial_placements.get(key)
-        if placement is None:
-            inputs = [0 if i in external.inputs else size for i, size in enumerate(self.input_bytes)]
-            outputs = [0 if i in external.outputs else size for i, size in enumerate(self.output_bytes)]
-            placement = self._partial_placements[key] = Placement.of(inputs, outputs, rows)
-        return placement
-
-
-@dataclass(frozen=True)
-class FrameLayout:
-    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer.
-
-    `joins`: it may be joined with others.
-    """
-
-    model_id: int
-    inputs: Frame
-    output_bytes: int
-    joins: bool = True
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """The sizes of both blocks."""
-        return self.inputs.size_bytes, self.output_bytes
-
-    @property
-    def join_key(self) -> int:
-        """A number that only requests have with inputs of the same shapes, but for rows: these may be joined."""
-        if not self.joins:
-            return NEVER_JOINED
-        return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
-
-    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
-        """Return where the two blocks lie within one."""
-        return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
-
-
-@dataclass(frozen=True)
-class TailLayout:
-    """One request to a compiled model with a tail: bytes per row of each input, bytes for the frame of its answer."""
-
-    model_id: int
-    input_bytes: tuple[int, ...]
-    output_bytes: int
-    join_key: ClassVar = TensorLayout.join_key
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """The size of the answer's block; inputs have none."""
-        return 0, self.output_bytes
-
-    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
-        """Return where inputs and answer lie within one block."""
-        return Placement.of([rows * size for size in self.input_bytes], (self.output_bytes,), 1)
-
-
-@dataclass(eq=False)
-class HeldBlock:
-    """Memory that outlives a request. It is given back when its owner has dropped it and no request uses it."""
-
-    offset: int
-    size_bytes: int
-    uses: int = 0
-    dropped: bool = False
-
-
-@dataclass(frozen=True)
-class HeldLayout:
-    """A compiled model's layout, but for tensors that lie in held blocks: offset in the segment and size, by index.
-
-    `base` has no bytes for these.
-    """
-
-    base: TensorLayout
-    inputs: Mapping[int, tuple[int, int]]
-    outputs: Mapping[int, tuple[int, int]]
-    blocks: tuple[HeldBlock, ...]
-    frame_bytes: ClassVar = TensorLayout.frame_bytes
-    join_key: ClassVar = TensorLayout.join_key
-
-    @property
-    def model_id(self) -> int:
-        """The model's number."""
-        return self.base.model_id
-
-    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
-        """Return where all other tensors lie within one block."""
-        return self.base.place(rows, external)
-
-    def placed(self, others: "Placement", block: int) -> "Placement":
-        """Return where all tensors lie, seen from the block where the others are."""
-        inputs, outputs = list(others.inputs), list(others.outputs)
-        for places, held in ((inputs, self.inputs), (outputs, self.outputs)):
-            for index, (offset, size) in held.items():
-                places[index] = (offset - block, size)
-        return replace(others, inputs=tuple(inputs), outputs=tuple(outputs))
-
-
-Layout = TensorLayout | FrameLayout | TailLayout | HeldLayout
+    def _placement(self, rows: int, external: ExternalTensors) -> "Placement":
+        frame_bytes, outputs = self.frame_bytes[0], self.output_sizes(rows)
+        inputs = [frame_bytes] if frame_bytes else [rows * size for size in self.input_bytes]
+        for sizes, places in ((inputs, external.inputs), (outputs, external.outputs)):
+            for index in places:
+                sizes[index] = 0
+        return Placement.of(inputs, outputs)
 
 
 @lru_cache(maxsize=1024)
@@ -366,12 +360,12 @@ class Placement:
     size_bytes: int
 
     @classmethod
-    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "Placement":
-        """Return the placement of tensors with these bytes per row."""
+    def of(cls, inputs: Sequence[int], outputs: Sequence[int]) -> "Placement":
+        """Return the placement of tensors of these sizes."""
         places, position = [], 0
-        for row_bytes in (*inputs, *outputs):
-            places.append((position, rows * row_bytes))
-            position += -(-rows * row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        for size_bytes in (*inputs, *outputs):
+            places.append((position, size_bytes))
+            position += _align(size_bytes, ALIGNMENT_BYTES)
         size_bytes = position + places_bytes(len(inputs), len(outputs))
         return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position, size_bytes)
 
@@ -396,7 +390,7 @@ class Submission:
     """One inference. A context manager: leaving it closes the request.
 
     `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`; empty ones of
-    tensors that are external.
+    tensors that are where the client has them.
     """
 
     def __init__(
@@ -422,6 +416,8 @@ class Submission:
         self._cancelled = False
         self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
         self.outputs = [view[block + at : block + at + size] for at, size in placement.outputs]
+        if external is not NO_EXTERNAL:
+            external.hold(self.inputs, self.outputs)
 
     def submit(
         self,
@@ -528,10 +524,9 @@ class Submission:
         """Free slot and block unless the executor still owns them. For the data plane, which holds the lock."""
         if not self._plane.give_slot(self._slot):
             return False
-        self._plane.heap.free(self._block)
+        if self._block:
+            self._plane.heap.free(self._block)
         self.external.release()
-        if isinstance(self.layout, HeldLayout):
-            self._plane.end_use(self.layout.blocks)
         return True
 
     def __enter__(self) -> "Submission":
@@ -545,7 +540,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is taken at this moment. `heap_bytes` include held memory."""
+    """What is taken at this moment. `heap_bytes` include blocks."""
 
     requests: int
     heap_bytes: int
@@ -579,14 +574,10 @@ class DataPlane:
         with self.lock:
             slot = self.take_slot()
             try:
-                block = self.allocate(placement.size_bytes)
+                block = self.allocate(placement.size_bytes) if placement.size_bytes else 0
             except PoolExhaustedError:
                 self.give_slot(slot)
                 raise
-            if isinstance(layout, HeldLayout):
-                placement = layout.placed(placement, block)
-                for held in layout.blocks:
-                    held.uses += 1
             return Submission(self, layout, rows, slot, block, placement, external)
 
     def take_slot(self) -> int:
@@ -623,22 +614,30 @@ class DataPlane:
         with self.lock:
             self.heap.give_back_waiting()
 
-    def hold(self, size_bytes: int) -> HeldBlock:
-        """Return memory that outlives requests; `drop` it. Raises PoolExhaustedError, at once."""
+    def take(self, size_bytes: int) -> Block:
+        """Return a new block, which the caller holds. Raises PoolExhaustedError, at once."""
         with self.lock:
-            return HeldBlock(self.allocate(size_bytes), size_bytes)
+            return Block(self.allocate(size_bytes), size_bytes)
 
-    def drop(self, block: HeldBlock) -> None:
-        """Give held memory back, as soon as no request uses it any more: ranks may still write into it until then."""
+    def share(self, block: Block) -> None:
+        """Add a holder to a block that has one."""
         with self.lock:
-            block.dropped = True
-            self._free_unused(block)
+            block.holders += 1
 
-    def end_use(self, blocks: Sequence[HeldBlock]) -> None:
-        """A request that used these blocks has let go of them. The caller holds the lock."""
-        for block in blocks:
-            block.uses -= 1
-            self._free_unused(block)
+    def drop(self, block: Block) -> None:
+        """Hold a block no more."""
+        with self.lock:
+            self.let_go(block)
+
+    def let_go(self, block: Block) -> None:
+        """Do the same. The caller holds the lock."""
+        block.holders -= 1
+        if not block.holders:
+            self.heap.free(block.offset)
+
+    def view(self, place: Place) -> memoryview:
+        """Return the memory at a place."""
+        return self.io.view[place.offset : place.offset + place.size_bytes]
 
     def wake_by_turns(self, at_end: AtEnd) -> None:
         """Wake the scheduler for the first request of a turn of the loop, and once for all others, at its end.
@@ -686,10 +685,6 @@ class DataPlane:
     def keep_aside(self, request: Submission) -> None:
         """Take over a closed request whose memory is still in use. The caller holds the lock."""
         self._aside.append(request)
-
-    def _free_unused(self, block: HeldBlock) -> None:
-        if block.dropped and not block.uses:
-            self.heap.free(block.offset)
 
     def _release_aside(self) -> None:
         self._aside = [request for request in self._aside if not request.release()]

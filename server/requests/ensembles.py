@@ -10,25 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gangway.executor.slots import compound_number
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, invalid
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
-from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, shapes_of
+from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import (
-    Answered,
-    Classes,
-    FrameCodec,
-    ResponseTemplate,
-    Sinks,
-    classified,
-    frame_codec_of,
-)
-from gangway.server.requests.python_codec import PythonCodec, python_codec_of
+from gangway.server.requests.codecs import Codec, Output, Responses, Shape
+from gangway.server.requests.python_codec import codecs_of
 from gangway.server.requests.regions import Region
 
 TensorName: TypeAlias = tuple[str, ...]
@@ -202,45 +194,37 @@ class _Builder:
             raise RequestError(StatusCode.UNAVAILABLE, message) from None
 
 
-MAX_STEP_CODECS = 256  # that are remembered; those of a few requests with other shapes
+MAX_STEP_PLANS = 256  # that are remembered; those of a few requests with other shapes
 
-Shape = tuple[int, ...]
 Kind = tuple[str, Shape]  # of a tensor: its type and shape
 
 
-@dataclass(frozen=True)
-class StepCodec:
-    """How one step is executed with inputs of certain types and shapes.
-
-    `compiled` answers if the model is compiled for these sizes, with `tail` if it has one; else, or if that has been
-    unloaded, `frame` does.
-    `output_shapes` are those of the compiled model's outputs by name, as clients get them.
-    """
+class StepPlan(NamedTuple):
+    """How a step is executed with inputs of certain types and shapes, and another way if that one may go."""
 
     shapes: Shapes
-    compiled: Compiled | None
-    frame: FrameCodec | PythonCodec
-    output_shapes: Mapping[str, Shape]
+    codec: Codec
+    fallback: Codec | None
 
 
 @dataclass(frozen=True)
-class StepCodecs:
-    """Remembers the codecs of one graph's steps. Safe for threads: at worst one is made twice."""
+class StepPlans:
+    """Remembers the plans of one graph's steps. Safe for threads: at worst one is made twice."""
 
-    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepCodec] = field(default_factory=dict)
+    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepPlan] = field(default_factory=dict)
 
-    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
-        """Return the codec of a step with these inputs, by their names in the model. Raises RequestError."""
+    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepPlan:
+        """Return the plan of a step with these inputs, by their names in the model. Raises RequestError."""
         key = index, tuple(inputs.items())
-        codec = self._known.get(key)
-        if codec is None:
-            if len(self._known) >= MAX_STEP_CODECS:
+        plan = self._known.get(key)
+        if plan is None:
+            if len(self._known) >= MAX_STEP_PLANS:
                 self._known.clear()
-            codec = self._known[key] = step_codec_of(step, inputs)
-        return codec
+            plan = self._known[key] = step_plan_of(step, inputs)
+        return plan
 
 
-def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
+def step_plan_of(step: Step, inputs: Mapping[str, Kind]) -> StepPlan:
     """Check the inputs of a step as those of a client are checked. Raises RequestError."""
     model = step.model
     missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in inputs)]
@@ -251,15 +235,7 @@ def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
         tensor = model.inputs[name]
         given.append((InputTensor(name=name, datatype=datatype, shape=fitted(shape, tensor, model.least_rows)), tensor))
     shapes = shapes_of(given, model)
-    compiled = model.compiled_for(shapes)
-    output_shapes, rows = {}, 0 if shapes.is_empty else shapes.rows
-    if compiled is not None:
-        for name, tensor in model.outputs.items():
-            own = compiled.outputs[tensor.index].shape
-            own = tuple(max(size, 0) for size in own[1:]) if model.batched else own
-            output_shapes[name] = tensor.client_shape((rows, *own) if model.batched else own)
-    codec_of = python_codec_of if model.is_python else frame_codec_of
-    return StepCodec(shapes, compiled, codec_of(model, shapes, list(model.outputs.values())), output_shapes)
+    return StepPlan(shapes, *codecs_of(model, shapes, list(model.outputs.values())))
 
 
 def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
@@ -271,25 +247,19 @@ def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
     return next((choice for choice in choices if tensor.may_have(choice, least_rows)), shape)
 
 
-MAX_TEMPLATES = 64
 Result: TypeAlias = tuple[Shape, memoryview]  # shape and contents of a tensor
-_NOTHING: Final = memoryview(b"")
 
 
-@dataclass(frozen=True)
-class EnsembleCodec:
+@dataclass(frozen=True, kw_only=True)
+class EnsembleCodec(Responses):
     """How a request to an ensemble is carried out, and its answer made. Equal requests share it.
 
-    `graph` has the steps that the wanted `outputs` need, and no others. `classes`: outputs that are to be classified.
+    `graph` has the steps that the wanted `outputs` need, and no others.
     """
 
     graph: Graph
     shapes: Shapes
-    outputs: tuple[Tensor, ...]
-    sinks: Sinks
-    classes: Mapping[str, Classes]
-    steps: StepCodecs = field(default_factory=StepCodecs)
-    _templates: dict[tuple[tuple[Shape, int], ...], ResponseTemplate] = field(default_factory=dict)
+    steps: StepPlans = field(default_factory=StepPlans)
 
     @property
     def wanted(self) -> tuple[TensorName, ...]:
@@ -302,48 +272,17 @@ class EnsembleCodec:
         Raises RequestError if they cannot be, if a shape is not what the ensemble's config says, or if the response
         would be too large to be sent.
         """
-        model = self.graph.model
-        tensors = [_NOTHING] * len(model.outputs)
-        found: list[tuple[Shape, int]] = []
+        outputs: list[Output] = []
         for tensor in self.outputs:
             shape, content = results[(tensor.name,)]
-            found.append((self._checked(tensor, shape), len(content)))
-            tensors[tensor.index] = content
-        template = self._template(tuple(found))
-        for place, sink in self.sinks.items():
-            sink.within(regions).write(tensors[place])
-        response = template.fill(request_id, tensors)
-        return classified(response, self.classes, model.max_batch_size > 0) if self.classes else response
+            outputs.append((tensor, self._checked(tensor, shape), content))
+        return self.response_of(request_id, outputs, regions)
 
     def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
-        model = self.graph.model
+        model = self.model
         own = fitted(shape, tensor, model.least_rows)
         if not tensor.may_have(own, model.least_rows):
             message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
             message += f" Expected {list(tensor.shape)}, got {list(shape)}"
             raise RequestError(StatusCode.INVALID_ARGUMENT, message)
         return own
-
-    def _template(self, found: tuple[tuple[Shape, int], ...]) -> ResponseTemplate:
-        template = self._templates.get(found)
-        if template is None:
-            template = self._make_template(found)
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            self._templates[found] = template
-        return template
-
-    def _make_template(self, found: Sequence[tuple[Shape, int]]) -> ResponseTemplate:
-        model = self.graph.model
-        total_bytes = sum(size_bytes for _, size_bytes in found)
-        if total_bytes > model.most_answer_bytes:
-            size = f"has {total_bytes} bytes, {model.most_answer_bytes} are possible"
-            message = f"the answer of ensemble '{model.name}' {size}"
-            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
-        answered = []
-        for tensor, (shape, size_bytes) in zip(self.outputs, found, strict=True):
-            sink = self.sinks.get(tensor.index)
-            if sink is not None:
-                sink.require(size_bytes, tensor.name)
-            answered.append(Answered(tensor, shape, size_bytes, sink))
-        return ResponseTemplate.of(model, answered)

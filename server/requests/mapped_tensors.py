@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from gangway.executor.peer import Peer, close_descriptor
 from gangway.executor.regions import OfferRegion, RegionMapped, RegionMessage, WithdrawRegion
 from gangway.executor.slots import place_in_region
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import Codec, Sinks, TensorCodec
+from gangway.server.requests.codecs import Codec, Sinks
 from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors
 from gangway.server.requests.regions import Contents, MappedRegion, Region, RegionPart, RegionRange
 
@@ -151,9 +151,9 @@ def candidates_of(
     codec: Codec, shapes: Shapes, sources: Sequence[RegionRange | None], outputs: Mapping[str, Tensor]
 ) -> Candidates | None:
     """Return what of a request can be in place; None if nothing can, or it is not worth it."""
-    if not isinstance(codec, TensorCodec):
-        return None
     memory, rows, total_bytes = codec.memory, shapes.rows, 0
+    if memory is None or not codec.has_places:
+        return None
     inputs = []
     for index, (source, (tensor, _)) in enumerate(zip(sources, shapes.inputs, strict=False)):
         size_bytes = rows * memory.input_bytes[tensor.index]
@@ -210,6 +210,16 @@ class MappedTensors(ExternalTensors):
             return 0
         mapped = self._held.get(region) or self._hold(region)
         return place_in_region(mapped.number, part.offset) if mapped else 0
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.inputs) + len(self.outputs)
+
+    @property
+    def delivered(self) -> Collection[int]:
+        """All outputs that there are."""
+        return self.outputs
 
     def has_lost_memory(self) -> bool:
         """Whether memory of a region was missing at any time, or is now. Only while the regions are held open."""

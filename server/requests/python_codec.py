@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -18,21 +17,19 @@ from gangway.server.models.sequences import SequencePosition
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
+    NO_CLASSES,
     NO_SINKS,
-    Answered,
+    AllClasses,
     AnswerSize,
-    ClassifyingCodec,
     Codec,
     HiddenInput,
-    RequestMemo,
-    ResponseTemplate,
+    Shape,
     Sinks,
-    classified,
-    copy_content,
+    codec_of,
     expected_bytes,
     forget_answer,
 )
-from gangway.server.requests.data_plane import FrameLayout, Submission
+from gangway.server.requests.data_plane import Layout, Submission
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
 STATUS: Final[Mapping[str, StatusCode]] = {
@@ -47,7 +44,6 @@ STATUS: Final[Mapping[str, StatusCode]] = {
     "RESOURCE_EXHAUSTED": StatusCode.RESOURCE_EXHAUSTED,  # an answer that is too large: no code of Triton's
 }
 CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
-MAX_TEMPLATES: Final = 64
 ANY_INSTANCE: Final = -1
 _NOTHING: Final = ((), 0)
 
@@ -71,22 +67,13 @@ class Left(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonCodec:
+class PythonCodec(Codec):
     """How a Python model answers requests of one form. `about`: what the instance is told of each of them."""
 
-    model: ServedModel
-    inputs: tuple[Tensor, ...]  # in the request's order
-    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
-    outputs: tuple[Tensor, ...]
-    answer_size: AnswerSize
-    sinks: Sinks = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
-    hidden: Contents = ()  # of the last inputs, which clients do not send
     instance: int = ANY_INSTANCE  # that executes it
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
-    asked: RequestMemo = field(init=False, default_factory=RequestMemo, compare=False)
     _reader: FrameReader = field(init=False, default_factory=FrameReader, compare=False)
-    _templates: dict[tuple[tuple[int, Sequence[int], int], ...], ResponseTemplate] = field(default_factory=dict)
 
     def with_about(self, contents: Contents, request_id: bytes) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
@@ -116,43 +103,23 @@ class PythonCodec:
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
 
-    def layout(self, contents: Contents) -> FrameLayout:
+    def layout(self, contents: Contents) -> Layout:
         """Return the sizes of both frames; of one without inputs if there are no contents but the last."""
-        tensors: list[tuple[Sequence[int], int]] = [_NOTHING] * (len(self.model.all_inputs) + 1)
+        assert self.answer_size is not None, "of a frame"
+        tensors: list[tuple[Shape, int]] = [_NOTHING] * (len(self.model.all_inputs) + 1)
         is_resumed = len(contents) == 1 and len(self.inputs) > 0
-        for tensor, shape, content in zip(
-            () if is_resumed else self.inputs, () if is_resumed else self.shapes, contents[:-1], strict=True
-        ):
-            tensors[tensor.index] = (shape, len(content))
+        if not is_resumed:
+            for place, shape, content in zip(self.places, self.shapes, contents[:-1], strict=True):
+                tensors[place] = (shape, len(content))
         tensors[-1] = ((), len(contents[-1]))
-        joins = self.model.joins and not is_resumed
-        return self.asked.layout(self.model.model_id, tensors, self.answer_size.size_bytes, joins)
+        return self._remembered(self.answer_size.size_bytes, tensors, self.model.joins and not is_resumed)
 
     def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs, and of what the instance is told."""
-        assert isinstance(submission.layout, FrameLayout), "made by this codec"
-        (view,) = submission.inputs
-        self.asked.write_header(view, submission.layout)
-        places = [tensor.index for tensor in self.inputs] if len(contents) > 1 else []
-        for place, content in zip([*places, -1], contents, strict=True):
-            part = submission.layout.inputs.parts[place]
-            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+        assert submission.layout.frame is not None, "made by this codec"
+        places = self.places if len(contents) > 1 else ()
+        self._write_frame(submission, submission.layout.frame, (*places, -1), contents)
         forget_answer(submission)
-
-    def answer_bytes(self, _rows: int) -> int:
-        """Return the size of the frame of all outputs, as far as it is known."""
-        return self.answer_size.size_bytes
-
-    @property
-    def was_left(self) -> bool:
-        """Whether an instance has kept the request before."""
-        return self.asked.was_left
-
-    def is_left(self, view: memoryview) -> bool:
-        """Whether an instance has kept the request whose answer was to be in this block."""
-        with suppress(RequestError, ValueError):
-            return "left" in self._read(view)[1]
-        return False
 
     def _read(self, view: memoryview) -> tuple[Sequence[Part], Mapping[str, Any]]:
         """Return the places of the outputs and the status."""
@@ -168,7 +135,6 @@ class PythonCodec:
         Raises RequestError for what the model says in place of them.
         """
         parts, status = self._read(view)
-        self.asked.was_left = "left" in status
         if "error" in status:
             raise error_of(*status["error"])
         if "left" in status:
@@ -181,7 +147,7 @@ class PythonCodec:
                 places[tensor.name] = part.offset
         return Answer(outputs, status.get("parameters", {}), places)
 
-    def response(
+    def named_response(
         self,
         request_id: bytes,
         outputs: Outputs,
@@ -192,21 +158,12 @@ class PythonCodec:
 
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
-        total_bytes = sum(len(content) for _, content in outputs.values())
-        if total_bytes > self.model.most_answer_bytes:
-            raise self.too_large(total_bytes)
-        answered, tensors = [], [memoryview(b"")] * len(self.model.outputs)
-        for tensor in self.outputs:
-            if tensor.name not in outputs:
-                continue
-            shape, content = outputs[tensor.name]
-            sink = self.sinks.get(tensor.index)
-            if sink is not None:
-                sink.require(len(content), tensor.name)
-                sink.within(regions).write(content)
-            answered.append(Answered(tensor, tensor.client_shape(shape), len(content), sink))
-            tensors[tensor.index] = content
-        response = self._template(answered).fill(request_id, tensors)
+        found = [
+            (tensor, tuple(tensor.client_shape(outputs[tensor.name][0])), outputs[tensor.name][1])
+            for tensor in self.outputs
+            if tensor.name in outputs
+        ]
+        response = self.response_of(request_id, found, regions)
         if parameters:
             more = pb.ModelInferResponse()
             for key, value in parameters.items():
@@ -214,28 +171,13 @@ class PythonCodec:
             response += more.SerializeToString()
         return response
 
-    def too_large(self, size_bytes: int) -> RequestError:
-        """Return the error of an answer that cannot be sent."""
-        model = self.model
-        message = f"the answer of model '{model.name}' has {size_bytes} bytes, {model.most_answer_bytes} are possible"
-        return RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
-
-    def _template(self, answered: Sequence[Answered]) -> ResponseTemplate:
-        key = tuple((tensor.index, shape, size_bytes) for tensor, shape, size_bytes, _ in answered)
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = ResponseTemplate.of(self.model, answered)
-        return template
-
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response to a request that the model has answered in one go. Raises RequestError."""
         found = self.read(submission.outputs[0])
         if isinstance(found, Left):
             message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
             raise RequestError(StatusCode.UNIMPLEMENTED, message)
-        return self.response(request_id, found.outputs, found.parameters, regions)
+        return self.named_response(request_id, found.outputs, found.parameters, regions)
 
 
 def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
@@ -255,48 +197,41 @@ def error_of(code: str, message: str) -> RequestError:
     return RequestError(STATUS.get(code, StatusCode.INTERNAL), message)
 
 
-def python_codec_of(
+def codecs_of(
     model: ServedModel,
     shapes: Shapes,
     outputs: Sequence[Tensor],
     sinks: Sinks = NO_SINKS,
+    classes: AllClasses = NO_CLASSES,
     about: Mapping[str, Any] | None = None,
     wants_empty_final: bool = False,
-) -> PythonCodec:
-    """Return how a Python model answers a request with inputs of these shapes."""
-    own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
-    inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    size = AnswerSize(min(expected_bytes(model, shapes) + STATUS_BYTES, model.most_answer_bytes))
-    return PythonCodec(
-        model=model,
-        inputs=inputs,
-        shapes=own,
-        outputs=tuple(outputs),
-        answer_size=size,
-        sinks=sinks,
+) -> tuple[Codec, Codec | None]:
+    """Return how a model answers requests with inputs of these shapes, and another way if that one may go.
+
+    `about`, `wants_empty_final`: of a Python model. Raises RequestError (INTERNAL) as `codec_of` does.
+    """
+    if not model.is_python:
+        codec = codec_of(model, shapes, outputs, sinks, classes)
+        may_go = bool(model.symbols) and codec.memory is not None
+        return codec, Codec.framed(model, shapes, outputs, sinks, classes) if may_go else None
+    size_bytes = min(expected_bytes(model, shapes) + STATUS_BYTES, model.most_answer_bytes)
+    return replace(
+        PythonCodec.framed(model, shapes, outputs, sinks, classes),
+        answer_size=AnswerSize(size_bytes),
         about=about or {},
         wants_empty_final=wants_empty_final,
-    )
+    ), None
 
 
 def sequenced_python(
-    codec: Codec, hidden: Sequence[HiddenInput], step: SequencePosition, instance: int = ANY_INSTANCE
-) -> Codec:
+    codec: PythonCodec, hidden: Sequence[HiddenInput], step: SequencePosition, instance: int = ANY_INSTANCE
+) -> PythonCodec:
     """Return how a Python model answers a request of a sequence, which an instance of that number executes.
 
     `hidden`: inputs that go with the request.
     """
-    if isinstance(codec, ClassifyingCodec):
-        return replace(codec, codec=sequenced_python(codec.codec, hidden, step, instance))
-    assert isinstance(codec, PythonCodec), "of a Python model"
-    return replace(
-        codec,
-        inputs=(*codec.inputs, *(tensor for tensor, _, _ in hidden)),
-        shapes=(*codec.shapes, *(shape for _, shape, _ in hidden)),
-        hidden=tuple(content for _, _, content in hidden),
-        about={**codec.about, "correlation_id": step.identity, "flags": step.start | step.end << 1},
-        instance=instance,
-    )
+    about = {**codec.about, "correlation_id": step.identity, "flags": step.start | step.end << 1}
+    return replace(codec.sequenced(hidden, AnswerSize(0)), about=about, instance=instance)
 
 
 def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
@@ -313,14 +248,3 @@ def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
     if parameters:
         about["parameters"] = parameters
     return about
-
-
-def python_in(codec: object) -> PythonCodec | None:
-    """Return the codec of a Python model that stands behind another one, or is it; None for other models."""
-    inner: object = codec.codec if isinstance(codec, ClassifyingCodec) else codec
-    return inner if isinstance(inner, PythonCodec) else None
-
-
-def finished(codec: Codec, response: bytes) -> bytes:
-    """Return a response as the outer codec has it."""
-    return classified(response, codec.classes, codec.batched) if isinstance(codec, ClassifyingCodec) else response

@@ -17,20 +17,7 @@ from gangway.server.models.sequences import SequencePosition, check_position, po
 from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
-from gangway.server.requests.codecs import (
-    CLASSIFICATION,
-    Classes,
-    ClassifyingCodec,
-    Codec,
-    FrameCodec,
-    Sinks,
-    TailCodec,
-    TensorCodec,
-    codec_of,
-    frame_codec_of,
-    integer_of,
-    wanted_classes,
-)
+from gangway.server.requests.codecs import CLASSIFICATION, Classes, Codec, Sinks, integer_of, wanted_classes
 from gangway.server.requests.contents import (
     Form,
     MalformedRequestError,
@@ -43,7 +30,7 @@ from gangway.server.requests.contents import (
 )
 from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
-from gangway.server.requests.python_codec import PythonCodec, about_of, python_codec_of
+from gangway.server.requests.python_codec import PythonCodec, about_of, codecs_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
 from gangway.server.requests.remembered import Remembered
 
@@ -136,15 +123,17 @@ class RequestPlan:
         return self.may_be_cached and not self.regions
 
     @cached_property
-    def plain_codec(self) -> TensorCodec | FrameCodec | TailCodec | PythonCodec | None:
+    def plain_codec(self) -> Codec | None:
         """How it is carried out, if its header has no contents, and the sizes of these are known."""
         if self.typed or self.may_be_cached or self.wants_report or self.model.config.HasField("sequence_batching"):
             return None
         if any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs):
             return None
+        if isinstance(self.codec, EnsembleCodec):
+            return None
         if isinstance(self.codec, PythonCodec):  # regions are copied for it, which takes its time
             return None if self.model.is_decoupled or self.regions else self.codec
-        return self.codec if isinstance(self.codec, TensorCodec | FrameCodec | TailCodec) else None
+        return self.codec
 
     @cached_property
     def input_sizes(self) -> tuple[int, ...]:
@@ -248,7 +237,10 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     members: tuple[ServedModel, ...] = ()
     if model.is_ensemble:
         graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
-        codec, members = EnsembleCodec(graph, shapes, tuple(outputs), sinks, classes), graph.members
+        members = graph.members
+        codec = EnsembleCodec(
+            model=model, outputs=tuple(outputs), sinks=sinks, classes=classes, graph=graph, shapes=shapes
+        )
     else:
         codec, fallback = _calls(model, shapes, outputs, sinks, classes, request)
     terms = model.policies.terms(timeout_us, priority, model.target_us(shapes))
@@ -281,18 +273,9 @@ def _calls(
     request: pb.ModelInferRequest,
 ) -> tuple[Codec, Codec | None]:
     """Return how a model answers, and another way if that one may go."""
-    if model.is_python:
-        python = python_codec_of(
-            model, shapes, outputs, sinks, about_of(request), _flag(request, EMPTY_FINAL_PARAMETER, model)
-        )
-        return ClassifyingCodec(python, classes, model.max_batch_size > 0) if classes else python, None
-    codec = codec_of(model, shapes, outputs, sinks)
-    may_go = model.symbols and not isinstance(codec, FrameCodec)
-    fallback: Codec | None = frame_codec_of(model, shapes, outputs, sinks) if may_go else None
-    if classes:
-        codec = ClassifyingCodec(codec, classes, model.max_batch_size > 0)
-        fallback = fallback and ClassifyingCodec(fallback, classes, model.max_batch_size > 0)
-    return codec, fallback
+    wants_empty_final = _flag(request, EMPTY_FINAL_PARAMETER, model)
+    about = about_of(request) if model.is_python else {}
+    return codecs_of(model, shapes, outputs, sinks, classes, about, wants_empty_final)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:

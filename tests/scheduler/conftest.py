@@ -28,7 +28,7 @@ from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.control.supervisor.workers import CRASHES
-from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
+from gangway.server.requests.data_plane import DataPlane, Layout, Submission
 from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0
@@ -98,7 +98,7 @@ class Server:
 
     def open(self, rows: int = 1, model_id: int = 7) -> Submission:
         """Return a request that has not been submitted, whose tasks take no time."""
-        request = self.plane.open(TensorLayout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
+        request = self.plane.open(Layout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
         for tensor in (request.inputs[0], request.outputs[0]):
             tensor[:] = bytes(len(tensor))
         return request

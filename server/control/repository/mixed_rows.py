@@ -6,8 +6,8 @@ the same every time, up to the rounding of other sizes: then requests may share 
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,9 +17,8 @@ from gangway.executor.frames import join_strings, split_strings
 from gangway.server.control.repository.trial_runs import SymbolSizes, TrialError, run_once, trial_shapes
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
-from gangway.server.requests.codecs import FrameCodec, frame_codec_of
-from gangway.server.requests.data_plane import DataPlane, Layout, Submission
-from gangway.server.requests.regions import NO_REGIONS, Contents, Region
+from gangway.server.requests.codecs import Codec
+from gangway.server.requests.data_plane import DataPlane, Submission
 
 INTEGERS: Final = ((0, 1), (1, 2), (0, 0))  # from, to: flags or first entries of a table; divisors; what is never wrong
 SCALES: Final = (1.0, 4.0, 0.25, 0.0)  # of numbers in each row: what depends on the range of all must show
@@ -85,41 +84,23 @@ class _Test:
         states = self.model.sequence.states if self.model.sequence else ()
         kinds = [(tensor.index, tensor.datatype) for tensor in self.model.outputs.values()]
         kinds += [(state.output, state.tensor.datatype) for state in states]
-        codec = _RecordingCodec(frame_codec_of(self.model, shapes, list(self.model.outputs.values())), kinds)
+        codec = Codec.framed(self.model, shapes, list(self.model.outputs.values()))
         contents = [_contents(np.concatenate(arrays)) for arrays in zip(*rows, strict=True)]
-        run_once(self.plane, codec, contents, self.stop, len(rows))
-        return codec.outputs
+        outputs: list[Any] = []
 
+        def read(submission: Submission) -> bool:
+            (view,) = submission.outputs
+            parts = codec.parts_in(view)
+            if parts is None:
+                return False
+            for place, datatype in kinds:
+                part = parts[place]
+                content = bytes(view[part.offset : part.offset + part.size_bytes])
+                outputs.append(_array(content, datatype, part.shape))
+            return True
 
-@dataclass(frozen=True)
-class _RecordingCodec:
-    """A codec that keeps the outputs as arrays. `kinds`: place in the model and data type of each."""
-
-    codec: FrameCodec
-    kinds: Sequence[tuple[int, str]]
-    outputs: list[Any] = field(default_factory=list)
-
-    def layout(self, contents: Contents) -> Layout:
-        """Return that of the other codec."""
-        return self.codec.layout(contents)
-
-    def write(self, submission: Submission, contents: Contents) -> None:
-        """Write what the other codec does."""
-        self.codec.write(submission, contents)
-
-    def answer(
-        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
-    ) -> bytes | None:
-        """Keep the outputs; None if there was too little room."""
-        (view,) = submission.outputs
-        parts = self.codec.parts_in(view)
-        if parts is None:
-            return None
-        for place, datatype in self.kinds:
-            part = parts[place]
-            content = bytes(view[part.offset : part.offset + part.size_bytes])
-            self.outputs.append(_array(content, datatype, part.shape))
-        return b""
+        run_once(self.plane, codec, contents, self.stop, len(rows), read)
+        return outputs
 
 
 def _random_rows(model: ServedModel, sizes: SymbolSizes, integers: tuple[int, int]) -> list[Row]:

@@ -17,7 +17,7 @@ from gangway.server.control.repository.loaded import IsolatedLatency
 from gangway.server.errors import ModelLoadError, RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, item_bytes
-from gangway.server.requests.codecs import Codec, TensorCodec, codec_of
+from gangway.server.requests.codecs import Codec, codec_of
 from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
 from gangway.server.requests.regions import Contents
 
@@ -127,15 +127,24 @@ def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
     return trial
 
 
-def run_once(plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
+def run_once(
+    plane: DataPlane,
+    call: Codec,
+    contents: Contents,
+    stop: threading.Event,
+    rows: int = 1,
+    read: Callable[[Submission], bool] | None = None,
+) -> SlotOutcome:
     """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
 
-    Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
+    `read` looks at the answer, and says whether there was room for it. Raises TrialError when the model cannot do with
+    these contents, ModelLoadError when it fails in another way.
     """
     try:
-        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, LAST_CLASS_SECONDS)
+        read = read or (lambda submission: call.answer(b"", submission) is not None)
+        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, LAST_CLASS_SECONDS, read)
         if outcome is None:  # the server is so busy that the last class never gets its turn
-            outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS)
+            outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS, read)
     except PoolExhaustedError as error:
         raise ModelLoadError(f"no room for a trial run: {error}") from error
     if outcome is None:
@@ -144,7 +153,14 @@ def run_once(plane: DataPlane, call: Codec, contents: Contents, stop: threading.
 
 
 def _run(
-    plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
+    plane: DataPlane,
+    call: Codec,
+    contents: Contents,
+    stop: threading.Event,
+    rows: int,
+    priority: int,
+    seconds: float,
+    read: Callable[[Submission], bool],
 ) -> SlotOutcome | None:
     """Return None if the run did not end in this time."""
     while True:
@@ -154,7 +170,7 @@ def _run(
             outcome = _await(request, stop, seconds)
             if outcome is None:
                 return None
-            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCodec):
+            if outcome.status is SlotStatus.INVALID and call.has_places:
                 return outcome  # kernels refuse a number, but compute to the end
             if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
                 why = f": {outcome.reason}" if outcome.reason else ""
@@ -164,7 +180,7 @@ def _run(
             if outcome.status is not SlotStatus.OK:
                 raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
             try:
-                if call.answer(b"", request) is not None:
+                if read(request):
                     return outcome  # else there was too little room for it
             except RequestError as error:
                 raise TrialError(error.message) from error

@@ -44,8 +44,8 @@ from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.own_client import OwnClient
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
-from gangway.server.requests.python_codec import python_in
-from gangway.server.requests.sequence_codecs import standalone_codec
+from gangway.server.requests.python_codec import PythonCodec
+from gangway.server.requests.states import standalone_codec
 from gangway.server.requests.validation import RequestPlanner
 
 _log = logging.getLogger(__name__)
@@ -223,8 +223,8 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             call, tensors = plan.codec, plan.model.sequence
             if plan.sequence is not None and tensors is not None:
                 call = standalone_codec(call, tensors, plan.sequence)
-            if python := python_in(call):
-                contents = python.with_about(contents, b"")
+            if isinstance(call, PythonCodec):
+                contents = call.with_about(contents, b"")
             for _ in range(sample.count):
                 run_once(plane, call, contents, stop, plan.shapes.rows)
         except (RequestError, ModelLoadError, ValueError) as error:

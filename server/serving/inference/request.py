@@ -17,19 +17,11 @@ from typing import Final, Protocol
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, unsupported
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import (
-    PRECISION_REPORTS,
-    ClassifyingCodec,
-    Codec,
-    FrameCodec,
-    TailCodec,
-    TensorCodec,
-    report_of,
-)
+from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Answer, Left, PythonCodec, finished, python_in
+from gangway.server.requests.python_codec import Answer, Left, PythonCodec
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call, StreamingCall
@@ -49,7 +41,6 @@ from gangway.server.serving.slots import Slots
 from gangway.server.serving.tracing import Tracer
 
 COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
-READABLE: Final = (TensorCodec, FrameCodec, TailCodec)  # give contents back that were written
 
 
 class Cancellable(Protocol):
@@ -142,11 +133,10 @@ class ClientRequest(ModelRun):
         self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
         if self.model.is_decoupled and not isinstance(self.call, StreamingCall):
             unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
-        python = python_in(self._codec)
-        if self.regions or self._resources.tracer.wants_tensors or not (python or isinstance(self._codec, READABLE)):
+        if self.regions or self._resources.tracer.wants_tensors:
             self.contents = self.given
-        if python is not None:
-            self.given = python.with_about(self.given, self.request_id)
+        if isinstance(self._codec, PythonCodec):
+            self.given = self._codec.with_about(self.given, self.request_id)
         while (response := await self._finish(await self._attempt())) is None:
             self.given = self.contents
         self._rest = partial(self._count, response)
@@ -162,6 +152,8 @@ class ClientRequest(ModelRun):
         """Hand the request to the scheduler; return how it has ended there. Raises RequestError."""
         contents, resources = self.given, self._resources
         external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
+        if self._codec.states is not None:
+            external = self._codec.states.tensors()
         layout = self._codec.layout(contents)
         self.submission = submission = resources.slots.open(layout, self.shapes.rows, external)
         slot = submission.slot
@@ -188,8 +180,8 @@ class ClientRequest(ModelRun):
 
     def _abandon(self, submission: Submission) -> None:
         """Let an attempt that has not ended in its time end by itself."""
-        if python := python_in(self._codec):
-            drive(forget_left(self._resources.slots, python, submission))
+        if isinstance(self._codec, PythonCodec):
+            drive(forget_left(self._resources.slots, self._codec, submission))
         else:
             submission.close()
 
@@ -207,17 +199,17 @@ class ClientRequest(ModelRun):
         try:
             if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
-            elif status is SlotStatus.OK and (python := python_in(codec)):
-                response = await self._python_response(python, submission)
+            elif status is SlotStatus.OK and isinstance(codec, PythonCodec):
+                response = await self._python_response(codec, submission)
             elif status is SlotStatus.OK:
                 response = await self._response(submission)
             elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and codec is not plan.fallback:
                 self._codec, self._maps = plan.fallback, False
             else:
-                if python := python_in(codec):
-                    tell_gone(self._resources.slots, python, submission)
+                if isinstance(codec, PythonCodec):
+                    tell_gone(self._resources.slots, codec, submission)
                 raise self.failure(submission.outcome())
-            if response is None and not self.contents and isinstance(codec, READABLE):
+            if response is None and not self.contents:
                 self.contents = codec.contents_in(submission)
         finally:
             if response is None:
@@ -228,7 +220,7 @@ class ClientRequest(ModelRun):
     async def _response(self, submission: Submission) -> bytes | None:
         """Make the response from what has been computed; None if there was too little room for that."""
         codec, size_bytes = self._codec, sum(map(len, submission.outputs))
-        if size_bytes > LARGE_BYTES or isinstance(codec, ClassifyingCodec):  # which may import numpy
+        if size_bytes > LARGE_BYTES or codec.classes:  # which may import numpy
             response = await self._resources.slots.aside.run(codec.answer, self.response_id, submission, self.regions)
             self.by_slot = False
         else:
@@ -254,11 +246,10 @@ class ClientRequest(ModelRun):
 
     async def _response_of(self, codec: PythonCodec, found: Answer | PythonResponse) -> bytes:
         def make() -> bytes:
-            response = codec.response(self.response_id, found.outputs, found.parameters, self.regions)
-            return finished(self._codec, response)
+            return codec.named_response(self.response_id, found.outputs, found.parameters, self.regions)
 
         size_bytes = sum(len(content) for _, content in found.outputs.values())
-        if size_bytes > LARGE_BYTES or isinstance(self._codec, ClassifyingCodec):
+        if size_bytes > LARGE_BYTES or codec.classes:
             self.by_slot = False
             return await self._resources.slots.aside.run(make)
         return make()

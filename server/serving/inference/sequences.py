@@ -15,19 +15,11 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
-from gangway.server.requests.codecs import AnswerSize, Codec
-from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.codecs import AnswerSize, Codec, StateMemory
+from gangway.server.requests.data_plane import DataPlane, Layout
 from gangway.server.requests.ensembles import EnsembleCodec
-from gangway.server.requests.python_codec import sequenced_python
-from gangway.server.requests.sequence_codecs import (
-    CopiedStates,
-    HeldPlaces,
-    HeldStates,
-    StateBudget,
-    StateMemory,
-    control_inputs,
-    sequenced_codec,
-)
+from gangway.server.requests.python_codec import PythonCodec, sequenced_python
+from gangway.server.requests.states import CopiedStates, HeldStates, StateBudget, control_inputs
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, failure
@@ -333,14 +325,23 @@ WAITING_SHARE: Final = 2  # half of the requests that a front end may have: each
 
 @dataclass(eq=False)
 class _Model:
-    """The sequences of one loaded model. `places`: None if its states are copied, or there are none."""
+    """The sequences of one loaded model. `layout`: of a compiled one, whose states have places; others are copied."""
 
     name: str
     batcher: SequenceBatcher[SequenceTicket]
-    states: "_States"
+    tensors: SequenceTensors
+    layout: Layout | None
     answer_size: AnswerSize = field(default_factory=lambda: AnswerSize(0))
     memories: dict[Sequence[SequenceTicket], StateMemory] = field(default_factory=dict)
     instances: "_Instances | None" = None  # of a Python model
+
+    def memory(self, sequence: Sequence[SequenceTicket], plane: DataPlane, budget: StateBudget) -> StateMemory:
+        """Return the states of a sequence, which may not have begun."""
+        if sequence not in self.memories:
+            states = self.tensors.states
+            held = HeldStates(plane, budget, self.layout, states) if self.layout is not None else None
+            self.memories[sequence] = held or CopiedStates(budget, states)
+        return self.memories[sequence]
 
 
 class _Instances:
@@ -360,26 +361,6 @@ class _Instances:
     def drop(self, sequence: Sequence[SequenceTicket]) -> None:
         """A sequence is over."""
         self._of.pop(sequence, None)
-
-
-@dataclass(frozen=True)
-class _States:
-    """How the states of a model's sequences are kept."""
-
-    tensors: SequenceTensors
-    places: HeldPlaces | None
-
-    @classmethod
-    def of(cls, model: ServedModel, tensors: SequenceTensors) -> "_States":
-        compiled = model.compiled.get(())
-        has_places = compiled is not None and not compiled.tail and tensors.states
-        return cls(tensors, HeldPlaces.of(compiled.layout, tensors.states) if compiled and has_places else None)
-
-    def memory(self, plane: DataPlane, budget: StateBudget) -> StateMemory:
-        """Return that of one sequence, which has not begun."""
-        if self.places is not None:
-            return HeldStates(plane, budget, self.places)
-        return CopiedStates(budget, self.tensors.states)
 
 
 class Sequences:
@@ -552,20 +533,19 @@ class Sequences:
         self, model: _Model, sequence: Sequence[SequenceTicket], plan: RequestPlan, step: SequencePosition
     ) -> Codec:
         """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
-        tensors = model.states.tensors
+        tensors = model.tensors
         assert not isinstance(plan.codec, EnsembleCodec), "a model of its own"
         hidden = control_inputs(tensors, step)
         if model.instances is not None:
+            assert isinstance(plan.codec, PythonCodec), "of a Python model"
             return sequenced_python(plan.codec, hidden, step, model.instances.of(sequence))
         memory: StateMemory | None = None
         if tensors.states:
-            memory = model.memories.get(sequence)
-            if memory is None:
-                memory = model.memories[sequence] = model.states.memory(self._plane, self._budget)
+            memory = model.memory(sequence, self._plane, self._budget)
             if step.start or not memory.has_begun:
                 memory.begin()
             hidden += memory.inputs()
-        return sequenced_codec(plan.codec, hidden, model.answer_size, memory)
+        return plan.codec.sequenced(hidden, model.answer_size, memory)
 
     def _model(self, model: ServedModel, tensors: SequenceTensors) -> _Model:
         """Return a loaded model's sequences. Raises RequestError."""
@@ -574,7 +554,9 @@ class Sequences:
         found = self._models.get(model.load)
         if found is None:
             batcher: SequenceBatcher[SequenceTicket] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
-            found = self._models[model.load] = _Model(model.name, batcher, _States.of(model, tensors))
+            compiled = model.compiled.get(())
+            layout = compiled.layout if compiled is not None and not compiled.tail else None
+            found = self._models[model.load] = _Model(model.name, batcher, tensors, layout)
             if model.is_python:
                 found.instances = _Instances(len(PythonSettings.of(model.config).kinds))
         return found

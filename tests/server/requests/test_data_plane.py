@@ -13,10 +13,10 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, TensorLayout, Usage
+from gangway.server.requests.data_plane import DataPlane, Layout, PoolExhaustedError, Usage
 
 SLOTS = 4
-LAYOUT = TensorLayout.of(
+LAYOUT = Layout.of(
     7,
     [TensorSpec("a", "FP32", (-1, 10), 40), TensorSpec("b", "INT8", (-1, 100), 100)],
     [TensorSpec("y", "FP32", (-1, 10), 40)],
@@ -179,7 +179,7 @@ def test_a_full_ring_gives_everything_back(bench: Bench) -> None:
 
 def test_memory_that_no_request_has_needed_for_long_goes_back_to_the_system() -> None:
     bench = Bench(1 << 20)
-    blocks = [bench.plane.hold(64 * 1024) for _ in range(10)]
+    blocks = [bench.plane.take(64 * 1024) for _ in range(10)]
     for block in blocks:
         bench.plane.drop(block)
     held = os.fstat(bench.io.fd).st_blocks * 512

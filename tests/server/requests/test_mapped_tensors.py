@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import AnswerSize, FrameCodec, ResponseTemplate, TensorCodec
-from gangway.server.requests.data_plane import TensorLayout
+from gangway.server.requests.codecs import AnswerSize, Codec, ResponseTemplate
+from gangway.server.requests.data_plane import Layout
 from gangway.server.requests.mapped_tensors import LEAST_BYTES, Candidates, candidates_of
 from gangway.server.requests.regions import RegionRange
 
@@ -20,9 +20,17 @@ def candidates(
 ) -> Candidates | None:
     tensors = [Tensor(f"x{index}", kind, (-1, 4), index) for index, (kind, _, _) in enumerate(inputs)]
     results = {f"y{index}": Tensor(f"y{index}", kind, (-1, 4), index) for index, (kind, _, _) in enumerate(outputs)}
-    layout = TensorLayout(1, tuple(size for _, size, _ in inputs), tuple(size for _, size, _ in outputs))
+    layout = Layout(1, tuple(size for _, size, _ in inputs), tuple(size for _, size, _ in outputs))
     sinks = {index: sink for index, (_, _, sink) in enumerate(outputs) if sink is not None}
-    call = TensorCodec(layout, tuple(range(len(inputs))), ResponseTemplate(b"", ()), sinks)
+    call = Codec(
+        model=None,  # type: ignore[arg-type]
+        outputs=(),
+        sinks=sinks,
+        inputs=tuple(tensors),
+        shapes=(),
+        memory=layout,
+        response=ResponseTemplate(b"", ()),
+    )
     shapes = Shapes(ROWS, tuple((tensor, (ROWS, 4)) for tensor in tensors), {})
     return candidates_of(call, shapes, tuple(source for _, _, source in inputs), results)
 
@@ -81,7 +89,7 @@ def test_neighbours_are_not_over_each_other() -> None:
 
 
 def test_not_by_onnxruntime() -> None:
-    call = FrameCodec(
+    call = Codec(
         model=None,  # type: ignore[arg-type]
         outputs=(),
         answer_size=AnswerSize(0),

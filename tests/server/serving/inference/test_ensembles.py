@@ -23,7 +23,7 @@ from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
-from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
+from gangway.server.requests.data_plane import Layout, PoolExhaustedError
 from tests.helpers.ensemble_configs import Step, config_of
 
 WAIT_S = 20
@@ -218,7 +218,7 @@ def test_without_a_slot_for_a_step_the_request_is_refused_at_once(bench: Bench) 
     taken = []
     try:
         while True:
-            taken.append(plane.open(TensorLayout(0, (), ()), 1))
+            taken.append(plane.open(Layout(0, (), ()), 1))
     except PoolExhaustedError:
         pass
     bench.answer(first)

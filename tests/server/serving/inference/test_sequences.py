@@ -20,7 +20,7 @@ from gangway.server.control.repository.completed_config import complete_config
 from gangway.server.errors import RequestError
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
-from gangway.server.requests.data_plane import DataPlane, Submission, Usage
+from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, Submission, Usage
 from gangway.server.requests.validation import RequestPlan, make_plan
 from gangway.server.serving.inference.sequences import Sequences
 from gangway.server.serving.loop import ServingLoop
@@ -115,7 +115,9 @@ class Front:
     @contextmanager
     def opened(self, plan: RequestPlan, value: int) -> Iterator[Submission]:
         contents = [struct.pack("<i", value)]
-        with self.plane.open(plan.codec.layout(contents), 1) as request:
+        states = plan.codec.states
+        external = NO_EXTERNAL if states is None else states.tensors()
+        with self.plane.open(plan.codec.layout(contents), 1, external) as request:
             plan.codec.write(request, contents)
             yield request
 
@@ -224,7 +226,7 @@ def test_states_have_bounded_memory(engine: Engine) -> None:
         while begun < 10_000:
             begun += 1
             with front.turn(begun, start=True) as plan:
-                plan.codec.layout([bytes(4)])
+                plan.codec.states.tensors()
     assert caught.value.code is StatusCode.UNAVAILABLE
     assert "the states of sequences may have 16384 bytes in all" in caught.value.message
     assert front.sequences.state_bytes <= 16384
