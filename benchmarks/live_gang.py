@@ -24,7 +24,7 @@ from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
-from gangway.server.requests.data_plane import DataPlane, Submission, Layout
+from gangway.server.requests.data_plane import DataPlane, Layout, Submission
 
 LAYERS = 40
 LAYER_US = 300.0

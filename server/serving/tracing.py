@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gangway.executor.slots import SlotOutcome
+from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.models.served import ServedModel
@@ -21,6 +21,7 @@ from gangway.server.models.tensors import Shapes
 from gangway.server.requests.codecs import PRECISIONS_USED
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.call import Call
+from gangway.server.serving.inference.model_run import ModelRun
 from gangway.server.threads import NO_THREAD
 from gangway.server.tracing.record import StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
@@ -64,118 +65,72 @@ class Traced(Protocol):
         ...
 
 
-class TracedStep(Protocol):
-    """A step of an ensemble, as `ModelRun` has it."""
-
-    model: ServedModel
-    begin_ns: int
-    submitted_ns: int
-    end_ns: int
-
-    @property
-    def start_ns(self) -> int:
-        """When its first task began."""
-        ...
-
-    @property
-    def computed_ns(self) -> int:
-        """When its last task ended."""
-        ...
-
-
-class Sampled(NamedTuple):
-    """A request that was picked, as it waits for the thread that sends it to the exporter.
-
-    `outcome` None: it failed with `error`, or its answer was in the cache.
-    """
-
-    model: ServedModel
-    shapes: Shapes
-    target_us: float
-    request_id: bytes
-    front_end: str
-    parent: Parent | None
-    sampler: Sampler
-    arrival_ns: int
-    submitted_ns: int
-    end_ns: int
-    outcome: SlotOutcome | None = None
-    error: RequestError | None = None
-    inputs: tuple[bytes, ...] | None = None  # None: not wanted, or too large
-    response: bytes | None = None
-    steps: Sequence[TracedStep] = ()  # of an ensemble
-    finished_ns: int = 0
-
-    def record(self) -> TraceRecord:
-        """Return what the exporter gets."""
-        outcome, error = self.outcome, self.error
-        parent = self.parent or Parent("", "", False)
-        start_ns = self.arrival_ns + round(outcome.queue_us * 1000) if outcome else 0
-        return TraceRecord(
-            model=self.model.name,
-            version=self.model.version,
-            request_id=self.request_id[:MAX_TEXT_CHARACTERS].decode(errors="replace"),
-            front_end=self.front_end,
-            parent=parent.traceparent,
-            tracestate=parent.tracestate,
-            arrival_ns=self.arrival_ns,
-            submitted_ns=self.submitted_ns,
-            start_ns=start_ns,
-            computed_ns=start_ns + round(outcome.compute_us * 1000) if outcome else 0,
-            end_ns=self.end_ns,
-            status=error.code.name if error else "OK",
-            message=error.message[:MAX_TEXT_CHARACTERS] if error else "",
-            rows=self.shapes.rows,
-            batch_rows=outcome.batch_rows if outcome else 0,
-            target_us=self.target_us,
-            ranks=outcome.ranks if outcome else 0,
-            attempts=outcome.attempts if outcome else 0,
-            blocks=outcome.counts.blocks if outcome else 0,
-            conflicts=outcome.counts.conflicts if outcome else 0,
-            preemptions=outcome.counts.preemptions if outcome else 0,
-            versions=outcome.counts.versions if outcome else 0,
-            log_frequency=self.sampler.setting.log_frequency,
-            timestamps="TIMESTAMPS" in self.sampler.setting.level,
-            tensors=self._tensors(),
-            steps=[_step_record(step) for step in self.steps],
-            seen_ns=outcome.seen_ns if outcome else 0,
-            started_ns=outcome.started_ns if outcome else 0,
-            finished_ns=self.finished_ns,
-            precision=PRECISIONS_USED[outcome.counts.bf16] if outcome and self.model.chooses_precision else "",
-        )
-
-    def _tensors(self) -> list[TensorRecord]:
-        tensors = []
-        if self.inputs is not None:
-            for (tensor, shape), data in zip(self.shapes.inputs, self.inputs, strict=False):
-                tensors.append(TensorRecord.of("TENSOR_QUEUE_INPUT", tensor.name, tensor.datatype, shape, data))
-        if self.response is not None:
-            message = pb.ModelInferResponse.FromString(self.response)
-            if len(message.outputs) == len(message.raw_output_contents):
-                for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
-                    activity = "TENSOR_BACKEND_OUTPUT"
-                    tensors.append(TensorRecord.of(activity, output.name, output.datatype, output.shape, data))
-        return tensors
+def record_of(
+    request: Traced,
+    setting: TraceConfig,
+    parent: Parent | None,
+    outcome: SlotOutcome | None = None,
+    error: RequestError | None = None,
+    tensors: Sequence[TensorRecord] = (),
+    steps: Sequence[ModelRun] = (),
+) -> TraceRecord:
+    """Return what the exporter gets. `outcome` None: it failed with `error`, or its answer was in the cache."""
+    known = outcome or SlotOutcome(SlotStatus.OK, 0, 0, 0, 0)
+    start_ns = request.begin_ns + round(known.queue_us * 1000)
+    return TraceRecord(
+        model=request.model.name,
+        version=request.model.version,
+        request_id=request.request_id[:MAX_TEXT_CHARACTERS].decode(errors="replace"),
+        front_end=request.call.front_end,
+        parent=parent.traceparent if parent else "",
+        tracestate=parent.tracestate if parent else "",
+        arrival_ns=request.begin_ns,
+        submitted_ns=request.submitted_ns if outcome else 0,
+        start_ns=start_ns if outcome else 0,
+        computed_ns=start_ns + round(known.compute_us * 1000) if outcome else 0,
+        end_ns=request.end_ns if outcome else time.monotonic_ns(),
+        status=error.code.name if error else "OK",
+        message=error.message[:MAX_TEXT_CHARACTERS] if error else "",
+        rows=request.shapes.rows,
+        batch_rows=known.batch_rows,
+        target_us=request.target_us,
+        ranks=known.ranks,
+        attempts=known.attempts,
+        blocks=known.counts.blocks,
+        conflicts=known.counts.conflicts,
+        preemptions=known.counts.preemptions,
+        versions=known.counts.versions,
+        log_frequency=setting.log_frequency,
+        timestamps="TIMESTAMPS" in setting.level,
+        tensors=tuple(tensors),
+        steps=tuple(map(_step_record, steps)),
+        seen_ns=known.seen_ns,
+        started_ns=known.started_ns,
+        finished_ns=request.finished_ns if outcome else 0,
+        precision=PRECISIONS_USED[known.counts.bf16] if outcome and request.model.chooses_precision else "",
+    )
 
 
-def _step_record(step: TracedStep) -> StepRecord:
+def _step_record(step: ModelRun) -> StepRecord:
     instants = step.begin_ns, step.submitted_ns, step.start_ns, step.computed_ns, step.end_ns
     return StepRecord(step.model.name, step.model.version, *instants)
 
 
-def _known(request: Traced, sampler: Sampler, parent: Parent | None) -> Sampled:
-    return Sampled(
-        request.model,
-        request.shapes,
-        request.target_us,
-        request.request_id,
-        request.call.front_end,
-        parent,
-        sampler,
-        request.begin_ns,
-        request.submitted_ns,
-        request.end_ns,
-    )
+def tensors_of(request: Traced, contents: Contents, response: bytes) -> list[TensorRecord]:
+    """Return the inputs and outputs of a request, unless they are too large together, or in the client's memory."""
+    tensors = []
+    held = [bytes(content) for content in contents if isinstance(content, bytes | memoryview)]
+    if len(held) == len(contents) and sum(map(len, held)) <= MAX_TENSORS_BYTES:
+        for (tensor, shape), data in zip(request.shapes.inputs, held, strict=False):
+            tensors.append(TensorRecord("TENSOR_QUEUE_INPUT", tensor.name, tensor.datatype, shape, data))
+    if len(response) <= MAX_TENSORS_BYTES:
+        message = pb.ModelInferResponse.FromString(response)
+        if len(message.outputs) == len(message.raw_output_contents):
+            for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
+                tensors.append(
+                    TensorRecord("TENSOR_BACKEND_OUTPUT", output.name, output.datatype, tuple(output.shape), data)
+                )
+    return tensors
 
 
 def parent_of(call: Call) -> Parent | None:
@@ -192,14 +147,6 @@ def parent_of(call: Call) -> Parent | None:
         return None
     found = _TRACEPARENT.fullmatch(traceparent)
     return Parent(traceparent, tracestate, bool(int(found[1], 16) & 1)) if found else None
-
-
-def small_copies(contents: Contents) -> tuple[bytes, ...] | None:
-    """Return copies of a request's inputs; None if they are too large together, or in the client's shared memory."""
-    held = [content for content in contents if isinstance(content, bytes | memoryview)]
-    if len(held) < len(contents) or sum(map(len, held)) > MAX_TENSORS_BYTES:
-        return None
-    return tuple(bytes(content) for content in held)
 
 
 MAX_QUEUED = 4096
@@ -219,7 +166,7 @@ class Tracer:
         self.active = self.wants_tensors = False
         self.settings = TraceSettings(config)
         self._exporter = exporter
-        self._queue: deque[Sampled] = deque()
+        self._queue: deque[TraceRecord] = deque()
         self._unsent: tuple[bytes, int] | None = None  # a packet that there was no room for, and its traces
         self._sending = threading.Lock()
         self._activated = threading.Event()
@@ -256,29 +203,19 @@ class Tracer:
 
     # -- requests, by any thread
 
-    def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[TracedStep] = ()) -> None:
+    def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[ModelRun] = ()) -> None:
         """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
         picked, sampler, parent = self._pick(request)
         if picked:
-            inputs = small_copies(contents) if sampler.tensors else None
-            outputs = response if sampler.tensors and len(response) <= MAX_TENSORS_BYTES else None
-            known = _known(request, sampler, parent)
-            self._put(
-                known._replace(
-                    outcome=request.outcome,
-                    inputs=inputs,
-                    response=outputs,
-                    steps=steps,
-                    finished_ns=request.finished_ns,
-                )
-            )
+            tensors = tensors_of(request, contents, response) if sampler.tensors else ()
+            outcome = request.outcome
+            self._put(record_of(request, sampler.setting, parent, outcome, tensors=tensors, steps=steps))
 
     def not_executed(self, request: Traced, error: RequestError | None = None) -> None:
         """Note a request that failed, or whose answer was in the cache, if it is one to trace."""
         picked, sampler, parent = self._pick(request)
         if picked:
-            known = _known(request, sampler, parent)
-            self._put(known._replace(submitted_ns=0, end_ns=time.monotonic_ns(), error=error))
+            self._put(record_of(request, sampler.setting, parent, error=error))
 
     def _pick(self, request: Traced) -> tuple[bool, Sampler, Parent | None]:
         """Say whether to trace. A client that sends a trace context decides for itself; other requests are sampled."""
@@ -288,9 +225,9 @@ class Tracer:
         parent = parent_of(request.call) if self.settings.propagates else None
         return (sampler.take() if parent is None else parent.sampled), sampler, parent
 
-    def _put(self, sampled: Sampled) -> None:
+    def _put(self, record: TraceRecord) -> None:
         if len(self._queue) < MAX_QUEUED:
-            self._queue.append(sampled)
+            self._queue.append(record)
         else:
             self._dropped += 1
 
@@ -329,12 +266,12 @@ class Tracer:
             return True
 
     def _packed(self) -> tuple[bytes, int]:
-        parts: list[str] = []
-        size = 0
-        while self._queue and size < PACKET_BYTES:
-            parts.append(self._queue.popleft().record().encode())
-            size += len(parts[-1])
-        return f"[{','.join(parts)}]".encode(), len(parts)
+        parts: list[bytes] = []
+        size_bytes = 0
+        while self._queue and size_bytes < PACKET_BYTES:
+            parts.append(self._queue.popleft().encode())
+            size_bytes += len(parts[-1])
+        return b"[" + b",".join(parts) + b"]", len(parts)
 
     def _report(self, now: bool = False) -> None:
         seconds = time.monotonic()

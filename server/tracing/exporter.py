@@ -6,7 +6,6 @@ priority, so it comes after everything that serves.
 """
 
 import argparse
-import base64
 import json
 import logging
 import math
@@ -80,7 +79,7 @@ def _values_of(tensor: TensorRecord) -> str:
     from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
     from gangway.executor.frames import split_strings  # noqa: PLC0415
 
-    data = base64.b64decode(tensor.data)
+    data = tensor.data
     if tensor.datatype == "BYTES":
         return ",".join(map(json.dumps, split_strings(data, math.prod(tensor.shape))))
     values = np.frombuffer(data, STORAGE[tensor.datatype])

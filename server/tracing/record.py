@@ -1,30 +1,27 @@
 """What is known of a traced request, as it goes from a front end to the exporter."""
 
-import base64
-import json
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
+
+import msgspec
 
 GRPC = "GRPC"
 HTTP = "HTTP"
 
 
-class TensorRecord(NamedTuple):
-    """A tensor of a traced request: `activity` is Triton's name for the side it was on, `data` its bytes in base64."""
+Instants: TypeAlias = list[tuple[str, int]]  # Triton's names of them, and when they were
+
+
+class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a traced request: `activity` is Triton's name for the side it was on, `data` its bytes."""
 
     activity: str
     name: str
     datatype: str
-    shape: list[int]
-    data: str
-
-    @classmethod
-    def of(cls, activity: str, name: str, datatype: str, shape: Iterable[int], data: bytes) -> "TensorRecord":
-        """Return the record of a tensor with these contents."""
-        return cls(activity, name, datatype, list(shape), base64.b64encode(data).decode())
+    shape: tuple[int, ...]
+    data: bytes
 
 
-class StepRecord(NamedTuple):
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """One step of an ensemble. Instants as in TraceRecord."""
 
     model: str
@@ -35,17 +32,17 @@ class StepRecord(NamedTuple):
     computed_ns: int
     end_ns: int
 
-    def of_model(self) -> list[tuple[str, int]]:
+    def of_model(self) -> Instants:
         """Return Triton's instants of the step at its model."""
         done = [("INFER_RESPONSE_COMPLETE", self.end_ns), ("REQUEST_END", self.end_ns)]
         return [("REQUEST_START", self.begin_ns), ("QUEUE_START", self.submitted_ns), *done]
 
-    def of_compute(self) -> list[tuple[str, int]]:
+    def of_compute(self) -> Instants:
         """Return Triton's instants of the computation."""
         return _of_compute(self.start_ns, self.computed_ns, self.end_ns)
 
 
-class TraceRecord(NamedTuple):
+class TraceRecord(msgspec.Struct, frozen=True, array_like=True):
     """One request. Instants are CLOCK_MONOTONIC in nanoseconds, 0 where the request did not get so far.
 
     `front_end`: GRPC or HTTP. `parent` and `tracestate`: the headers of W3C's trace context that came with it.
@@ -77,18 +74,18 @@ class TraceRecord(NamedTuple):
     versions: int
     log_frequency: int
     timestamps: bool
-    tensors: list[TensorRecord]
-    steps: Sequence[StepRecord] = ()
+    tensors: tuple[TensorRecord, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     seen_ns: int = 0  # the scheduler has read it
     started_ns: int = 0  # the scheduler has chosen its cores
     finished_ns: int = 0  # the front end has heard that it is computed
     precision: str = ""
 
-    def encode(self) -> str:
+    def encode(self) -> bytes:
         """Return the record as JSON."""
-        return json.dumps(self, separators=(",", ":"))
+        return msgspec.json.encode(self)
 
-    def of_root(self) -> list[tuple[str, int]]:
+    def of_root(self) -> Instants:
         """Return Triton's instants of the whole request.
 
         Libraries read and send: what is known is when the bytes were there, and when they were handed
@@ -99,7 +96,7 @@ class TraceRecord(NamedTuple):
         sends = [(f"{self.front_end}_SEND_START", self.end_ns), (f"{self.front_end}_SEND_END", self.end_ns)]
         return starts + sends
 
-    def of_model(self) -> list[tuple[str, int]]:
+    def of_model(self) -> Instants:
         """Return Triton's instants of the request at its model."""
         instants = [("REQUEST_START", self.arrival_ns)]
         if self.submitted_ns:
@@ -107,7 +104,7 @@ class TraceRecord(NamedTuple):
             instants += [("INFER_RESPONSE_COMPLETE", self.end_ns)]
         return [*instants, ("REQUEST_END", self.end_ns)]
 
-    def _of_schedule(self) -> list[tuple[str, int]]:
+    def _of_schedule(self) -> Instants:
         """Triton has no such instants; its tools pass over them."""
         instants = (
             ("SCHEDULE_START", self.seen_ns),
@@ -116,12 +113,12 @@ class TraceRecord(NamedTuple):
         )
         return [(name, ns) for name, ns in instants if ns]
 
-    def of_compute(self) -> list[tuple[str, int]]:
+    def of_compute(self) -> Instants:
         """Return Triton's instants of the computation, which an ensemble does not have: its steps do."""
         return _of_compute(self.start_ns, self.computed_ns, self.end_ns) if self.start_ns and not self.steps else []
 
 
-def _of_compute(start_ns: int, computed_ns: int, end_ns: int) -> list[tuple[str, int]]:
+def _of_compute(start_ns: int, computed_ns: int, end_ns: int) -> Instants:
     """Inputs are in their place before it starts."""
     return [
         ("COMPUTE_START", start_ns),
@@ -132,15 +129,8 @@ def _of_compute(start_ns: int, computed_ns: int, end_ns: int) -> list[tuple[str,
 
 
 def decode(packet: bytes) -> list[TraceRecord]:
-    """Return the records of a packet: a JSON list of what `encode` made. Raises ValueError."""
+    """Return the records of a packet. Raises ValueError."""
     try:
-        records = [TraceRecord._make(item) for item in json.loads(packet)]
-        return [
-            record._replace(
-                tensors=[TensorRecord._make(tensor) for tensor in record.tensors],
-                steps=[StepRecord._make(step) for step in record.steps],
-            )
-            for record in records
-        ]
-    except TypeError as error:
+        return msgspec.json.decode(packet, type=list[TraceRecord])
+    except msgspec.DecodeError as error:
         raise ValueError(f"not a packet of traces: {packet[:200]!r} ({error})") from error

@@ -167,34 +167,16 @@ class TraceOverrides(msgspec.Struct, frozen=True, tag=True):
     restarts: bool = True
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is set."""
-        return {self.level, self.rate, self.count, self.log_frequency} == {None}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What holds for a model; see TraceConfig."""
-
-    level: tuple[str, ...]
-    rate: int
-    count: int
-    log_frequency: int
-
-    def with_overrides(self, new: TraceOverrides) -> "Setting":
-        """Return the setting with what is set there."""
-        return Setting(
-            self.level if new.level is None else new.level,
-            self.rate if new.rate is None else new.rate,
-            self.count if new.count is None else new.count,
-            self.log_frequency if new.log_frequency is None else new.log_frequency,
-        )
+    def own(self) -> dict[str, Any]:
+        """What is set, by the names of TraceConfig."""
+        values = {name: getattr(self, name) for name in ("level", "rate", "count", "log_frequency")}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Sampler:
     """Picks requests by one setting. Safe for threads; `remaining` -1: any number."""
 
-    def __init__(self, setting: Setting, remaining: int) -> None:
+    def __init__(self, setting: TraceConfig, remaining: int) -> None:
         self.setting = setting
         self.remaining = remaining
         self.off = not setting.level
@@ -253,12 +235,12 @@ class TraceSettings:
         """Say why the overrides cannot be used, for this model or for one that depends on it; empty if they can."""
         scopes = {**self._overrides, new.model: new}
         resolved = [self._resolved(scope, scopes) for scope in scopes]
-        return next((fault for setting in resolved if (fault := self._fault(setting))), "")
+        return next((fault for setting in resolved if setting.level and (fault := fault_of(setting))), "")
 
     def override(self, new: TraceOverrides, restarts: bool = True) -> None:
         """Set what has no fault. `restarts`: as many requests as `count` says are to come from now on."""
         scopes = {name: old for name, old in self._overrides.items() if name != new.model}
-        self._overrides = scopes if new.empty else {**scopes, new.model: new}
+        self._overrides = {**scopes, new.model: new} if new.own else scopes
         self._renew(new.model if restarts else None)
 
     def _renew(self, restarted: str | None) -> None:
@@ -272,14 +254,10 @@ class TraceSettings:
                 samplers[scope] = Sampler(setting, old.remaining if old is not None and kept else setting.count)
         self._samplers = samplers
 
-    def _resolved(self, scope: str, scopes: dict[str, TraceOverrides]) -> Setting:
-        config = self.config
-        setting = Setting(config.level, config.rate, config.count, config.log_frequency)
+    def _resolved(self, scope: str, scopes: dict[str, TraceOverrides]) -> TraceConfig:
+        """Return what holds for a model."""
+        setting = self.config
         for name in dict.fromkeys((EVERY_MODEL, scope)):
-            setting = setting.with_overrides(scopes.get(name, TraceOverrides(name)))
+            if name in scopes:
+                setting = replace(setting, **scopes[name].own)
         return setting
-
-    def _fault(self, setting: Setting) -> str:
-        if not setting.level:
-            return ""
-        return fault_of(replace(self.config, level=setting.level, rate=setting.rate))

@@ -209,7 +209,7 @@ class Agreements:
                 self._regions.clear()
             case RegionChange("unregister", name):
                 self._regions.pop(name, None)
-            case TraceOverrides(model) if change.empty:
+            case TraceOverrides(model) if not change.own:
                 self._traces.pop(model, None)
             case TraceOverrides(model):
                 self._traces[model] = change
