@@ -106,11 +106,14 @@ class GangTable:
         self._together: list[Gang] = []  # wait for `begin_together`
 
     def running(self, now_us: float) -> list[RunningBlock]:
-        """Return what the policy sees of the gangs whose queries are not yet answered."""
+        """Return what the policy sees of the gangs whose queries are not yet answered.
+
+        Of those that the fast path has queued on one worker it sees the last: a core is in use once.
+        """
+        gangs = [gang for gang in self._gangs.values() if gang.outstanding and LeftReason.DONE not in gang.reasons]
+        last = {gang.cores[rank]: gang for gang in gangs for rank in gang.outstanding}
         return [
-            gang.block(now_us)
-            for gang in self._gangs.values()
-            if gang.outstanding and LeftReason.DONE not in gang.reasons
+            gang.block(now_us) for gang in gangs if any(last[gang.cores[rank]] is gang for rank in gang.outstanding)
         ]
 
     def all(self) -> Sequence[Gang]:

@@ -57,13 +57,15 @@ bool fast_path_has_ended(const struct fast_path *path, const struct worker_slot 
 }
 
 /* A free slot of the worker, unless its queries take `limit_us` or more. One that it leaves at once takes no time, but it is given only
- * one run beside it: it may hang. */
+ * one run beside it: it may hang. One that should have ended QUEUED_US ago takes as long as the worker waits for its core. */
 static struct worker_slot *free_worker_slot(const struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
     uint32_t busy_us = 0, ended = 0;
     for (uint32_t i = 0; i < worker->run_count; i++) {
         const struct worker_slot *place = worker->runs[i];
+        uint32_t expected_us = path->models[place->request.model_id].expected_us + 1;
         if (fast_path_has_ended(path, place)) ended++;
-        else busy_us += path->models[place->request.model_id].expected_us + 1;
+        else if (now_ns() > place->request.begun_ns + (expected_us + QUEUED_US) * UINT64_C(1000)) return NULL;
+        else busy_us += expected_us;
     }
     if (busy_us >= limit_us || (ended && worker->run_count > 1) || worker->run_count == path->worker_slot_count) return NULL;
     if (ring_pending(worker->commands) >= worker->commands->capacity) return NULL;

@@ -289,3 +289,19 @@ def test_a_killed_scheduler_loses_none(tiny_model):
         assert [server.outcome(request).status for request in requests] == [SlotStatus.OK] * 4
     finally:
         server.kill_all()
+
+
+def test_a_worker_that_gets_no_core_is_given_no_more(host):
+    os.kill(host.workers[0].pid, signal.SIGSTOP)
+    try:
+        requests = [host.request(), host.request(hang=2)]
+        host.await_running(requests[1])
+        time.sleep(0.01)  # both should have ended long ago
+        requests.append(host.request())
+        host.await_snapshot(lambda snapshot: snapshot.waiting)
+        for request in requests[1:]:
+            host.hurry(request)
+            assert host.outcome(request).status is SlotStatus.OK
+    finally:
+        os.kill(host.workers[0].pid, signal.SIGCONT)
+    assert host.outcome(requests[0]).status is SlotStatus.OK
