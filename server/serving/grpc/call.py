@@ -316,6 +316,7 @@ class GrpcCall(EndingCall):
     def closed(self) -> None:
         """The call is over."""
         self._is_over = True
+        self._acknowledge()  # what is not counts against the whole connection
         shared = self._shared
         shared.count -= 1
         self._leave(False)

@@ -6,6 +6,9 @@ All of it runs in the event loop's thread.
 Flow control is the backpressure. A client may send `WINDOW_BYTES` of a stream; further bytes are asked for as the user
 acknowledges what has come. Answers leave as the client's windows and the transport have room.
 
+Connections take turns. What one of them has sent is dealt with for SLICE_S at most, then the others have their turn.
+Nothing is read of it until that is done.
+
 Bounds for hostile peers stand below, each as a constant. A peer beyond one of them loses its connection, nobody else
 notices.
 """
@@ -15,6 +18,8 @@ import logging
 import math
 import socket
 import struct
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, cast
@@ -38,6 +43,10 @@ TABLE_BYTES: Final = 4096  # of headers that the client may refer to, and the se
 FRAME_BYTES: Final = 16384  # larger pieces save nothing; unless freed memory is kept, each costs page faults
 WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
 CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
+READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
+PIECE_BYTES: Final = 16 << 10  # of them are understood at once: some tens of calls
+FEW_EVENTS: Final = 8  # are dealt with at once
+SLICE_S: Final = 0.0005  # of the loop's time for a connection in a turn, if there are more
 WRITE_BYTES: Final = 256 << 10  # are given to the transport at once
 BUFFER_BYTES: Final = 1 << 20  # of a transport that the client's socket does not take
 
@@ -120,6 +129,7 @@ class Connections:
 
     def __post_init__(self) -> None:
         self.open: set[Http2Connection] = set()
+        self.scratch = memoryview(bytearray(READ_BYTES))  # what any connection has sent, until it is understood
 
     def make(self) -> "Http2Connection":
         """Return the protocol of a further connection."""
@@ -131,7 +141,7 @@ class Connections:
         return all(connection.idle for connection in self.open)
 
 
-class Http2Connection(asyncio.Protocol, ArrivingConnection):
+class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
     """One connection. Its `streams` are used by what the application returns for each.
 
     `waiting`: how many streams wait for the server, as their users say; the connection of none may give way.
@@ -140,20 +150,24 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     __slots__ = (
         "_age_timer",
         "_arriving",
+        "_due",
         "_ends",
         "_fruitless",
         "_has_sent",
         "_http",
         "_is_acknowledged",
         "_is_paused",
+        "_is_waiting",
         "_last_ping_s",
         "_pinged_s",
         "_pings",
         "_received_s",
         "_receiving",
+        "_rest",
         "_shared",
         "_stall_timer",
         "_strikes",
+        "_taken",
         "_timer",
         "_to_reset",
         "_transport",
@@ -188,6 +202,10 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
         self._last_ping_s = -math.inf
         self._pinged_s = 0.0  # when the ping was sent that is not answered; 0: there is none
         self._to_reset: list[int] = []
+        self._due: deque[h2.Event] = deque()  # what has come, and is to be dealt with
+        self._rest = memoryview(b"")  # of what has come, and is to be understood
+        self._is_waiting = False  # for its turn; nothing is read
+        self._taken: dict[int, int] = {}  # bytes by stream that the client is to be told of
         self._watching: set[StreamUser] = set()
 
     # -- the transport's side
@@ -268,17 +286,47 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             self._stall_timer = None
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
-        """Do what the bytes mean."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._shared.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Do what they mean."""
+        self.data_received(self._shared.scratch[:nbytes])
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Do what the bytes mean, in this turn of the loop or in the next ones."""
+        self._received_s = self._shared.loop.time()
+        self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
+        self._go_on(more=len(data) == READ_BYTES)
+
+    def _go_on(self, more: bool = False) -> None:
+        """Do what is to be done of what has come, as long as the turn lasts. `more`: there is more to be read."""
         if self._ends:
             return
-        shared = self._shared
-        self._received_s = shared.loop.time()
+        shared, http, due, end_s = self._shared, self._http, self._due, 0.0
         self._will_flush = True  # all that is answered at once leaves together
         shared.turn.begin()
         try:
-            self._http.receive_data(data)
-            self._handle(self._http.events())
+            while not self._ends and (due or self._rest):
+                if end_s and time.monotonic() >= end_s:
+                    more = True
+                    break
+                if due:
+                    self._handle((due.popleft(),))
+                    continue
+                http.receive_data(self._rest[:PIECE_BYTES])
+                self._rest = self._rest[PIECE_BYTES:]
+                events = http.events()
+                if len(events) <= FEW_EVENTS:
+                    self._handle(events)
+                else:
+                    due.extend(events)
+                if (due or self._rest) and not end_s:
+                    end_s = time.monotonic() + SLICE_S
+            if self._rest:
+                self._rest = memoryview(bytes(self._rest))  # others need the scratch memory
+            self._take_turns(more)
             self._flush_late()
         except ngh2.NGH2Error as error:  # too much, or no HTTP/2 at all: nghttp2 says nothing more itself
             _log.debug("a connection is ended: %s", error)
@@ -286,6 +334,19 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             self._break_off(ErrorCode.ENHANCE_YOUR_CALM if denied else ErrorCode.PROTOCOL_ERROR)
         finally:
             shared.turn.end()
+
+    def _take_turns(self, more: bool) -> None:
+        """Read nothing until the next turn if there is `more` to do, and then read on."""
+        if self._ends or self._transport.is_closing():
+            return
+        if more != self._is_waiting:
+            self._is_waiting = more
+            if more:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+        if more:
+            self._shared.loop.call_soon(self._go_on)
 
     # -- the users' side
 
@@ -297,10 +358,7 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
     def acknowledge(self, stream: int, size: int) -> None:
         """The user has taken so many bytes: the client may send as many more."""
         if size:
-            try:
-                self._http.acknowledge_received_data(size, stream)
-            except ngh2.NGH2Error as error:
-                _note_late(error)
+            self._taken[stream] = self._taken.get(stream, 0) + size
             self._flush_soon()
 
     def watch(self, user: StreamUser) -> None:
@@ -376,9 +434,14 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             return
         http, transport = self._http, self._transport
         try:
+            if self._taken:
+                self._tell_taken()
             while not self._is_paused and (out := http.data_to_send(WRITE_BYTES)):
                 transport.write(out)
-            if events := http.events():
+            events = http.events()
+            if self._due:
+                self._due.extend(events)  # in their order
+            elif events:
                 self._handle(events)
             if self._to_reset:
                 self._reset_answered()
@@ -400,6 +463,15 @@ class Http2Connection(asyncio.Protocol, ArrivingConnection):
             except ngh2.NGH2Error as error:
                 _note_late(error)
             self._close()
+
+    def _tell_taken(self) -> None:
+        """Tell the client what has been taken."""
+        taken, self._taken = self._taken, {}
+        for stream, size in taken.items():
+            try:
+                self._http.acknowledge_received_data(size, stream)
+            except ngh2.NGH2Error as error:
+                _note_late(error)
 
     # -- what has come
 
