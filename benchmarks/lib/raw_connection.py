@@ -64,7 +64,7 @@ class RawConnection:
             self.http.end_stream(stream)
         self._flush()
 
-    def send_message(self, stream: int, data: bytes) -> None:
+    def send_message(self, stream: int, data: bytes, end: bool = True) -> None:
         """Send all of a message, as the server makes room, and end our side; stop if the server ends the call first."""
         try:
             while data:
@@ -76,9 +76,14 @@ class RawConnection:
                     data = data[room:]
                 else:
                     self.read()
-            self.send(stream, b"", end=True)
+            self.send(stream, b"", end=end)
         except ProtocolError:
             return  # what the server has said is in `events`
+
+    def reset(self, stream: int) -> None:
+        """Give a call up."""
+        self.http.reset_stream(stream)
+        self._flush()
 
     def answer(self, stream: int) -> tuple[dict[str, str], bytes]:
         """Wait until a call has ended; return all headers and trailers, and the bytes of its answer."""
@@ -95,6 +100,7 @@ class RawConnection:
                     return headers | {"reset": str(event.error_code)}, body
                 elif isinstance(event, StreamEnded):
                     return headers, body
+            self._flush()  # room for more
             self.read()
 
     def read(self) -> None:

@@ -340,14 +340,19 @@ class Codec(Responses):
 
     def layout(self, contents: Contents) -> Layout:
         """Return what memory a request with these contents needs, which are in the request's order."""
+        return self.layout_of([len(content) for content in contents])
+
+    def layout_of(self, sizes: Sequence[int]) -> Layout:
+        """Return the same for contents of so many bytes."""
         if self.answer_size is None:
             assert self.memory is not None, "inputs in a frame have answers in one"
             return self.memory
         if self.memory is not None:
             return self._remembered(self.answer_size.size_bytes, None, joins=True)
         tensors: list[tuple[Shape, int]] = [((), 0)] * len(self.model.all_inputs)
-        for place, shape, content in zip(self.places, self.shapes, (*contents, *self.hidden), strict=True):
-            tensors[place] = (shape, len(content))
+        hidden = map(len, self.hidden)
+        for place, shape, size_bytes in zip(self.places, self.shapes, (*sizes, *hidden), strict=True):
+            tensors[place] = (shape, size_bytes)
         return self._remembered(self.answer_size.size_bytes, tensors, self.model.joins)
 
     def _remembered(self, answer_bytes: int, tensors: Sequence[tuple[Shape, int]] | None, joins: bool) -> Layout:
@@ -382,22 +387,28 @@ class Codec(Responses):
             forget_answer(submission)
 
     def _write_frame(self, submission: Submission, frame: Frame, places: Sequence[int], contents: Contents) -> None:
+        self._begin_frame(submission, frame)
+        for view, content in zip(_views(submission, places), contents, strict=True):
+            copy_content(content, view)
+
+    def _begin_frame(self, submission: Submission, frame: Frame) -> None:
         (view,) = submission.inputs
         known = self.memo.layout
         header = known[1] if known is not None and known[0].frame is frame else header_of(frame)
         view[: len(header)] = header
-        for place, content in zip(places, contents, strict=True):
-            part = frame.parts[place]
-            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+
+    def begin(self, submission: Submission) -> list[memoryview]:
+        """Write all but the inputs that the client sends; return where these go. It is for requests with rows."""
+        frame = submission.layout.frame
+        if frame is not None:
+            self._begin_frame(submission, frame)
+        if self.answer_size is not None:
+            forget_answer(submission)
+        return _views(submission, self.places)
 
     def contents_in(self, submission: Submission) -> Contents:
         """Return copies of what `write` has written for the client; nothing of it may be external."""
-        places, frame = self.places[: len(self.places) - len(self.hidden)], submission.layout.frame
-        if frame is None:
-            return [bytes(submission.inputs[place]) for place in places]
-        (view,) = submission.inputs
-        parts = [frame.parts[place] for place in places]
-        return [bytes(view[part.offset : part.offset + part.size_bytes]) for part in parts]
+        return list(map(bytes, _views(submission, self.places[: len(self.places) - len(self.hidden)])))
 
     # -- out of it
 
@@ -445,6 +456,15 @@ class Codec(Responses):
             (each, each.client_shape(parts[each.index].shape), parts[each.index].size_bytes) for each in self.outputs
         ]
         return header_of(frame), frame.size_bytes, parts, ResponseTemplate.of(self.model, found, self.sinks)
+
+
+def _views(submission: Submission, places: Sequence[int]) -> list[memoryview]:
+    """Return where these inputs are in the request's memory."""
+    frame = submission.layout.frame
+    if frame is None:
+        return [submission.inputs[place] for place in places]
+    (view,), parts = submission.inputs, [frame.parts[place] for place in places]
+    return [view[part.offset : part.offset + part.size_bytes] for part in parts]
 
 
 def forget_answer(submission: Submission) -> None:

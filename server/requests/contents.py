@@ -116,6 +116,34 @@ def _cuts_in(message: bytes) -> list[_Cut]:
     return cuts
 
 
+class RequestHead(NamedTuple):
+    """What stands before the raw tensors: all fields but the id, the id (UTF-8), and how many bytes that is."""
+
+    header: bytes
+    request_id: bytes
+    size_bytes: int
+
+    @classmethod
+    def of(cls, begin: bytes) -> "RequestHead | None":
+        """Return the head of a message that begins so; None if it is not complete, or not as all clients send it."""
+        header, request_id, kept, position = b"", b"", 0, 0
+        try:
+            while begin[position] != _RAW_TAG:
+                start, tag = position, begin[position]
+                length, position = read_varint(begin, position + 1, limit_bytes=5)
+                if tag & 7 != LENGTH_DELIMITED or not 8 <= tag < _RAW_TAG or position + length >= len(begin):
+                    return None
+                if tag == _ID_TAG:
+                    if request_id:
+                        return None
+                    request_id = _checked_id(begin[position : position + length])
+                    header, kept = header + begin[kept:start], position + length
+                position += length
+        except (IndexError, MalformedRequestError):
+            return None
+        return cls(header + begin[kept:position], request_id, position)
+
+
 class Form(NamedTuple):
     """The form of requests that `split_request` takes apart alike: all but the contents of the id and of raw tensors.
 

@@ -86,12 +86,20 @@ IDENTITIES = tuple(
     )
     for index, (name, size) in enumerate(NUMPY_SIZES.items())
 )
-MODELS = (SIMPLE, IMAGE, *IDENTITIES)
+HALF = {"datatype": "FP32", "shape": (1, 40_000), "row_bytes": 160_000}
+PAIR = announce(
+    2 + len(IDENTITIES),
+    "pair",
+    [TensorSpec("a", **HALF), TensorSpec("b", **HALF)],
+    [TensorSpec("y", **HALF)],
+    batch=0,
+)
+MODELS = (SIMPLE, IMAGE, *IDENTITIES, PAIR)
 
 
 @dataclass
 class FakeScheduler:
-    """Answers submitted slots in a thread: `simple` adds and subtracts, the others return their input.
+    """Answers submitted slots in a thread: `simple` adds and subtracts, the others return their last input.
 
     While `holding`, requests are started but not answered: `held` receives their slots, `answer` ends one. A cancelled
     request ends at once, as the real scheduler sees to it.
@@ -136,7 +144,7 @@ class FakeScheduler:
             np.add(a, b, out=total)
             np.subtract(a, b, out=difference)
         else:
-            tensors[1][:] = tensors[0]
+            tensors[-1][:] = tensors[-2]
         self.slots.finish(submitted.slot, submitted.generation, self.status)
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
@@ -28,6 +28,7 @@ from gangway.server.serving.grpc.messages import (
     CallHead,
     Header,
     MessageReader,
+    Place,
     compressed,
     encoding_for,
     framed,
@@ -44,6 +45,7 @@ from gangway.server.tracing.record import GRPC
 _log = logging.getLogger(__name__)
 
 LARGE_ANSWER_BYTES: Final = 64 * 1024  # of smaller answers the limit of streams of a connection is enough
+HEAD_BYTES: Final = 16 * 1024  # of a message are waited for until it is known where the rest of it goes
 AT_ONCE_BYTES: Final = 16 * 1024  # are compressed by the loop; a thread compresses longer answers
 INTERNAL: Final = RequestError(StatusCode.INTERNAL, "internal error, see the server's log")
 EXPIRED: Final = RequestError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -157,10 +159,23 @@ class Messages(Protocol):
         """The call is over."""
 
 
+class Arriving(Place, Protocol):
+    """Takes a message while it comes, but for `known_bytes` of its begin, and deals with it by `run`."""
+
+    @property
+    def known_bytes(self) -> int:
+        """How many bytes are known."""
+        ...
+
+    def run(self, call: "GrpcCall") -> None:
+        """Answer the call."""
+
+
 @dataclass(frozen=True)
 class GrpcMethod:
     """A method. `take` deals with the one message of a call, or `open` returns what deals with all of them.
 
+    `arriving` returns what takes the rest of a long message while it comes, and deals with it then.
     `admission`: says which calls are received. `is_health`: it is served whatever is taken.
     """
 
@@ -170,6 +185,7 @@ class GrpcMethod:
     restriction: Restriction | None = None
     admission: AdmissionController | None = None
     is_health: bool = False
+    arriving: Callable[[bytes, int], Arriving | None] | None = None
 
 
 class GrpcCall(EndingCall):
@@ -184,6 +200,7 @@ class GrpcCall(EndingCall):
         "_half_closed",
         "_head",
         "_is_answered",
+        "_is_collected",
         "_is_let_in",
         "_is_over",
         "_is_reading",
@@ -216,6 +233,7 @@ class GrpcCall(EndingCall):
         self._reads = True  # a message is due, and none is being inflated
         self._is_reading = self._half_closed = False
         self._asked = self._is_let_in = False  # for the place of a long message, and it has been granted
+        self._is_collected = method.arriving is None  # the message, before anything is made of it
         self._entered = self._waits = self._is_answered = self._is_started = self._is_over = False
         self._encoding = IDENTITY
         if shared.compression is not Compression.NONE:
@@ -323,6 +341,8 @@ class GrpcCall(EndingCall):
         if self._timer is not None:
             self._timer.cancel()
         shared.unread.leave(self)
+        if self._reader is not None:
+            self._reader.drop()
         self.end()
         if self._messages is not None:
             self._messages.end()
@@ -356,12 +376,15 @@ class GrpcCall(EndingCall):
         if reader is None or not reader.has_head():
             self._acknowledge()
             return False
+        if not self._is_collected and reader.needs_bytes > SMALL_BYTES and not self._place(reader):
+            self._acknowledge()
+            return False
         if not self._is_let_in and reader.needs_bytes > SMALL_BYTES:
             self._is_let_in = not self._asked and self._shared.arrivals.enter(self, reader.needs_bytes)
             self._asked = True
             if not self._is_let_in:
                 return False
-        reader.place()
+        reader.collect()
         self._acknowledge()
         found = reader.take()
         if found is None:
@@ -369,7 +392,9 @@ class GrpcCall(EndingCall):
         self._leave_arrivals()
         is_compressed, message = found
         self._reads = self._messages is not None
-        if not is_compressed or not message:
+        if not isinstance(message, bytes | memoryview):
+            self._arrived(b"", cast("Arriving", message))
+        elif not is_compressed or not message:
             self._arrived(message)
         elif self._head.encoding == IDENTITY:
             raise RequestError(StatusCode.INTERNAL, "Compression bit set but no encoding configured")
@@ -378,14 +403,26 @@ class GrpcCall(EndingCall):
             self._aside(self._inflated, inflate, message, self._head.encoding, self._shared.message_bytes)
         return True
 
+    def _place(self, reader: MessageReader) -> bool:
+        """Have the message written where it is used, if that is known; False if it is not known yet."""
+        assert self._method.arriving is not None, "it is not collected"
+        begin = reader.begin()
+        arriving = None if reader.is_compressed else self._method.arriving(begin, reader.due_bytes)
+        if arriving is not None:
+            reader.place(arriving, arriving.known_bytes)
+        elif len(begin) < HEAD_BYTES and not reader.is_compressed:
+            return False
+        self._is_collected = True
+        return True
+
     def _inflated(self, message: bytes) -> None:
         self._arrived(message)
         if self._messages is not None:
             self._reads = True
             self._read()
 
-    def _arrived(self, message: bytes) -> None:
-        """A whole message is there."""
+    def _arrived(self, message: bytes, arriving: Arriving | None = None) -> None:
+        """A whole message is there, or `arriving` has it."""
         if self._is_over or self._is_answered:
             return
         method = self._method
@@ -397,13 +434,19 @@ class GrpcCall(EndingCall):
             if method.admission is not None:
                 method.admission.enter()
                 self._entered = True
-            assert method.take is not None, "it takes one message"
-            method.take(self, message)
+            if arriving is not None:
+                arriving.run(self)
+            else:
+                assert method.take is not None, "it takes one message"
+                method.take(self, message)
         except RequestError as error:
             self._answer(error)
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             self._answer(INTERNAL)
+        finally:
+            if arriving is not None:
+                arriving.drop()  # unless it is under way
 
     def _has_ended(self) -> None:
         """The client sends nothing more."""

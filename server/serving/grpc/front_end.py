@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from socket import socket
 from threading import get_ident
@@ -25,7 +26,16 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.requests.contents import Raws
-from gangway.server.serving.grpc.call import EXPIRED, INTERNAL, Arrivals, GrpcCall, GrpcMethod, Sharing, refusal_headers
+from gangway.server.serving.grpc.call import (
+    EXPIRED,
+    INTERNAL,
+    Arrivals,
+    Arriving,
+    GrpcCall,
+    GrpcMethod,
+    Sharing,
+    refusal_headers,
+)
 from gangway.server.serving.grpc.http2 import INTERNAL_ERROR, WINDOW_BYTES, Connections, Http2Connection, StreamUser
 from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES, CallHead, Headers
 from gangway.server.serving.grpc.stream_messages import StreamedRequest
@@ -63,6 +73,10 @@ class Inference(Protocol):
 
     def begin_message(self, message: bytes, call: GrpcCall) -> None:
         """Execute one serialised ModelInferRequest."""
+
+    def arriving(self, begin: bytes, size_bytes: int) -> Arriving | None:
+        """Return what takes the rest of a ModelInferRequest that begins so; None if nothing does, or does yet."""
+        ...
 
     def begin(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> None:
         """Execute a request in parts."""
@@ -282,6 +296,7 @@ class GrpcFrontEnd:
             served = methods.get(method.name)
             if method.name == "ModelInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
+                made = replace(made, arriving=self._arriving)
             elif method.name == "ModelStreamInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
             elif served is None:
@@ -311,6 +326,9 @@ class GrpcFrontEnd:
 
     def _take_request(self, call: GrpcCall, message: bytes) -> None:
         self._inference.begin_message(message, call)
+
+    def _arriving(self, begin: bytes, size_bytes: int) -> Arriving | None:
+        return self._inference.arriving(begin, size_bytes)
 
     def _open_stream(self, call: GrpcCall) -> Stream:
         return self._streams.open(call, self._execute)

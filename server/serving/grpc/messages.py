@@ -10,7 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 from urllib.parse import quote
 
 from gangway.protos import StatusCode
@@ -61,34 +61,86 @@ def too_large(kind: str, size: int, limit: int) -> RequestError:
     return RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
 
 
+class Place(Protocol):
+    """Where a long message goes while it comes."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is there."""
+        ...
+
+    def write(self, data: bytes) -> int:
+        """Take bytes as far as they belong there; return how many."""
+        ...
+
+    def collected(self) -> bytes:
+        """Return what has come of the message, in one piece."""
+        ...
+
+    def drop(self) -> None:
+        """It comes no more, or not as it was expected."""
+
+
+class Collected:
+    """A message in one buffer, which takes no memory before it is written."""
+
+    def __init__(self, size_bytes: int) -> None:
+        import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see `process.Listeners`
+
+        self.message = np.empty(size_bytes, np.uint8).data
+        self._at = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is there."""
+        return self._at == len(self.message)
+
+    def write(self, data: bytes) -> int:
+        """Take bytes of it; return how many."""
+        end = min(self._at + len(data), len(self.message))
+        taken = end - self._at
+        self.message[self._at : end] = data[:taken]
+        self._at = end
+        return taken
+
+    def collected(self) -> bytes:
+        """Return what has come."""
+        return bytes(self.message[: self._at])
+
+    def drop(self) -> None:
+        """It comes no more."""
+
+
 class MessageReader:
-    """Takes the bytes of a stream, of which messages come out: `feed`, then `has_head`, `place` and `take` by turns.
+    """Takes the bytes of a stream, of which messages come out: `feed`, then `has_head`, `collect` and `take` by turns.
 
     `due_bytes`: the length of the message that is coming, -1: it is not known yet. Bytes are kept as they come until
-    `place` is called; those of a long message are written into its place then.
+    the message has a place.
     """
 
-    __slots__ = ("_at", "_compressed", "_kept", "_kept_bytes", "_limit", "_place", "due_bytes")
+    __slots__ = ("_at", "_kept", "_kept_bytes", "_limit", "_place", "due_bytes", "is_compressed")
 
     def __init__(self, limit: int) -> None:
         """Make it. `limit`: the longest message."""
         self._limit = limit
         self._kept: deque[bytes] = deque()
         self._kept_bytes = self._at = 0  # `_at`: so much of the first piece is taken
-        self._place: bytearray | None = None
-        self._compressed = False
+        self._place: Place | None = None
+        self.is_compressed = False
         self.due_bytes = -1
 
     @property
     def needs_bytes(self) -> int:
-        """How much memory the message that is coming may take."""
-        return self._limit if self._compressed else self.due_bytes
+        """How much memory the message that is coming may take; 0 if it has its place."""
+        if self._place is not None:
+            return 0
+        return self._limit if self.is_compressed else self.due_bytes
 
     def feed(self, data: bytes) -> None:
         """Take further bytes."""
-        if self._place is not None and len(self._place) + len(data) <= self.due_bytes:
-            self._place += data
-        elif data:
+        if self._place is not None:
+            data = self._write(self._place, data)
+        if data:
             self._kept.append(data)
             self._kept_bytes += len(data)
 
@@ -102,36 +154,59 @@ class MessageReader:
         (length,) = _LENGTH.unpack_from(head, 1)
         if length > self._limit:
             raise too_large("Received", length, self._limit)
-        self._compressed = head[0] & 1 == 1
+        self.is_compressed = head[0] & 1 == 1
         self.due_bytes = length
         return True
 
-    def place(self) -> None:
-        """Begin with the place of a long message. It grows with what comes, however long the message is said to be."""
-        if self.due_bytes >= WHOLE_BYTES and self._place is None:
-            self._place = bytearray()
-            self._fill(self._place)
+    def begin(self) -> bytes:
+        """Return what is kept of the coming message, in one piece."""
+        if len(self._kept) != 1 or self._at:
+            pieces = [self._cut(self._kept_bytes)] if self._kept_bytes else []
+            self._kept, self._kept_bytes, self._at = deque(pieces), sum(map(len, pieces)), 0
+        return self._kept[0][: self.due_bytes] if self._kept else b""
 
-    def take(self) -> tuple[bool, bytes] | None:
+    def place(self, place: Place, known_bytes: int = 0) -> None:
+        """Have the message written there, but for `known_bytes` of its begin, which are kept."""
+        kept = self._cut(self._kept_bytes) if self._kept_bytes else b""
+        self._place = place
+        self.feed(kept[known_bytes:])
+
+    def collect(self) -> None:
+        """Have a long message that has no place collected in one buffer."""
+        if self.due_bytes >= WHOLE_BYTES and self._place is None:
+            self.place(Collected(self.due_bytes))
+
+    def take(self) -> tuple[bool, bytes | Place] | None:
         """Return whether the message is compressed, and the message; None if it is not complete.
 
-        A long one is a bytearray, which is used like bytes, but for keys of dictionaries.
+        One that was collected is a memoryview, which is used like bytes, but for keys of dictionaries. One that has
+        another place is what was given to `place`.
         """
+        message: bytes | Place
         if self._place is not None:
-            self._fill(self._place)
-            if len(self._place) < self.due_bytes:
+            if not self._place.is_complete:
                 return None
-            message = cast("bytes", self._place)
+            message = cast("bytes", self._place.message) if isinstance(self._place, Collected) else self._place
         elif self._kept_bytes < self.due_bytes:
             return None
         else:
             message = self._cut(self.due_bytes)
         self._place, self.due_bytes = None, -1
-        return self._compressed, message
+        return self.is_compressed, message
 
-    def _fill(self, place: bytearray) -> None:
-        if self._kept_bytes:
-            place += self._cut(min(self._kept_bytes, self.due_bytes - len(place)))
+    def drop(self) -> None:
+        """Nothing more comes."""
+        if self._place is not None:
+            self._place.drop()
+            self._place = None
+
+    def _write(self, place: Place, data: bytes) -> bytes:
+        """Write as much as belongs there; return the rest. What is not as it was expected is kept from its begin."""
+        taken = place.write(data)
+        if taken < len(data) and not place.is_complete:
+            self._place, data, taken = None, place.collected() + data[taken:], 0
+            place.drop()
+        return data[taken:] if taken else data
 
     def _cut(self, size: int) -> bytes:
         """Take so many of the kept bytes, which are there."""

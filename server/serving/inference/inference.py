@@ -18,9 +18,10 @@ from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
-from gangway.server.requests.contents import MalformedRequestError, Raws, split_contents, split_request
+from gangway.server.requests.contents import MalformedRequestError, Raws, RequestHead, split_contents, split_request
 from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
 from gangway.server.serving.call import Call
+from gangway.server.serving.inference.arriving import ArrivingRequest, Places
 from gangway.server.serving.inference.python import LARGE_BYTES
 from gangway.server.serving.inference.request import ClientRequest, Resources
 from gangway.server.serving.inference.sequences import Sequences
@@ -103,6 +104,7 @@ class Inference:
         self._resources = resources
         self._sequences = sequences
         self._planner = RequestPlanner(Models())
+        self._places = Places(resources.slots, self._execute)
         self._refusal = ""
         self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests
 
@@ -162,6 +164,38 @@ class Inference:
         CLOCK_MONOTONIC.
         """
         drive(self._answer_parts(header, request_id, raws, call, arrival_ns))
+
+    def arriving(self, begin: bytes, size_bytes: int) -> ArrivingRequest | None:
+        """Return what takes the rest of a message of `size_bytes` that begins so, and executes it then.
+
+        None: more of it must be there, or it is to be collected, and goes to `begin_message`.
+        """
+        head = RequestHead.of(begin)
+        if head is None or self._refusal or self._resources.tracer.wants_tensors:
+            return None
+        try:
+            plan = self._planner.plan(head.header, True)
+            return self._places.open(plan, head, begin[: head.size_bytes], size_bytes)
+        except RequestError:  # which is told once all is there
+            return None
+
+    def _execute(self, arriving: ArrivingRequest, call: Call) -> None:
+        if self._refusal or not arriving.plan.model.uses.begin():  # it has been replaced since
+            message = arriving.collected()
+            arriving.drop()
+            self.begin_message(message, call)
+            return
+        drive(self._answer_arrived(arriving, call, time.monotonic_ns()))
+
+    async def _answer_arrived(self, arriving: ArrivingRequest, call: Call, arrival_ns: int) -> None:
+        request = ClientRequest(self._resources, arriving.plan, arriving.request_id, call, arrival_ns, self.begin)
+        request.placed = arriving.leave()
+        try:
+            result = await request.answer()
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._finish(request, result)
 
     async def _answer_large(self, message: bytes, call: Call, arrival_ns: int) -> None:
         """Have a thread take a message apart, whose header may be most of it."""

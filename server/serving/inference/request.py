@@ -82,13 +82,15 @@ class ClientRequest(ModelRun):
 
     The model and those of an ensemble are in use until then (`uses`). `given`: contents of the inputs, until they are
     in the request's memory: many requests that wait would hold their tensors twice. `contents`: the same where they may
-    be needed once more. `response_id`: stands in the response. `by_slot`: what happened last was that a slot has ended.
+    be needed once more. `placed`: memory that has them already. `response_id`: stands in the response. `by_slot`: what
+    happened last was that a slot has ended.
     """
 
     regions: Mapping[str, Region] = NO_REGIONS
     given: Contents = ()
     contents: Contents = ()
     submission: Submission | None = None
+    placed: Submission | None = None
     by_slot = False
     _maps = True  # workers may use tensors where the client has them
     _left_outcome: SlotOutcome | None = None  # of what an instance of a Python model has kept
@@ -150,15 +152,20 @@ class ClientRequest(ModelRun):
 
     async def _attempt(self) -> SlotStatus:
         """Hand the request to the scheduler; return how it has ended there. Raises RequestError."""
-        contents, resources = self.given, self._resources
-        external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
-        if self._codec.states is not None:
-            external = self._codec.states.tensors()
-        layout = self._codec.layout(contents)
-        self.submission = submission = resources.slots.open(layout, self.shapes.rows, external)
-        slot = submission.slot
+        contents, resources, placed = self.given, self._resources, self.placed
+        if placed is not None:
+            submission, self.placed = placed, None
+        else:
+            external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
+            if self._codec.states is not None:
+                external = self._codec.states.tensors()
+            layout = self._codec.layout(contents)
+            submission = resources.slots.open(layout, self.shapes.rows, external)
+        self.submission, slot = submission, submission.slot
         try:
-            if sum(map(len, submission.inputs)) > LARGE_BYTES:
+            if placed is not None:
+                pass
+            elif sum(map(len, submission.inputs)) > LARGE_BYTES:
                 await resources.slots.aside.run(self._codec.write, submission, contents)
             else:
                 self._codec.write(submission, contents)

@@ -36,7 +36,7 @@ HEADERS = (
 
 def taken(reader: MessageReader) -> Iterator[tuple[bool, bytes]]:
     while reader.has_head():
-        reader.place()
+        reader.collect()
         found = reader.take()
         if found is None:
             return
@@ -80,7 +80,7 @@ def test_a_length_that_is_announced_takes_no_memory() -> None:
         other = MessageReader(1 << 30)
         other.feed(b"\0" + (1 << 30).to_bytes(4) + b"x" * 100)
         assert other.has_head()
-        other.place()
+        other.collect()
         assert other.take() is None
     assert time.process_time() - begin_s < 0.5
 
