@@ -131,13 +131,6 @@ def anonymous_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
-def process_limit(cgroups: Path = CGROUPS, membership: str | None = None) -> int | None:
-    """Return how many processes and threads there may be (tightest `pids.max`, RLIMIT_NPROC); None: any number."""
-    of_user = _rlimit(resource.RLIMIT_NPROC) if os.getuid() else []  # the kernel does not hold root to it
-    groups = _limited_groups("pids", {2: "pids.max", 1: "pids.max"}, cgroups, membership)
-    return min([*of_user, *(limit for *_, limit in groups)], default=None)
-
-
 def _group_folders(controller: str, cgroups: Path, membership: str | None) -> Iterator[tuple[int, Path]]:
     """Yield version and folder of each cgroup that may limit this process by a controller, its own one first."""
     text = Path("/proc/self/cgroup").read_text() if membership is None else membership

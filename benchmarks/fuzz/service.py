@@ -31,7 +31,7 @@ from gangway.server.serving.http.routes import route_of, verbs_of
 from gangway.server.serving.http.site import HttpSite
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Offload
-from gangway.server.serving.protocol import Method
+from gangway.server.serving.protocol import Method, Methods, at_once
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 16
@@ -107,7 +107,8 @@ def site() -> HttpSite:
     inline = Offload(_call, _call, MAX_AT_ONCE, "")
     options = HttpOptions(max_body_bytes=MAX_BODY_BYTES)
     limit = ConnectionLimit(MAX_AT_ONCE)
-    return HttpSite(_answer_zeros, _methods(), models, options, Ports(), inline, inline, limit)
+    methods = Methods(_methods(), asyncio.new_event_loop(), inline, lambda: None)
+    return HttpSite(_answer_zeros, methods, models, options, Ports(), inline, limit)
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> None:
@@ -163,7 +164,7 @@ def _methods() -> Mapping[str, Method[Any]]:
 
 def _method(method: MethodDescriptor) -> Method[Any]:
     answered = message_factory.GetMessageClass(method.output_type)
-    return Method(message_factory.GetMessageClass(method.input_type), lambda _: answered())
+    return Method(message_factory.GetMessageClass(method.input_type), at_once(lambda _: answered()))
 
 
 def _announced(

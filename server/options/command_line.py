@@ -60,7 +60,7 @@ ACCEPTED = (
     TritonFlag("--enable-peer-access", "BOOL", _GPU, boolean),
     TritonFlag("--grpc-header-forward-pattern", "REGEX", "no model reads parameters of requests"),
     TritonFlag("--grpc-infer-allocation-pool-size", "N", _OBJECTS, integer(0)),
-    TritonFlag("--grpc-infer-thread-count", "N", "a request in flight has a thread", integer(1)),
+    TritonFlag("--grpc-infer-thread-count", "N", "an event loop serves all calls", integer(1)),
     TritonFlag("--grpc-max-response-pool-size", "N", _OBJECTS, integer(1)),
     TritonFlag("--http-header-forward-pattern", "REGEX", "no model reads parameters of requests"),
     TritonFlag("--http-thread-count", "N", "an event loop serves all connections", integer(1)),
@@ -317,7 +317,7 @@ class FrontEndOptions:
     `bell_fd`: the eventfd that the bell of the io segment's slot table names (-1: none is inherited). `trace_fd`: where
     traces go (-1: nowhere). `statistics_fd`: the table in which it counts (-1: its own memory). `custom_metrics_fds`:
     the table of what Python models count (empty: none). `other_io_fds`: the io segments of other front ends.
-    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `threads.py`.
+    `regions_fd`: for having workers map regions (-1: they do not).
     """
 
     index: int
@@ -332,7 +332,6 @@ class FrontEndOptions:
     statistics_fd: int = -1
     custom_metrics_fds: tuple[int, ...] = ()
     other_io_fds: tuple[int, ...] = ()
-    thread_share: float = 1.0
     serve: ServeOptions = field(default_factory=ServeOptions)
 
     def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":

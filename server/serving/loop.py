@@ -17,7 +17,7 @@ import uvloop
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotTable
-from gangway.server.threads import CountingPool, NoThreadError
+from gangway.server.threads import NoThreadError, started_pool
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ServingLoop:
         self.lag = Lag()
         self.turn = Turn(self.loop)
         self._thread = threading.Thread(target=self.serve, name="loop", daemon=True)
-        self._pool = CountingPool(THREADS, "aside", THREADS)
+        self._pool = started_pool(THREADS, "aside")
 
     def start(self) -> None:
         """Begin, in a thread of its own. Raises NoThreadError."""

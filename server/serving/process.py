@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -71,13 +70,23 @@ from gangway.server.serving.inference.sequences import Sequences
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
 from gangway.server.serving.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
-from gangway.server.serving.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
+from gangway.server.serving.pending import Pending, drive
+from gangway.server.serving.protocol import (
+    AnyMethod,
+    Health,
+    Method,
+    Methods,
+    RegionMethods,
+    ServerMethods,
+    at_once,
+)
 from gangway.server.serving.slots import Afterwork, Slots
 from gangway.server.serving.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.serving.tracing import Tracer
+from gangway.server.serving.turns import Turns
 from gangway.server.serving.watch import Watch
 from gangway.server.system import keep_freed_memory, own_version
-from gangway.server.threads import NoThreadError, scaled
+from gangway.server.threads import NoThreadError
 from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
@@ -114,7 +123,6 @@ class FrontEnd:
         log: ProcessLog | None = None,
         mappings: Mappings | None = None,
         make_statistics: MakeStatistics = own_statistics,
-        thread_share: float = 1.0,
         control: ControlSegment | None = None,
         is_alone: bool = True,
         peers: Peers = Peers(),  # noqa: B008 - frozen
@@ -128,15 +136,13 @@ class FrontEnd:
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
-        self.tracer = tracer or Tracer(options.traces)
+        self.tracer = tracer or Tracer(options.traces, serving)
         self.sequences = Sequences(plane, serving)
         self._afterwork = Afterwork(at_once=not is_alone)
         slots = Slots(serving, plane, self._afterwork)
         resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
-        limits = replace(limits, streams=scaled(limits.streams, thread_share))
-        in_threads = scaled(plane.slots.slots, thread_share)
         self.streams = Streams(self.inference.order_of, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[Job, ...] = ()
@@ -150,29 +156,26 @@ class FrontEnd:
         self.models = Models(most_answer_bytes=max(MOST_ANSWER_BYTES, options.grpc.max_message_bytes))
         self._tell = tell
         self._make_statistics = make_statistics
-        self.repository = RepositoryMethods(ask)
-        self.changes = SharedChanges(self._apply, propose)
+        loop = serving.loop
+        self.repository = RepositoryMethods(loop, ask, slots.aside)
+        self.changes = SharedChanges(loop, self._apply, propose)
         self._regions = RegionMethods(regions, self.changes.make)
-        self._logs = LogMethods(options.logs, log, self.changes.make)
-        traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
+        self._logs = LogMethods(options.logs, log, self.changes.make, Turns(loop))
+        traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make, Turns(loop))
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
-        methods = {name: method.after(self._afterwork.do) for name, method in methods.items()}
+        self._methods = Methods(methods, loop, slots.aside, self._afterwork.do)
         self.server = GrpcFrontEnd(
             serving,
             self.inference,
             self.streams,
-            methods,
-            Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
-            plane.slots.slots,
+            self._methods,
+            Health(self._answers),
             options.grpc,
             plane.admission,
-            thread_share,
             lambda: self.descriptors.is_short,
         )
         self.descriptors = DescriptorWatch(self.server, end)
-        self._methods = methods
         self._options = options
-        self._max_http_threads = in_threads
         self._http: HttpFrontEnd | None = None
         self.ports = Ports()
 
@@ -187,7 +190,6 @@ class FrontEnd:
                 self.inference.begin,
                 self._methods,
                 lambda: self.models,
-                self._max_http_threads,
                 options,
                 self.ports,
                 self._serving,
@@ -268,24 +270,24 @@ class FrontEnd:
             case _:
                 raise ValueError(f"{message} is not for a front end")
 
-    def drain(self) -> None:
-        """Take no further requests; return when the last one has ended. Not for the loop's thread."""
-        self.inference.refuse(STOPPING)
-        self.streams.refuse(STOPPING)
-        self.repository.refuse(STOPPING)
-        self.changes.refuse(STOPPING)
+    async def drain(self) -> None:
+        """Take no further requests; return when the last one has ended, or after MAX_DRAIN_SECONDS."""
+        for each in (self.inference, self.streams, self.repository, self.changes):
+            each.refuse(STOPPING)
         self._answers.ready = False
-        self._await_idle()
-        self.tracer.finish(DRAIN_TRACES_SECONDS)
+        # Not by the gRPC server's own stop: it cancels what just arrives.
+        await self._await(lambda: self._is_idle, MAX_DRAIN_SECONDS)
+        await self._await(self.tracer.flush, DRAIN_TRACES_SECONDS)
+        self.tracer.close()
 
     def _retired(self, model_id: int) -> None:
         """The supervisor waits for it before it unloads the model."""
         self._say(ModelRetired(model_id))
 
     def _say(self, message: FrontEndMessage) -> None:
-        """Tell what the supervisor must hear, as soon as there is room. From any thread."""
+        """Tell what the supervisor must hear, as soon as there is room."""
         if not self._tell(message):
-            self._serving.call(self._serving.loop.call_later, TELL_AGAIN_SECONDS, self._say, message)
+            self._serving.loop.call_later(TELL_AGAIN_SECONDS, self._say, message)
 
     def _apply(self, change: Change) -> None:
         """Make a change that is made in all front ends. Raises RequestError."""
@@ -297,13 +299,17 @@ class FrontEnd:
             case LogSettings():
                 self._logs.apply(change)
 
-    def _await_idle(self) -> None:
-        """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
-        end = time.monotonic() + MAX_DRAIN_SECONDS
-        while not self._is_idle() and time.monotonic() < end:
-            time.sleep(IDLE_POLL_SECONDS)
+    async def _await(self, is_done: Callable[[], bool], seconds: float) -> None:
+        loop = self._serving.loop
+        end_s = loop.time() + seconds
+        while not is_done() and loop.time() < end_s:
+            looked: Pending[None] = Pending()
+            loop.call_later(IDLE_POLL_SECONDS, looked.settle, None)
+            await looked
 
+    @property
     def _is_idle(self) -> bool:
+        """Whether all answers have been sent."""
         is_done = self.inference.idle and self.streams.idle
         return is_done and self.server.idle and (self._http is None or self._http.idle)
 
@@ -316,28 +322,27 @@ def methods_of(
     logs: LogMethods,
 ) -> Mapping[str, AnyMethod]:
     """Return what is served besides inference, by the name that it has in the service."""
-
-    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        repository.refresh()
-        return answers.repository_index(request)
-
     return {
-        "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
-        "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
-        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
-        "ServerMetadata": Method(pb.ServerMetadataRequest, answers.server_metadata),
-        "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
-        "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
-        "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
-        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
+        "ServerLive": Method(pb.ServerLiveRequest, at_once(answers.server_live)),
+        "ServerReady": Method(pb.ServerReadyRequest, at_once(answers.server_ready)),
+        "ModelReady": Method(pb.ModelReadyRequest, at_once(answers.model_ready)),
+        "ServerMetadata": Method(pb.ServerMetadataRequest, at_once(answers.server_metadata)),
+        "ModelMetadata": Method(pb.ModelMetadataRequest, at_once(answers.model_metadata)),
+        "ModelConfig": Method(pb.ModelConfigRequest, at_once(answers.model_config)),
+        "ModelStatistics": Method(
+            pb.ModelStatisticsRequest, answers.model_statistics, is_long=lambda request: not request.name
+        ),
+        "RepositoryIndex": Method(
+            pb.RepositoryIndexRequest, answers.repository_index, repository.refresh, is_long=lambda request: True
+        ),
         "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
         "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
-        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
+        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, at_once(regions.system_status)),
         "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
         "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
-        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
-        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
-        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
+        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, at_once(regions.cuda_status)),
+        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, at_once(regions.cuda_register)),
+        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, at_once(regions.cuda_unregister)),
         "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
         "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
     }
@@ -361,11 +366,8 @@ class Listeners:
         self._tell = tell
         self.grpc_address = ""  # as soon as there is one
 
-    def begin(self) -> None:
-        """Have a thread open them. The process ends if one cannot be opened, which the supervisor knows."""
-        threading.Thread(target=self._open, name="listeners", daemon=True).start()
-
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open them. The process ends if one cannot be opened, which the supervisor is told. Not for the loop."""
         try:
             self.grpc_address = self._grpc()
             own_version()  # so that no client waits for it
@@ -416,7 +418,6 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
 
     say = supervisor.try_send
     shared = SharedStatistics(options.index, options.statistics_fd, options.other_io_fds, plane)
-    tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
 
     def end() -> None:
         log.finish()
@@ -425,6 +426,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     try:
         serving = ServingLoop()
         mappings = make_mappings(options, control, serving)
+        exporter = socket.socket(fileno=options.trace_fd) if options.trace_fd >= 0 else None
         front_end = FrontEnd(
             plane,
             options.serve,
@@ -432,11 +434,10 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             say,
             say,
             say,
-            tracer=tracer,
+            tracer=Tracer(options.serve.traces, serving, exporter),
             log=log,
             mappings=mappings,
             make_statistics=shared.make_statistics,
-            thread_share=options.thread_share,
             control=control,
             is_alone=not options.other_io_fds,
             peers=shared.peers,
@@ -456,7 +457,8 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     serving.every(0.0, memory.turn)
     serving.every(0.0, front_end.descriptors.turn, aside=True)
     serving.every(PERIOD_S, front_end.streams.look)
-    serving.call(serving.loop.add_reader, supervisor.fileno(), Orders(supervisor, front_end, listeners, log).hear)
+    orders = Orders(supervisor, serving, front_end, listeners, log)
+    serving.call(serving.loop.add_reader, supervisor.fileno(), orders.hear)
     serving.serve()
     return 0
 
@@ -465,9 +467,15 @@ class Orders:
     """What the supervisor says, as the loop hears it. Whatever fails here ends the process: it has a successor."""
 
     def __init__(
-        self, supervisor: Peer[FrontEndMessage], front_end: FrontEnd, listeners: Listeners, log: ProcessLog
+        self,
+        supervisor: Peer[FrontEndMessage],
+        serving: ServingLoop,
+        front_end: FrontEnd,
+        listeners: Listeners,
+        log: ProcessLog,
     ) -> None:
         self._supervisor = supervisor
+        self._serving = serving
         self._front_end = front_end
         self._listeners = listeners
         self._log = log
@@ -488,14 +496,23 @@ class Orders:
     def _follow(self, message: FrontEndMessage) -> None:
         match message:
             case AllKnown():
-                self._listeners.begin()
+                self._serving.aside(self._open)
             case Drain():
-                threading.Thread(target=self._drain, name="drain", daemon=True).start()
+                drive(self._drain())
             case _:
                 self._front_end.handle(message)
 
-    def _drain(self) -> None:
-        self._front_end.drain()
+    def _open(self) -> None:
+        try:
+            self._listeners.open()
+        except Exception as error:
+            end_with(error, self._log)
+
+    async def _drain(self) -> None:
+        try:
+            await self._front_end.drain()
+        except Exception as error:
+            end_with(error, self._log)
         remove_socket(self._listeners.grpc_address)
         # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
         self._log.finish()

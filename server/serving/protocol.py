@@ -1,10 +1,13 @@
 """The protocol's methods with one message in and one out, which gRPC and HTTP both serve.
 
-A further method is added to `process.methods_of`, and gRPC and HTTP both serve it.
+A further method is added to `process.methods_of`, and gRPC and HTTP both serve it. Each is a coroutine of the loop.
+What only computes for a moment is answered at once. What others have to say is awaited. What tells of all models is
+made in slices, one answer at a time. Few threads do what is long and cannot be divided.
 """
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -18,6 +21,8 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tensors import Tensor
 from gangway.server.options.server import SERVER_NAME
 from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, open_segment
+from gangway.server.serving.pending import Driven, Offload
+from gangway.server.serving.turns import Slices, Turns
 from gangway.server.system import own_version
 
 EXTENSIONS = (  # only what works
@@ -94,16 +99,15 @@ class ServerMethods:
         """Return a model's completed configuration."""
         return pb.ModelConfigResponse(config=self.models.find(request.name, request.version).config)
 
-    def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+    async def model_statistics(self, request: pb.ModelStatisticsRequest, slices: Slices) -> pb.ModelStatisticsResponse:
         """Return the counters of one version, of one model, or of all."""
-        return pb.ModelStatisticsResponse(
-            model_stats=[
-                model.statistics.message(model.name, model.version, self._memory_bytes(model))
-                for model in self._selected(request)
-            ]
-        )
+        response = pb.ModelStatisticsResponse()
+        for model in self._selected(request):
+            response.model_stats.append(model.statistics.message(model.name, model.version, self._memory_bytes(model)))
+            await slices.rest()
+        return response
 
-    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+    async def repository_index(self, request: pb.RepositoryIndexRequest, slices: Slices) -> pb.RepositoryIndexResponse:
         """List every model the repository has, with its state."""
         if request.repository_name:
             unsupported("'repository_name' specification is not supported")
@@ -117,6 +121,7 @@ class ServerMethods:
                 response.models.add(name=entry.name)
             elif not request.ready:
                 response.models.add(name=entry.name, version=version_text, state=entry.state, reason=entry.reason)
+            await slices.rest()
         return response
 
     def health_check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
@@ -155,7 +160,7 @@ class RegionMethods:
     all front ends `apply` a change, or raises RequestError.
     """
 
-    def __init__(self, regions: Regions, make: Callable[[RegionChange], None]) -> None:
+    def __init__(self, regions: Regions, make: Callable[[RegionChange], Driven[None]]) -> None:
         self._regions = regions
         self._make = make
 
@@ -181,22 +186,24 @@ class RegionMethods:
             raise RequestError(StatusCode.NOT_FOUND, message)
         return response
 
-    def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+    async def system_register(
+        self, request: pb.SystemSharedMemoryRegisterRequest, _slices: Slices
+    ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a region, in all front ends."""
         name, key = request.name, request.key
         if len(name) > MAX_NAME_BYTES or len(key) > MAX_KEY_CHARACTERS:
             self._regions.register(Registration(name, key, request.offset, request.byte_size))  # which refuses it
         else:
             file = _file_number(key)
-            self._make(RegionChange("register", name, key, request.offset, request.byte_size, file))
+            await self._make(RegionChange("register", name, key, request.offset, request.byte_size, file))
         return pb.SystemSharedMemoryRegisterResponse()
 
-    def system_unregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest
+    async def system_unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, _slices: Slices
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Forget one region, or all of them if none is named, in all front ends."""
         if len(request.name) <= MAX_NAME_BYTES:  # else it is not known, which is fine
-            self._make(RegionChange("unregister", request.name))
+            await self._make(RegionChange("unregister", request.name))
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
@@ -231,26 +238,82 @@ def _file_number(key: str) -> int:
 
 
 RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Method(Generic[RequestT]):
-    """The request's type, and what answers it. `answer` may raise RequestError, and may be called by any thread."""
+    """The request's type, and the coroutine that answers it, which may raise RequestError.
+
+    `before` is awaited before. `is_long` says whether an answer to this request tells of all models.
+    """
 
     request: type[RequestT]
-    answer: Callable[[RequestT], Message]
-
-    def after(self, what: Callable[[], None]) -> "Method[RequestT]":
-        """Return the same method, which calls `what` before it answers."""
-
-        def answer(request: RequestT) -> Message:
-            what()
-            return self.answer(request)
-
-        return Method(self.request, answer)
+    answer: Callable[[RequestT, Slices], Driven[Message]]
+    before: Callable[[], Driven[None]] | None = None
+    is_long: Callable[[RequestT], bool] = lambda request: False
 
 
 AnyMethod: TypeAlias = Method[Any]
+
+
+def at_once(answer: Callable[[RequestT], ResponseT]) -> Callable[[RequestT, Slices], Driven[ResponseT]]:
+    """Return the coroutine that answers as this function does."""
+
+    async def answered(request: RequestT, _slices: Slices) -> ResponseT:
+        return answer(request)
+
+    return answered
+
+
+class Methods:
+    """What is served besides inference, by the name that it has in the service.
+
+    `afterwork` is called before an answer is made, so that all that has been answered is counted. `aside`: threads for
+    what is long.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, AnyMethod],
+        loop: asyncio.AbstractEventLoop,
+        aside: Offload,
+        afterwork: Callable[[], None],
+    ) -> None:
+        self.by_name = methods
+        self._loop = loop
+        self._aside = aside
+        self._afterwork = afterwork
+        self._long_requests, self._long_answers = Turns(loop), Turns(loop)
+
+    async def ask(
+        self,
+        method: AnyMethod,
+        read: Callable[[], Message],
+        write: Callable[[Any, Slices], Driven[Answer]],
+        is_short: bool,
+    ) -> Answer:
+        """Return what `write` makes of the answer to the request that `read` makes. Raises what they raise.
+
+        `is_short`: reading it takes no longer than the loop has. Both may raise RequestError, and so may the method.
+        """
+        if is_short:
+            request = read()
+        else:
+            async with self._long_requests:  # the other thread is there for inference
+                request = await self._aside.run(read)
+        del read
+        self._afterwork()
+        if method.before is not None:
+            await method.before()
+        if method.is_long(request):
+            async with self._long_answers as slices:  # each holds memory
+                return await write(await method.answer(request, slices), slices)
+        slices = Slices(self._loop)
+        answer = method.answer(request, slices)
+        del request
+        return await write(await answer, slices)
 
 
 PERIOD_S = 0.25  # how late a watcher may learn of a change
@@ -262,10 +325,9 @@ _Status = health_pb2.HealthCheckResponse.ServingStatus
 class Health:
     """gRPC's own health service. `check` is a method like the others; `status` is what those who watch are told."""
 
-    def __init__(self, answers: ServerMethods, max_watchers: int = MAX_WATCHERS) -> None:
+    def __init__(self, answers: ServerMethods) -> None:
         self._answers = answers
-        self.max_watchers = max_watchers
-        self.check: AnyMethod = Method(health_pb2.HealthCheckRequest, answers.health_check)
+        self.check: AnyMethod = Method(health_pb2.HealthCheckRequest, at_once(answers.health_check))
 
     def status(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         """Return the status; a service that is not known is none that fails: it may come."""

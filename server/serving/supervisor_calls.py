@@ -1,21 +1,23 @@
 """Methods that the supervisor answers, or has all front ends answer: repository, settings of log and traces.
 
-Each question has a number, and its thread waits for that answer.
+Each question has a number, by which a coroutine waits for that answer. All of it happens on the loop.
 """
 
+import asyncio
 import contextlib
 import itertools
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from google.protobuf.message import Message
 
 from gangway.executor.logs import ProcessLog
+from gangway.executor.peer import close_descriptor
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
@@ -35,7 +37,9 @@ from gangway.server.messages import (
     Settled,
 )
 from gangway.server.models.served import Models
+from gangway.server.serving.pending import Driven, Offload, Pending
 from gangway.server.serving.tracing import Tracer
+from gangway.server.serving.turns import Slices, Turns
 from gangway.server.tracing.settings import (
     MAX_COUNT,
     MAX_RATE,
@@ -70,65 +74,71 @@ class Answer(Protocol):
         ...
 
 
-@dataclass
-class _Waiting:
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: Answer | None = None
+@dataclass(frozen=True)
+class _Asked:
+    """A question that has not been answered. `held`: what stays until it is."""
+
+    answered: Pending[Answer | None]
+    timer: asyncio.TimerHandle
+    held: object
 
 
 class SupervisorCalls:
-    """Calls without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
+    """Questions without an answer, `most` at a time: beyond that clients are told `too_many`.
 
-    def __init__(self, most: int, too_many: str) -> None:
+    The supervisor works on a question until it is answered, also when its client has gone. So it keeps its place.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int, too_many: str) -> None:
+        self._loop = loop
         self._most = most
         self._too_many = too_many
-        self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._asked: dict[int, _Asked] = {}
         self._refusal = ""
         self._numbers = itertools.count(time.monotonic_ns())  # no number that was a predecessor's
 
-    def ask(self, send: Callable[[int], bool], seconds: float, not_now: str, unanswered: str) -> None:
+    async def ask(
+        self, send: Callable[[int], bool], seconds: float, not_now: str, unanswered: str, held: object = None
+    ) -> None:
         """Send a question with the number given; return when it has been answered by OK.
 
-        `send` says whether the supervisor could be told. Raises RequestError: with what was answered, or UNAVAILABLE
-        with `not_now` if it could not be told, with `unanswered` after `seconds` without an answer.
+        `send` says whether the supervisor could be told. `held` stays until the question is answered. Raises
+        RequestError: with what was answered, or UNAVAILABLE with `not_now` if it could not be told, with `unanswered`
+        after `seconds` without an answer.
         """
-        number, waiting = next(self._numbers), _Waiting()
-        with self._lock:
-            if self._refusal:
-                unavailable(self._refusal)
-            if len(self._waiting) >= self._most:
-                unavailable(self._too_many)
-            self._waiting[number] = waiting
-        try:
-            if not send(number):
-                unavailable(not_now)
-            waiting.done.wait(seconds)
-        finally:
-            with self._lock:
-                del self._waiting[number]
-        if waiting.answer is None:
+        if self._refusal:
+            unavailable(self._refusal)
+        if len(self._asked) >= self._most:
+            unavailable(self._too_many)
+        number, answered = next(self._numbers), Pending[Answer | None]()
+        self._asked[number] = _Asked(answered, self._loop.call_later(seconds, self._end, number), held)
+        if not send(number):
+            self._end(number)
+            unavailable(not_now)
+        answer = await answered
+        if answer is None:
             unavailable(self._refusal or unanswered)
-        if waiting.answer.code != OK:
-            raise RequestError(StatusCode[waiting.answer.code], waiting.answer.message)
+        if answer.code != OK:
+            raise RequestError(StatusCode[answer.code], answer.message)
 
     def answered(self, answer: Answer) -> None:
         """The supervisor has answered."""
-        with self._lock:
-            waiting = self._waiting.get(answer.number)
-            if waiting is not None:  # else it was a predecessor's question, or its thread has waited too long
-                waiting.answer = answer
-                waiting.done.set()
+        self._end(answer.number, answer)
 
     def refuse(self, reason: str) -> None:
         """Answer everything with UNAVAILABLE from now on, also what waits."""
-        with self._lock:
-            self._refusal = reason
-            for waiting in self._waiting.values():
-                waiting.done.set()
+        self._refusal = reason
+        for number in tuple(self._asked):
+            self._end(number)
+
+    def _end(self, number: int, answer: Answer | None = None) -> None:
+        asked = self._asked.pop(number, None)
+        if asked is not None:  # else it was a predecessor's question, or has waited too long
+            asked.timer.cancel()
+            asked.answered.settle(answer)
 
 
-MAX_WAITING_CHANGES = 64  # each has a thread
+MAX_WAITING_CHANGES = 64  # all front ends are at them
 WAIT_SECONDS = 10.0  # every wait ends; the others are told nevertheless
 NOT_NOW = "this cannot be changed now; it may be tried again"
 
@@ -137,22 +147,27 @@ class SharedChanges:
     """What a client changes for all front ends, as the front end sees it that got the client's request.
 
     `apply` makes a change in this process, and may raise RequestError. `ask` says whether the supervisor could be told;
-    None: there are no other processes to agree with. Safe for threads.
+    None: there are no other processes to agree with.
     """
 
-    def __init__(self, apply: Callable[[Change], None], ask: Callable[[FrontEndMessage], bool] | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        apply: Callable[[Change], None],
+        ask: Callable[[FrontEndMessage], bool] | None = None,
+    ) -> None:
         self._apply = apply
         self._ask = ask
-        self._calls = SupervisorCalls(MAX_WAITING_CHANGES, NOT_NOW)
+        self._calls = SupervisorCalls(loop, MAX_WAITING_CHANGES, NOT_NOW)
 
-    def make(self, change: Change) -> None:
+    async def make(self, change: Change) -> None:
         """Return when every front end has made the change. Raises RequestError: then none has made it."""
         ask = self._ask
         if ask is None:
             self._apply(change)
             return
         unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
-        self._calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
+        await self._calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
 
     def agreed(self, message: Agreed) -> Applied | None:
         """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
@@ -192,21 +207,27 @@ class LogMethods:
     """The protocol's LogSettings. All front ends make a change; the supervisor tells the other processes.
 
     `settings` hold at the start. `log` is this process's, if it has one. `make` has all front ends `apply` a change, or
-    raises RequestError.
+    raises RequestError. `turns`: of changes, each of which begins with what the one before has left.
     """
 
-    def __init__(self, settings: LogSettings, log: ProcessLog | None, make: Callable[[LogSettings], None]) -> None:
+    def __init__(
+        self,
+        settings: LogSettings,
+        log: ProcessLog | None,
+        make: Callable[[LogSettings], Driven[None]],
+        turns: Turns,
+    ) -> None:
         self._log = log
         self._make = make
         self._settings = settings
-        self._lock = threading.Lock()
+        self._turns = turns
 
-    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+    async def log_settings(self, request: pb.LogSettingsRequest, _slices: Slices) -> pb.LogSettingsResponse:
         """Change what the request names, all or nothing, then return everything that holds. Raises RequestError."""
         if request.settings:
-            with self._lock:
+            async with self._turns:
                 changes = dict(_log_change(name, value) for name, value in request.settings.items())
-                self._make(msgspec.structs.replace(self._settings, **changes))
+                await self._make(msgspec.structs.replace(self._settings, **changes))
         settings = self._settings
         response = pb.LogSettingsResponse()
         response.settings["log_file"].string_param = settings.file
@@ -252,25 +273,33 @@ _FIXED = {
 class TraceMethods:
     """The protocol's TraceSetting: a change is checked as a whole, and made by all front ends.
 
-    `make` returns when the tracers of all front ends have the new settings, or raises RequestError.
+    `make` returns when the tracers of all front ends have the new settings, or raises RequestError. `turns`: as in
+    LogMethods.
     """
 
-    def __init__(self, tracer: Tracer, models: Callable[[], Models], make: Callable[[TraceOverrides], None]) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        models: Callable[[], Models],
+        make: Callable[[TraceOverrides], Driven[None]],
+        turns: Turns,
+    ) -> None:
         self._tracer = tracer
         self._models = models
         self._make = make
-        self._lock = threading.Lock()
+        self._turns = turns
 
-    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+    async def trace_setting(self, request: pb.TraceSettingRequest, _slices: Slices) -> pb.TraceSettingResponse:
         """Change what the request names, then return everything that holds. Raises RequestError."""
         if request.model_name:
             self._models().find(request.model_name, "")  # an unknown one is an error
         if request.settings:
-            with self._lock:
-                self._change(request.model_name, {name: list(given.value) for name, given in request.settings.items()})
+            async with self._turns:
+                given = {name: list(setting.value) for name, setting in request.settings.items()}
+                await self._change(request.model_name, given)
         return self._shown(request.model_name)
 
-    def _change(self, model: str, given: Mapping[str, list[str]]) -> None:
+    async def _change(self, model: str, given: Mapping[str, list[str]]) -> None:
         settings = self._tracer.settings
         changes: dict[str, Any] = {}
         for name, values in given.items():
@@ -278,7 +307,7 @@ class TraceMethods:
         new = msgspec.structs.replace(settings.overrides(model), **changes, restarts="count" in changes)
         if fault := settings.fault_of(new):
             invalid(f"Attempting to set invalid trace setting :{fault}")
-        self._make(new)
+        await self._make(new)
 
     def _shown(self, model: str) -> pb.TraceSettingResponse:
         settings = self._tracer.settings
@@ -342,7 +371,7 @@ def _opentelemetry_of(config: TraceConfig) -> dict[str, list[str]]:
     return shown
 
 
-MAX_WAITING_CALLS = 16  # each has a thread, and maybe a model, for as long as it takes to compile one
+MAX_WAITING_CALLS = 16  # each may have a model in memory, for as long as it takes to compile one
 LOAD_SECONDS = 1800.0  # every wait ends; the load goes on
 INDEX_SECONDS = 5.0
 MAX_NAME_BYTES = 1024
@@ -352,24 +381,34 @@ class RepositoryMethods:
     """What clients ask of the model repository. The supervisor alone loads and unloads models.
 
     A configuration or files that come with a load may be as large as a message, so they lie in memory that the
-    supervisor reads by itself. `ask` says whether the supervisor could be told. Safe for threads.
+    supervisor reads by itself. `ask` says whether the supervisor could be told. `aside`: threads that copy them.
     """
 
-    def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[RepositoryCall], bool], aside: Offload) -> None:
         self._ask = ask
+        self._aside = aside
+        self._copies, self._looking = Turns(loop), Turns(loop)
+        self._looks = 0  # that have begun
         self._calls = SupervisorCalls(
+            loop,
             MAX_WAITING_CALLS,
             f"{MAX_WAITING_CALLS} requests to the model repository wait for their answers, more cannot",
         )
 
-    def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    async def load(self, request: pb.RepositoryModelLoadRequest, _slices: Slices) -> pb.RepositoryModelLoadResponse:
         """Load or reload a model; return when it answers requests. Raises RequestError."""
         _check(request.repository_name, request.model_name)
-        with _in_memory(request.SerializeToString() if request.parameters else b"") as path:
-            self._call("load", request.model_name, path)
+        name, content = request.model_name, None
+        if request.parameters:
+            async with self._copies:
+                content = await self._aside.run(_InMemory, request)
+        del request  # which may be large
+        await self._call("load", name, content)
         return pb.RepositoryModelLoadResponse()
 
-    def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+    async def unload(
+        self, request: pb.RepositoryModelUnloadRequest, _slices: Slices
+    ) -> pb.RepositoryModelUnloadResponse:
         """Unload a model; return when it takes no new requests. Raises RequestError.
 
         `unload_dependents` means what was loaded because this one, an ensemble, needs it.
@@ -382,13 +421,20 @@ class RepositoryMethods:
             if parameter.WhichOneof("parameter_choice") != "bool_param":
                 invalid("Unload parameter 'unload_dependents' must have bool type for its value")
             dependents = parameter.bool_param
-        self._call("unload", request.model_name, dependents=dependents)
+        await self._call("unload", request.model_name, dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
-    def refresh(self) -> None:
-        """Have the supervisor look what the repositories hold; if that is not possible, what was known stands."""
-        with contextlib.suppress(RequestError):
-            self._call("index", seconds=INDEX_SECONDS)
+    async def refresh(self) -> None:
+        """Have the supervisor look what the repositories hold; if that is not possible, what was known stands.
+
+        A look that begins after a call has come is one for all that have come before.
+        """
+        before = self._looks
+        async with self._looking:
+            if self._looks == before:
+                self._looks += 1
+                with contextlib.suppress(RequestError):
+                    await self._call("index", seconds=INDEX_SECONDS)
 
     def answered(self, answer: RepositoryAnswer) -> None:
         """The supervisor has answered."""
@@ -398,19 +444,21 @@ class RepositoryMethods:
         """Answer everything with UNAVAILABLE from now on, also what waits."""
         self._calls.refuse(reason)
 
-    def _call(
+    async def _call(
         self,
         kind: CallKind,
         name: str = "",
-        path: str = "",
+        content: "_InMemory | None" = None,
         seconds: float = LOAD_SECONDS,
         dependents: bool = False,
     ) -> None:
-        self._calls.ask(
+        path = content.path if content is not None else ""
+        await self._calls.ask(
             lambda number: self._ask(RepositoryCall(number, kind, name, path, dependents)),
             seconds,
             not_now="the model repository cannot be asked now",
             unanswered=f"no answer from the model repository within {seconds:.0f} seconds",
+            held=content,
         )
 
 
@@ -423,21 +471,20 @@ def _check(repository: str, name: str) -> None:
         invalid(f"invalid model name '{name[:80]}': a name begins with no dot, as folders that are no models do")
 
 
-@contextlib.contextmanager
-def _in_memory(content: bytes) -> Iterator[str]:
-    """Give a path under which the supervisor finds the content, empty for none."""
-    if not content:
-        yield ""
-        return
-    try:
-        descriptor = os.memfd_create("gangway-load", os.MFD_CLOEXEC)
-    except OSError as error:
-        unavailable(f"no memory for the request: {error}")
-    with open(descriptor, "wb", buffering=0) as file:
+class _InMemory:
+    """A client's message in memory; `path` is where the supervisor finds it, as long as this object lives."""
+
+    def __init__(self, message: Message) -> None:
+        """Copy it. Raises RequestError."""
+        self._descriptor = -1
         try:
-            view = memoryview(content)
+            self._descriptor = os.memfd_create("gangway-load", os.MFD_CLOEXEC)
+            view = memoryview(message.SerializeToString())
             while view:
-                view = view[file.write(view) :]
+                view = view[os.write(self._descriptor, view) :]
         except OSError as error:
             unavailable(f"no memory for the request: {error}")
-        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def __del__(self) -> None:
+        close_descriptor(self._descriptor)

@@ -1,13 +1,13 @@
 """The front end's side of tracing: picks requests, and sends what is known of them to the exporter's process.
 
-A request reads `active` once while no trace is wanted. One that is picked is put into a queue; a thread empties
-that a few times a second. Nothing ever waits for the exporter: what it does not take is dropped and counted.
+A request reads `active` once while no trace is wanted. One that is picked is put into a queue; one of the loop's
+threads empties that a few times a second. Nothing ever waits for the exporter: what it does not take is dropped and
+counted.
 """
 
 import logging
 import re
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from typing import NamedTuple, Protocol
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import RequestError, unavailable
+from gangway.server.errors import RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.codecs import PRECISIONS_USED
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.model_run import ModelRun
-from gangway.server.threads import NO_THREAD
+from gangway.server.serving.loop import ServingLoop
 from gangway.server.tracing.record import StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
 
@@ -151,7 +151,6 @@ def parent_of(call: Call) -> Parent | None:
 
 MAX_QUEUED = 4096
 PERIOD_SECONDS = 0.05
-IDLE_PERIOD_SECONDS = 1.0  # while no trace is wanted
 PACKET_BYTES = 48 * 1024
 REPORT_SECONDS = 60.0
 
@@ -162,15 +161,14 @@ class Tracer:
     `exporter`: a SOCK_SEQPACKET socket; None: traces are lost.
     """
 
-    def __init__(self, config: TraceConfig, exporter: socket.socket | None = None) -> None:
+    def __init__(self, config: TraceConfig, serving: ServingLoop, exporter: socket.socket | None = None) -> None:
         self.active = self.wants_tensors = False
         self.settings = TraceSettings(config)
+        self._serving = serving
         self._exporter = exporter
         self._queue: deque[TraceRecord] = deque()
         self._unsent: tuple[bytes, int] | None = None  # a packet that there was no room for, and its traces
-        self._sending = threading.Lock()
-        self._activated = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._is_looking = self._is_sending = False
         self._dropped = 0
         self._reported_seconds = -REPORT_SECONDS
         self._settle()
@@ -178,30 +176,17 @@ class Tracer:
     # -- settings
 
     def override(self, new: TraceOverrides, restarts: bool = True) -> None:
-        """Change settings that have been checked; see TraceSettings. Raises RequestError if no thread can be had."""
-        if new.level:
-            self._have_thread()
+        """Change settings that have been checked; see TraceSettings."""
         self.settings.override(new, restarts)
         self._settle()
 
     def _settle(self) -> None:
         self.active, self.wants_tensors = self.settings.active, self.settings.wants_tensors
-        if not self.active:
-            self._activated.clear()
-            return
-        self._have_thread()
-        self._activated.set()
+        if self.active and not self._is_looking:
+            self._is_looking = True
+            self._serving.every(PERIOD_SECONDS, self._look)
 
-    def _have_thread(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="traces", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                unavailable(NO_THREAD)
-            self._thread = thread
-
-    # -- requests, by any thread
+    # -- requests
 
     def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[ModelRun] = ()) -> None:
         """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
@@ -233,37 +218,41 @@ class Tracer:
 
     # -- the way out
 
-    def finish(self, timeout_seconds: float) -> None:
-        """Send what is left, until the timeout."""
-        end = time.monotonic() + timeout_seconds
-        while not self._flush() and time.monotonic() < end:
-            time.sleep(0.01)
+    def flush(self) -> bool:
+        """Send what there is room for; say whether nothing is left."""
+        return not self._is_sending and self._send()
+
+    def close(self) -> None:
+        """Give up what could not be sent."""
         self._dropped += len(self._queue) + (self._unsent[1] if self._unsent else 0)
         self._report(now=True)
 
-    def _run(self) -> None:
-        while True:
-            self._activated.wait(IDLE_PERIOD_SECONDS)
-            time.sleep(PERIOD_SECONDS)
-            self._flush()
-            self._report()
+    def _look(self) -> None:
+        if (self._queue or self._unsent) and not self._is_sending:
+            self._is_sending = True
+            self._serving.aside(self._work)
+        self._report()
 
-    def _flush(self) -> bool:
-        """Send what there is room for; say whether that was all."""
-        with self._sending:
-            while self._queue or self._unsent:
-                packet, traces = self._unsent or self._packed()
-                self._unsent = None
-                try:
-                    if self._exporter is None:
-                        raise ConnectionError
-                    self._exporter.send(packet, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    self._unsent = packet, traces
-                    return False
-                except OSError:
-                    self._dropped += traces
-            return True
+    def _work(self) -> None:
+        try:
+            self._send()
+        finally:
+            self._is_sending = False
+
+    def _send(self) -> bool:
+        while self._queue or self._unsent:
+            packet, traces = self._unsent or self._packed()
+            self._unsent = None
+            try:
+                if self._exporter is None:
+                    raise ConnectionError
+                self._exporter.send(packet, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._unsent = packet, traces
+                return False
+            except OSError:
+                self._dropped += traces
+        return True
 
     def _packed(self) -> tuple[bytes, int]:
         parts: list[bytes] = []

@@ -11,7 +11,6 @@ from gangway.artifact.host_limits import (
     idle_seconds,
     memory_limit,
     memory_limit_bytes,
-    process_limit,
 )
 
 MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -97,18 +96,6 @@ def test_address_space_bounds_memory(tmp_path):
         assert memory_limit_bytes(tmp_path, "0::/") == MACHINE_BYTES // 2
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "limit"),
-    [
-        ({"pids.max": "70\n"}, "0::/", 70),
-        ({"unified/a/pids.max": "80\n"}, "8:pids:/\n0::/a", 80),
-        ({"pids/a/pids.max": "max\n", "pids/pids.max": "90\n"}, "8:pids:/a", 90),
-    ],
-)
-def test_process_limit(tmp_path, files, membership, limit):
-    assert process_limit(group(tmp_path, files), membership) == limit
 
 
 def test_cores_have_idled_for_the_time_that_they_did_not_work_or_be_taken(tmp_path):

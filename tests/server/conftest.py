@@ -32,7 +32,7 @@ from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
 from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.serving.grpc.streams import StreamLimits
-from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.loop import THREADS, ServingLoop
 from gangway.server.serving.process import FrontEnd
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
@@ -161,8 +161,20 @@ class Server:
     plane: DataPlane
     scheduler: FakeScheduler
     client: triton.InferenceServerClient
+    serving: ServingLoop
     max_message_bytes: int = MAX_MESSAGE_BYTES
     http_address: str = ""
+
+    @contextmanager
+    def without_threads(self) -> Iterator[None]:
+        """The loop's threads are at something else."""
+        released = threading.Event()
+        for _ in range(THREADS):
+            self.serving.aside(released.wait, 60)
+        try:
+            yield
+        finally:
+            released.set()
 
 
 @contextmanager
@@ -188,7 +200,7 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
         front_end.handle(model)
     front_end.handle(InitialLoadDone())
     with triton.InferenceServerClient(address) as client:
-        yield Server(address, front_end, plane, scheduler, client, options.max_message_bytes, http_address)
+        yield Server(address, front_end, plane, scheduler, client, serving, options.max_message_bytes, http_address)
     front_end.http.stop()
     front_end.server.stop(5)
     serving.stop()

@@ -21,6 +21,7 @@ from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http.json_text import set_parameters
 from gangway.server.serving.http.replies import STATUSES
+from gangway.server.serving.pending import result_of
 from tests.helpers.http_requests import ask_http
 from tests.helpers.raw_stream import RawStream
 
@@ -327,7 +328,7 @@ def test_other_methods(server: Any, http: Ask, segment: str, name: str) -> None:
 
 def test_a_server_that_stops(start_front_end: Any) -> None:
     server = start_front_end(GrpcOptions())
-    server.front_end.drain()
+    result_of(server.serving, server.front_end.drain())
     request = Wrong()
     assert refusal_of(server.address, "ModelInfer", request.message().SerializeToString()) == (
         "UNAVAILABLE",

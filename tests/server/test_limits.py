@@ -11,14 +11,12 @@ import grpc
 import pytest
 
 from gangway.protos import health_pb2
-from gangway.server.control.supervisor.shared_memory import SLOTS
 from gangway.server.descriptors import max_connections
 from gangway.server.requests.data_plane import Usage
 from gangway.server.serving.http import http1
 from gangway.server.serving.http import json_text as tensors
 from gangway.server.serving.http import site as http_site
 from gangway.server.serving.protocol import MAX_WATCHERS
-from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
 Ask = Callable[..., Any]
 INFER = "/v2/models/simple/infer"
@@ -62,18 +60,6 @@ def test_one_output_as_json(http: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_of_one_request(http: Ask, kind: str) -> None:
     refused = http("POST", INFER, {**simple_request(), kind: [{"name": "x"}] * 1025})
     assert (refused.status, f"1025 {kind} are too many" in refused.content["error"]) == (400, True)
-
-
-def test_threads_are_shared_out_under_a_limit() -> None:
-    assert 2 * SLOTS <= FRONT_END_THREADS, "methods that wait: of gRPC, of HTTP"
-    assert thread_share(None, 64, 16) == thread_share(1 << 20, 64, 16) == 1.0
-    assert scaled(128, 1.0) == 128
-    some = thread_share(1024, 8, 1)
-    assert 0.1 < some < 0.5
-    assert scaled(SLOTS, some) < SLOTS
-    assert scaled(1, some) == 1
-    with pytest.raises(TooFewThreadsError, match=r"only 100 processes and threads .*: raise the limit"):
-        thread_share(100, 8, 1)
 
 
 def test_connections_are_as_many_as_descriptors_allow() -> None:

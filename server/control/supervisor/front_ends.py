@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from gangway.artifact.host_limits import process_limit
 from gangway.executor.process import raise_priority
 from gangway.server.access import UNIX, port_of, socket_address
 from gangway.server.control.supervisor.announcements import Announcements
@@ -44,7 +43,6 @@ from gangway.server.messages import (
 )
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.options.endpoints import GrpcOptions
-from gangway.server.threads import thread_share
 from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
@@ -301,15 +299,13 @@ class FrontEndControl:
         regions: RegionRegistry,
         tell: Callable[[Event], None],
     ) -> None:
-        """Start nothing yet. Raises TooFewThreadsError."""
+        """Start nothing yet."""
         self.log = log
         self._memory = memory
         self._exporter = exporter
         self._regions = regions
         self._tell = tell
         self._serve = options
-        general = options.general
-        self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
         self._scheduler = scheduler
         self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
         self._call_numbers = count(1)
@@ -403,7 +399,6 @@ class FrontEndControl:
                 custom_metrics_fds=memory.custom_metrics.fds,
                 regions_fd=regions.fileno(),
                 other_io_fds=tuple(memory.io[other].fd for other in self.processes if other != index),
-                thread_share=self._thread_share,
             )
 
     def ended(self, index: int) -> None:

@@ -39,7 +39,6 @@ from gangway.server.serving.grpc.messages import (
 )
 from gangway.server.serving.limits import StalledCalls
 from gangway.server.serving.loop import ServingLoop
-from gangway.server.threads import NO_THREAD, CountingPool, NoThreadError
 from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
@@ -124,17 +123,15 @@ class Arrivals:
 
 @dataclass
 class Sharing:
-    """What all calls of a server share. `pool`: for methods that block; the loop has threads for the rest."""
+    """What all calls of a server share."""
 
     serving: ServingLoop
-    pool: CountingPool
     arrivals: Arrivals
     arriving: StalledCalls  # whose message has not come
     unread: StalledCalls  # whose answer has not been taken
     message_bytes: int
     compression: Compression
     count: int = 0
-    in_threads: int = 0  # calls that a thread was given so far
     thread: int = 0  # the loop's
 
 
@@ -538,11 +535,7 @@ class GrpcCall(EndingCall):
 
     def _aside(self, then: Callable[..., None], work: Callable[..., object], *arguments: object) -> None:
         """Have a thread do the work, and the loop go on with its result."""
-        try:
-            self._shared.pool.submit(self._work_aside, then, work, *arguments)
-        except NoThreadError:
-            self._is_answered = False
-            self._answer(RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
+        self._shared.serving.aside(self._work_aside, then, work, *arguments)
 
     def _work_aside(self, then: Callable[..., None], work: Callable[..., object], *arguments: object) -> None:
         call = self._shared.serving.call

@@ -1,12 +1,11 @@
 """The gRPC server of a front end: methods of the protocol to functions, refusals to status codes, on the event loop.
 
-Questions about health and inference are answered by the loop itself. All else, which may block, goes to a thread of a
-pool.
+All of it is on the loop: inference, and the table of all other methods (`protocol.py`).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from socket import socket
 from threading import get_ident
 from typing import Final, Protocol
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import memory_budget
@@ -43,9 +42,9 @@ from gangway.server.serving.grpc.streams import Stream, StreamedCall, Streams
 from gangway.server.serving.limits import ConnectionLimit, StalledCalls
 from gangway.server.serving.listeners import BACKLOG, listen
 from gangway.server.serving.loop import ServingLoop
-from gangway.server.serving.protocol import PERIOD_S, AnyMethod, Health
+from gangway.server.serving.protocol import MAX_WATCHERS, PERIOD_S, AnyMethod, Health, Methods, RequestT
 from gangway.server.serving.tls import Certificates, TlsListener
-from gangway.server.threads import NO_THREAD, CountingPool, NoThreadError, scaled
+from gangway.server.serving.turns import Slices, drive_for
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 HEALTH: Final = ("ServerLive", "ServerReady", "ModelReady")  # besides Check; answered by the loop
 MAX_CALLS: Final = 16384  # at a time; gRPC answers RESOURCE_EXHAUSTED to more
 RESERVED_CALLS: Final = 1024  # of health, above MAX_CALLS
-READY_THREADS: Final = 2  # are started before the first call
+SHORT_BYTES: Final = 64 * 1024  # of a request to another method than inference, are understood at once
 AMPLE_BYTES: Final = 4 << 30  # of memory: what clients send unasked may be as much as a window has
 NARROW_WINDOW_BYTES: Final = 64 << 10  # of a stream, where there is less memory
 MAX_ARRIVING: Final = 4096  # calls whose message has not come
@@ -83,24 +82,22 @@ class Inference(Protocol):
 
 
 class GrpcFrontEnd:
-    """Serves one address. `max_in_flight` calls of methods that may block may have a thread each."""
+    """Serves one address."""
 
     def __init__(
         self,
         serving: ServingLoop,
         inference: Inference,
         streams: Streams,
-        methods: Mapping[str, AnyMethod],
+        methods: Methods,
         health: Health,
-        max_in_flight: int,
         options: GrpcOptions,
         admission: AdmissionController | None = None,
-        thread_share: float = 1.0,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
-        `admission` lets calls of ModelInfer in. `thread_share`: see there. `is_short`: see ConnectionLimit.
+        `admission` lets calls of ModelInfer in. `is_short`: see ConnectionLimit.
         """
         self._serving = serving
         self._inference = inference
@@ -109,10 +106,8 @@ class GrpcFrontEnd:
         self._watchers = 0
         self._options = options
         self._certificates = Certificates(options.tls, ("h2",)) if options.tls else None
-        self._pool = CountingPool(scaled(max_in_flight, thread_share), "grpc", READY_THREADS)
         self._shared = Sharing(
             serving,
-            self._pool,
             Arrivals(memory_budget()),
             StalledCalls(MAX_ARRIVING, 0, GRACE_S),
             StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, GRACE_S),
@@ -120,7 +115,8 @@ class GrpcFrontEnd:
             options.compression,
         )
         self._heads: dict[Headers, CallHead] = {}
-        self._methods = self._all_methods(methods, admission)
+        self._methods = methods
+        self._by_path = self._all_methods(admission)
         self._limit = ConnectionLimit(max_connections(), is_short)
         ample = memory_budget().limit.size_bytes >= AMPLE_BYTES
         window_bytes = WINDOW_BYTES if ample else NARROW_WINDOW_BYTES
@@ -151,20 +147,11 @@ class GrpcFrontEnd:
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
         self._serving.run(self._stop(grace_seconds))
-        self._pool.shutdown(wait=False)
 
     @property
     def idle(self) -> bool:
         """Whether the system has every byte of every answer."""
-        try:
-            return self._serving.run(self._is_idle(), END_TIMEOUT_S)
-        except TimeoutError:
-            return False
-
-    @property
-    def calls_in_threads(self) -> int:
-        """How many calls a thread was given so far."""
-        return self._pool.submitted
+        return self._connections.idle
 
     @property
     def arriving_calls(self) -> int:
@@ -207,7 +194,7 @@ class GrpcFrontEnd:
         if head.is_http:
             connection.refuse(stream, [(b":status", b"415")])
             return None
-        method = self._methods.get(head.path)
+        method = self._by_path.get(head.path)
         try:
             if head.refusal is not None:
                 raise head.refusal
@@ -268,9 +255,6 @@ class GrpcFrontEnd:
         for connection in tuple(self._connections.open):
             connection.abort()
 
-    async def _is_idle(self) -> bool:
-        return self._connections.idle
-
     async def _end_idle(self, wanted: int) -> int:
         ended = self._limit.end_idle(wanted, self._serving.loop.time() - SILENT_S)
         if ended:
@@ -288,12 +272,10 @@ class GrpcFrontEnd:
 
     # -- methods
 
-    def _all_methods(
-        self, methods: Mapping[str, AnyMethod], admission: AdmissionController | None
-    ) -> dict[str, GrpcMethod]:
+    def _all_methods(self, admission: AdmissionController | None) -> dict[str, GrpcMethod]:
         found = []
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
-            served = methods.get(method.name)
+            served, is_health = self._methods.by_name.get(method.name), method.name in HEALTH
             if method.name == "ModelInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
                 made = replace(made, arriving=self._arriving)
@@ -301,13 +283,10 @@ class GrpcFrontEnd:
                 made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
             elif served is None:
                 made = self._method(INFERENCE_SERVICE, method.name, take=partial(_refuse, method.name))
-            elif method.name in HEALTH:
-                made = self._method(INFERENCE_SERVICE, method.name, take=partial(_answer_at_once, served), health=True)
             else:
-                made = self._method(INFERENCE_SERVICE, method.name, take=partial(self._answer_in_thread, served))
+                made = self._method(INFERENCE_SERVICE, method.name, take=partial(self._take, served), health=is_health)
             found.append(made)
-        check = partial(_answer_at_once, self._health.check)
-        found.append(self._method(HEALTH_SERVICE, "Check", take=check, health=True))
+        found.append(self._method(HEALTH_SERVICE, "Check", take=partial(self._take, self._health.check), health=True))
         found.append(self._method(HEALTH_SERVICE, "Watch", take=self._watch))
         return {method.path: method for method in found}
 
@@ -336,23 +315,27 @@ class GrpcFrontEnd:
     def _execute(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
         self._inference.begin(request.header, request.request_id, request.raws, call, arrival_ns)
 
-    def _answer_in_thread(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
-        self._in_thread(call, _answer, method, message)
+    def _take(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
+        drive_for(call, self._answer(method, call, message))
 
-    def _in_thread(self, call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
+    async def _answer(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
+        """Answer a call, also after any error."""
+        read, is_short = partial(_understood, method.request, message), len(message) <= SHORT_BYTES
+        asking = self._methods.ask(method, read, _serialised, is_short)
+        del message, read  # which may be much, and it may wait for long
         try:
-            self._pool.submit(_work, call, function, *arguments)
-        except NoThreadError:
-            call.answer(RequestError(StatusCode.UNAVAILABLE, NO_THREAD))
+            call.answer(await asking)
+        except RequestError as error:
+            call.answer(error)
+        except Exception:
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
+            call.answer(INTERNAL)
 
     def _watch(self, call: GrpcCall, message: bytes) -> None:
         """Send the status of a service whenever it has changed, until the call ends. Raises RequestError."""
-        try:
-            request = health_pb2.HealthCheckRequest.FromString(bytes(message))
-        except DecodeError as error:
-            invalid(f"not a HealthCheckRequest: {error}")
-        if self._watchers >= self._health.max_watchers:
-            unavailable(f"{self._health.max_watchers} watch the health already")
+        request = _understood(health_pb2.HealthCheckRequest, message)
+        if self._watchers >= MAX_WATCHERS:
+            unavailable(f"{MAX_WATCHERS} watch the health already")
         self._watchers += 1
         _Watch(self._serving.loop, self._health, request, call, self._unwatched).look()
 
@@ -400,29 +383,17 @@ def admit(restriction: Restriction, head: CallHead) -> None:
         unavailable(f"This protocol is restricted, expecting header '{key}'")
 
 
-def _answer(method: AnyMethod, message: bytes) -> bytes:
-    """Return the serialised answer. Raises RequestError."""
+def _understood(kind: type[RequestT], message: bytes) -> RequestT:
+    """Return the request of a message. Raises RequestError."""
     try:
-        request = method.request.FromString(bytes(message))
+        return kind.FromString(bytes(message))
     except DecodeError as error:
-        invalid(f"not a {method.request.__name__}: {error}")
-    return method.answer(request).SerializeToString()
+        invalid(f"not a {kind.__name__}: {error}")
 
 
-def _answer_at_once(method: AnyMethod, call: GrpcCall, message: bytes) -> None:
-    call.answer(_answer(method, message))
+async def _serialised(response: Message, _slices: Slices) -> bytes:
+    return response.SerializeToString()
 
 
 def _refuse(name: str, call: GrpcCall, _message: bytes) -> None:
     call.answer(RequestError(StatusCode.UNIMPLEMENTED, f"{name} is not supported by this server"))
-
-
-def _work(call: GrpcCall, function: Callable[..., bytes], *arguments: object) -> None:
-    """Answer a call in a thread."""
-    try:
-        call.answer(function(*arguments))
-    except RequestError as error:
-        call.answer(error)
-    except Exception:
-        _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-        call.answer(INTERNAL)

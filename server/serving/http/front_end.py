@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from gangway.server.access import Ports, port_of, socket_address
@@ -20,26 +20,23 @@ from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.metrics import Exposition
 from gangway.server.serving.pending import Offload
-from gangway.server.serving.protocol import AnyMethod
+from gangway.server.serving.protocol import Methods
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.watch import Watch
 from gangway.server.serving.wrong_port import Refusal
-from gangway.server.threads import CountingPool
 
 BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open
-READY_THREADS: Final = 2  # are started before the first request
 MAX_WORK: Final = 256  # that waits for the loop's threads
-IDLE_TIMEOUT_SECONDS: Final = 5.0
 UNREAD_MILLISECONDS: Final = 30_000  # without reading its answer, after which a client counts as gone
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 
 
 class HttpFrontEnd:
-    """Serves two addresses. `max_in_flight` requests of methods that may block may have a thread each.
+    """Serves two addresses.
 
     `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
-    see ConnectionLimit. Raises TlsError or OSError if certificates cannot be used, NoThreadError.
+    see ConnectionLimit. Raises TlsError or OSError if certificates cannot be used.
 
     `serving` runs.
     """
@@ -47,9 +44,8 @@ class HttpFrontEnd:
     def __init__(
         self,
         begin: Begin,
-        methods: Mapping[str, AnyMethod],
+        methods: Methods,
         models: Callable[[], Models],
-        max_in_flight: int,
         options: HttpOptions,
         ports: Ports,
         serving: ServingLoop,
@@ -60,12 +56,10 @@ class HttpFrontEnd:
         self._reuse_port = options.reuse_port
         self._certificates = Certificates(options.tls, ("http/1.1",)) if options.tls else None
         self._serving = serving
-        self._threads = CountingPool(max_in_flight, "http", READY_THREADS)
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
-        threads = Offload(self._threads.submit, serving.call, limit.limit, "too many requests at once")
         work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
         watchers = None if watch is None else Watchers(watch, serving.loop)
-        self._site = HttpSite(begin, methods, models, options, ports, threads, work, limit, watchers)
+        self._site = HttpSite(begin, methods, models, options, ports, work, limit, watchers)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._refusals: list[Refusal] = []
@@ -103,19 +97,14 @@ class HttpFrontEnd:
     @property
     def idle(self) -> bool:
         """Whether the kernel has every byte of every answer; also if it was never started."""
-        if not self._listeners:
-            return True
-        try:
-            return self._serving.run(self._sent(), IDLE_TIMEOUT_SECONDS)
-        except TimeoutError:
-            return False
+        transports = (transport for site in self._sites for transport in site.transports)
+        return all(transport.get_write_buffer_size() == 0 for transport in transports)
 
     def stop(self) -> None:
         """Close every connection. Calling it again does nothing."""
         if self._listeners:
             self._serving.run(self._close())
             self._listeners.clear()
-        self._threads.shutdown()
 
     async def _serve(self, listening: socket.socket, site: Site, certificates: Certificates | None) -> None:
         loop = self._serving.loop
@@ -128,10 +117,6 @@ class HttpFrontEnd:
             self._listeners.append(server)
         else:
             self._listeners.append(TlsListener(loop, listening, certificates, lambda: Connection(site, loop)))
-
-    async def _sent(self) -> bool:
-        transports = (transport for site in self._sites for transport in site.transports)
-        return all(transport.get_write_buffer_size() == 0 for transport in transports)
 
     async def _close(self) -> None:
         for listener in self._listeners:

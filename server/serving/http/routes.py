@@ -5,7 +5,7 @@ The methods that are served come from `serving/process.py`. A path whose method 
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
@@ -160,12 +160,20 @@ DONE: Final = Reply(200)
 class Operation:
     """One method of the service in HTTP's spelling: its name there, JSON to its request, its response to a reply.
 
-    Both translations may raise RequestError.
+    Both translations may raise RequestError. `parts`: of the body of a reply that may be long; none of them is.
     """
 
     method: str
     request: Callable[[Route, Content], Message]
     reply: Callable[[Any], Reply]
+    parts: Callable[[Any], Iterator[bytes]] | None = None
+
+    @classmethod
+    def in_parts(
+        cls, method: str, request: Callable[[Route, Content], Message], parts: Callable[[Any], Iterator[bytes]]
+    ) -> "Operation":
+        """Return one whose reply may be long."""
+        return cls(method, request, lambda response: Reply(200, tuple(parts(response))), parts)
 
 
 def _model(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]:
@@ -192,8 +200,23 @@ def _index_request(route: Route, content: Content) -> Message:
     return pb.RepositoryIndexRequest(repository_name=route.repository, ready=ready)
 
 
-def _index_reply(response: pb.RepositoryIndexResponse) -> Reply:
-    return json_reply([{name: value for name, value in to_json(model).items() if value} for model in response.models])
+def _index_parts(response: pb.RepositoryIndexResponse) -> Iterator[bytes]:
+    yield from _array({name: value for name, value in to_json(model).items() if value} for model in response.models)
+
+
+def _statistics_parts(response: pb.ModelStatisticsResponse) -> Iterator[bytes]:
+    yield b'{"model_stats":'
+    yield from _array(map(to_json, response.model_stats))
+    yield b"}"
+
+
+def _array(items: Iterable[Any]) -> Iterator[bytes]:
+    """Yield a JSON array, item by item."""
+    begin = b"["
+    for item in items:
+        yield begin + dump(item)
+        begin = b","
+    yield b"]" if begin == b"," else b"[]"
 
 
 def _load_request(route: Route, content: Content) -> Message:
@@ -325,8 +348,10 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
     "model_config": {
         "GET": Operation("ModelConfig", _model(pb.ModelConfigRequest), lambda r: _message_reply(r.config)),
     },
-    "model_statistics": {"GET": Operation("ModelStatistics", _model(pb.ModelStatisticsRequest), _message_reply)},
-    "index": {"POST": Operation("RepositoryIndex", _index_request, _index_reply)},
+    "model_statistics": {
+        "GET": Operation.in_parts("ModelStatistics", _model(pb.ModelStatisticsRequest), _statistics_parts)
+    },
+    "index": {"POST": Operation.in_parts("RepositoryIndex", _index_request, _index_parts)},
     "load": {"POST": Operation("RepositoryModelLoad", _load_request, _DONE)},
     "unload": {"POST": Operation("RepositoryModelUnload", _unload_request, _DONE)},
     "system_status": {

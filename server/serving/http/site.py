@@ -1,14 +1,15 @@
 """What the port of HTTP serves: from a complete request to its reply.
 
 Health and the page are answered at once. Inference begins at once, too, and needs no thread. Large JSON, compressed
-bodies and answers that are to be compressed go to few threads. Methods that wait for others (models that are loaded,
-changes that all front ends make) have a thread each.
+bodies and answers that are to be compressed go to few threads.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
@@ -51,8 +52,8 @@ from gangway.server.serving.http.routes import (
 from gangway.server.serving.http.watching import Watchers, page
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.pending import Offload, Pending, drive
-from gangway.server.serving.protocol import AnyMethod
-from gangway.server.threads import NoThreadError
+from gangway.server.serving.protocol import Methods
+from gangway.server.serving.turns import Slices, drive_for
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +74,16 @@ class Begin(Protocol):
 class HttpSite(Site):
     """Routes of the protocol, inference, and what watchers see. `watchers` None: the server cannot be watched.
 
-    `threads`: for methods that block. `work`: threads for what takes long.
+    `work`: threads for what takes long.
     """
 
     def __init__(
         self,
         begin: Begin,
-        methods: Mapping[str, AnyMethod],
+        methods: Methods,
         models: Callable[[], Models],
         options: HttpOptions,
         ports: Ports,
-        threads: Offload,
         work: Offload,
         limit: ConnectionLimit,
         watchers: Watchers | None = None,
@@ -95,7 +95,6 @@ class HttpSite(Site):
         self._max_body_bytes = options.max_body_bytes
         self._restrictions: Restrictions = options.restrictions
         self._ports = ports
-        self._threads = threads
         self._work = work
         self._watchers = watchers
         self._held_bytes = 0
@@ -128,7 +127,11 @@ class HttpSite(Site):
     def begin(self, call: HttpCall) -> None:
         """Answer a request that is complete."""
         call.arrival_ns = time.monotonic_ns()
-        drive(self._answer(call))
+        answering = self._answer(call)
+        if call.route.operation in OPERATIONS:
+            drive_for(call, answering)
+        else:
+            drive(answering)
 
     def take(self, call: HttpCall, size_bytes: int) -> Reply | None:
         """Count some of a body; refuse what is too much."""
@@ -193,18 +196,14 @@ class HttpSite(Site):
             reply = refusal(error)
         except HttpError as error:
             reply = error.reply
-        except NoThreadError as error:
-            reply = HttpError(503, str(error)).reply
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL")
         if reply is not None:
             call.finish(reply)
 
     async def _reply(self, call: HttpCall) -> Reply | None:
-        """Return the reply; None: it has been given. Raises RequestError, HttpError, NoThreadError."""
+        """Return the reply; None: it has been given. Raises RequestError, HttpError."""
         route, watchers = call.route, self._watchers
-        if route.operation in HEALTH:
-            return self._ask(route, call.method, b"")
         if watchers is not None and route.operation in WATCHING:
             match route.operation:
                 case "page":
@@ -213,14 +212,14 @@ class HttpSite(Site):
                     return await watchers.state()
             await watchers.stream(call)
             return None
-        if b"content-encoding" in call.headers:
+        if b"content-encoding" in call.headers and route.operation not in HEALTH:
             await self._inflate(call)
         match route.operation:
             case "infer":
                 return await self._infer_reply(call)
             case "generate" | "generate_stream":
                 return await self._generate(call)
-        return await self._threads.run(self._ask, route, call.method, call.body)
+        return await self._ask(route, call)
 
     async def _inflate(self, call: HttpCall) -> None:
         """Put a body as it was before its compression in its place. Raises HttpError or RequestError."""
@@ -238,14 +237,29 @@ class HttpSite(Site):
         most_bytes = most_body_bytes(self._models().find(route.model, route.version))
         return self._max_body_bytes if most_bytes is None else min(most_bytes, self._max_body_bytes)
 
-    def _ask(self, route: Route, verb: str, body: bytes | memoryview) -> Reply:
+    async def _ask(self, route: Route, call: HttpCall) -> Reply:
         """Have a method of the service answer. Raises RequestError."""
-        operation = OPERATIONS[route.operation][verb]
-        content = parse_object(body) if verb == "POST" else {}
-        method = self._methods.get(operation.method)
+        operation = OPERATIONS[route.operation][call.method]
+        is_short = call.method == "GET" or len(call.body) <= QUICK_BYTES
+        method = self._methods.by_name.get(operation.method)
         if method is None:
             unsupported(f"{operation.method} is not supported by this server")
-        return operation.reply(method.answer(operation.request(route, content)))
+
+        def read() -> Message:
+            request = operation.request(route, parse_object(call.body) if call.method == "POST" else {})
+            call.drop()
+            return request
+
+        async def write(response: Message, slices: Slices) -> Reply:
+            if operation.parts is None:
+                return operation.reply(response)
+            parts = []
+            for part in operation.parts(response):
+                parts.append(part)
+                await slices.rest()
+            return Reply(200, (b"".join(parts),))
+
+        return await self._methods.ask(method, read, write, is_short)
 
     async def _infer_reply(self, call: HttpCall) -> Reply:
         body, model, version = memoryview(call.body), call.route.model, call.route.version

@@ -7,21 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import grpc
 import pytest
 import tritonclient.grpc as triton
 
 from benchmarks.faults.surroundings import Cgroup
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.raw_connection import RawConnection
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.serving.grpc.front_end import READY_THREADS
 from tests.helpers.http_requests import ask_http
 from tests.helpers.whole_server import small_repository, until
 
 OPEN_FILES = 512
-MLP = pb.RepositoryModelLoadRequest(model_name="mlp").SerializeToString()
-LOAD = b"\0" + len(MLP).to_bytes(4) + MLP  # holds a thread until the model is loaded
+CALLS = 50
+EMPTY = bytes(5)  # a message of gRPC
 SILENT = 400  # to each port: more than it may have
 BODY = json.dumps(
     {"inputs": [{"name": n, "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for n in ("INPUT0", "INPUT1")]}
@@ -77,26 +74,27 @@ def test_silent_connections_keep_nobody_out(server: LiveServer) -> None:
     assert server.pids() == pids
 
 
-def test_a_server_without_further_threads_refuses_and_lives(server: LiveServer, group: Cgroup | None) -> None:
+def test_a_server_without_further_threads_serves_all_methods(server: LiveServer, group: Cgroup | None) -> None:
     if group is None:
         pytest.skip("no cgroup can be made here")
     pids = server.pids()
     with RawConnection(server.url) as connection, triton.InferenceServerClient(server.url) as client:
         group.write("pids.max", group.read("pids.current"))
-        streams = [connection.begin("RepositoryModelLoad") for _ in range(3 * READY_THREADS)]
+        streams = [connection.begin("RepositoryIndex") for _ in range(CALLS)]
         for stream in streams:
-            connection.send(stream, LOAD, end=True)
-        for stream in streams[2 * READY_THREADS :]:
+            connection.send(stream, EMPTY, end=True)
+        for stream in streams:
             headers, _ = connection.answer(stream)
-            assert headers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-            assert "no further thread can be started" in headers["grpc-message"]
+            assert headers["grpc-status"] == "0"
         assert client.is_server_live() and client.is_model_ready("simple")
+        assert client.get_model_metadata("simple").name == "simple"
+        assert client.get_inference_statistics().model_stats[0].name == "simple"
+        client.update_trace_settings(settings={"trace_rate": "10"})
+        client.update_log_settings({"log_verbose_level": 0})
         assert ask_http(server.http_url, "GET", "/v2/health/live").status == 200
+        assert ask_http(server.http_url, "GET", "/v2/models/stats").status == 200
         assert ask_http(server.http_url, "POST", "/v2/models/simple/infer", BODY).status == 200
-        connection.socket.close()
-        until(lambda: _metadata_of(client) == "simple")  # the threads that there are suffice
         group.write("pids.max", "max")
-        assert _metadata_of(client) == "simple"
     assert server.pids() == pids
 
 
@@ -111,10 +109,3 @@ def test_workers_without_further_threads_load_and_unload(server: LiveServer, gro
         client.unload_model("mlp")
         group.write("pids.max", "max")
     assert server.pids() == pids
-
-
-def _metadata_of(client: triton.InferenceServerClient) -> str:
-    try:
-        return str(client.get_model_metadata("simple", client_timeout=5).name)
-    except triton.InferenceServerException:
-        return ""

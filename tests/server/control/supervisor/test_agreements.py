@@ -1,8 +1,8 @@
 """Changes that all front ends make: the supervisor's side, without processes."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import pytest
 
@@ -22,6 +22,9 @@ from gangway.server.messages import (
     RegionChange,
     Settled,
 )
+from gangway.server.serving import supervisor_calls
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import drive, result_of
 from gangway.server.serving.supervisor_calls import MAX_WAITING_CHANGES, SharedChanges
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -123,7 +126,15 @@ def test_settings_are_kept_for_successors() -> None:
     assert scene.holding == list(changes)
 
 
-def proposing(answer: Callable[[Proposed], Settled | None]) -> SharedChanges:
+@pytest.fixture(scope="module")
+def serving() -> Iterator[ServingLoop]:
+    loop = ServingLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def proposing(serving: ServingLoop, answer: Callable[[Proposed], Settled | None]) -> SharedChanges:
     """A front end whose supervisor answers like this; None: never."""
 
     def ask(message: FrontEndMessage) -> bool:
@@ -132,32 +143,41 @@ def proposing(answer: Callable[[Proposed], Settled | None]) -> SharedChanges:
             changes.settled(settled)
         return True
 
-    changes = SharedChanges(lambda change: None, ask)
+    changes = SharedChanges(serving.loop, lambda change: None, ask)
     return changes
 
 
-def test_a_client_hears_what_all_have_said() -> None:
-    proposing(lambda message: Settled(message.number)).make(REGION)
+def test_a_client_hears_what_all_have_said(serving: ServingLoop) -> None:
+    result_of(serving, proposing(serving, lambda message: Settled(message.number)).make(REGION))
+    refusing = proposing(serving, lambda message: Settled(message.number, "NOT_FOUND", "no"))
     with pytest.raises(RequestError, match="no") as caught:
-        proposing(lambda message: Settled(message.number, "NOT_FOUND", "no")).make(REGION)
+        result_of(serving, refusing.make(REGION))
     assert caught.value.code is StatusCode.NOT_FOUND
-    changes = proposing(lambda message: None)
-    errors: list[RequestError] = []
 
-    def run() -> None:
+
+def test_so_many_changes_wait_and_all_are_told_of_the_end(serving: ServingLoop) -> None:
+    changes = proposing(serving, lambda message: None)
+    told: SimpleQueue[RequestError] = SimpleQueue()
+
+    async def make() -> None:
         try:
-            changes.make(REGION)
+            await changes.make(REGION)
         except RequestError as error:
-            errors.append(error)
+            told.put(error)
 
-    waiting = [threading.Thread(target=run) for _ in range(MAX_WAITING_CHANGES + 1)]
-    for thread in waiting:
-        thread.start()
-    changes.refuse("the server is stopping")
-    for thread in waiting:
-        thread.join(5)
-    assert len(errors) == MAX_WAITING_CHANGES + 1
-    assert {error.code for error in errors} == {StatusCode.UNAVAILABLE}
+    for _ in range(MAX_WAITING_CHANGES + 1):
+        serving.call(drive, make())
+    assert told.get(timeout=5).message == "this cannot be changed now; it may be tried again"
+    serving.call(changes.refuse, "the server is stopping")
+    errors = [told.get(timeout=5) for _ in range(MAX_WAITING_CHANGES)]
+    assert {(error.code, error.message) for error in errors} == {(StatusCode.UNAVAILABLE, "the server is stopping")}
+
+
+def test_a_change_that_is_never_answered_ends(serving: ServingLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_calls, "WAIT_SECONDS", 0.01)
+    with pytest.raises(RequestError, match="not known to all front ends") as caught:
+        result_of(serving, proposing(serving, lambda message: None).make(REGION))
+    assert caught.value.code is StatusCode.UNAVAILABLE
 
 
 def test_sequences_need_one_front_end() -> None:

@@ -26,7 +26,8 @@ from gangway.server.serving.grpc.front_end import GrpcFrontEnd
 from gangway.server.serving.grpc.stream_messages import sequence_of
 from gangway.server.serving.grpc.streams import StreamedCall, StreamLimits, Streams
 from gangway.server.serving.loop import ServingLoop
-from gangway.server.serving.protocol import Health, ServerMethods
+from gangway.server.serving.pending import Offload
+from gangway.server.serving.protocol import Health, Methods, ServerMethods
 from tests.helpers.raw_stream import RawStream, simple_request
 
 WAIT_S = 10
@@ -76,8 +77,8 @@ class FunctionModel:
 def front_end_of(serving: ServingLoop, model: FunctionModel, limits: StreamLimits) -> GrpcFrontEnd:
     """A server that has only this model."""
     streams = Streams(model.order_of, limits)
-    health = Health(ServerMethods())
-    return GrpcFrontEnd(serving, model, streams, {}, health, 8, GrpcOptions())
+    methods = Methods({}, serving.loop, Offload(serving.aside, serving.call), lambda: None)
+    return GrpcFrontEnd(serving, model, streams, methods, Health(ServerMethods()), GrpcOptions())
 
 
 def held_by_rows(server: Any, count: int) -> dict[int, Submit]:

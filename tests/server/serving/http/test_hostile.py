@@ -22,7 +22,6 @@ from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving import limits as connection_limit
 from gangway.server.serving.http import front_end as http_front_end
 from gangway.server.serving.http import http1 as connections
-from tests.server.conftest import no_more_threads
 
 Ask = Callable[..., Any]
 GOOD = json.dumps(
@@ -395,8 +394,8 @@ def test_inference_needs_no_thread(start_front_end: Callable[[GrpcOptions], Any]
     server.scheduler.holding = True
     reported = json.dumps({**json.loads(GOOD), "parameters": {"gangway_stats": True}}).encode()
     request = HEAD % len(reported) + b"\r\n" + reported  # no plain one
-    with ExitStack() as stack, no_more_threads():
-        running = [stack.enter_context(connected(server.http_address)) for _ in range(http_front_end.READY_THREADS)]
+    with ExitStack() as stack, server.without_threads():
+        running = [stack.enter_context(connected(server.http_address)) for _ in range(4)]
         for connection in running:
             connection.sendall(request)
         for _ in running:

@@ -17,7 +17,6 @@ from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http import http1
 from gangway.server.serving.http import site as http_site
-from gangway.server.threads import CountingPool
 
 IMAGE = np.random.default_rng(1).random((1, 3, 224, 224), np.float32)
 LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
@@ -208,7 +207,7 @@ def test_large_work_is_bounded(
         assert replies.next()[0] == 200
 
 
-def test_a_plain_request_needs_no_thread(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_request_needs_no_thread(server: Any) -> None:
     small = {"shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
     text = json.dumps({"inputs": [{"name": name, **small} for name in ("INPUT0", "INPUT1")]})
     connection = HTTPConnection(server.http_address, timeout=20)
@@ -220,11 +219,8 @@ def test_a_plain_request_needs_no_thread(server: Any, monkeypatch: pytest.Monkey
         return answer.status
 
     assert ask() == 200  # is planned
-    given: list[Any] = []
-    submit = CountingPool.submit
-    monkeypatch.setattr(CountingPool, "submit", lambda *a, **k: given.append(a) or submit(*a, **k))
-    assert [ask() for _ in range(3)] == [200] * 3
-    assert given == []
+    with server.without_threads():
+        assert [ask() for _ in range(3)] == [200] * 3
     connection.close()
 
 
