@@ -437,7 +437,7 @@ class Submission:
         """Hand the request to the scheduler; the inputs must not change any more.
 
         What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
-        not for a request whose answer is told by the bell (`loop.Completions`). `alone`: it is not joined to others.
+        not for a request whose answer is told by the bell (`serving/slots.py`). `alone`: it is not joined to others.
         `last`: the scheduler is woken; otherwise another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """

@@ -31,22 +31,19 @@ class Call(Protocol):
 class EndingCall:
     """What calls have in common: who is told of their end. For the loop's thread."""
 
-    __slots__ = ("_callbacks",)
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] | None = []
+    _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the call is over; False if it is."""
         if self._callbacks is None:
             return False
-        self._callbacks.append(callback)
+        self._callbacks += (callback,)
         return True
 
     def end(self) -> None:
         """Say that the call is over. Saying it again does nothing."""
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             callback()
 
 

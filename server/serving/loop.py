@@ -6,7 +6,6 @@ longer goes to a thread (`ServingLoop.aside`). Timers show how late the loop is 
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -16,7 +15,6 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotTable
 from gangway.server.threads import NoThreadError, started_pool
 
 _log = logging.getLogger(__name__)
@@ -26,7 +24,6 @@ Due = Callable[[], float | None]  # what a timer does; it may return in how many
 
 THREADS: Final = 2  # for work that would stop the loop
 LAG_WINDOW_S: Final = 10.0
-LOOK_S: Final = 0.1
 
 
 class Lag:
@@ -77,7 +74,7 @@ class Turn:
         while self._at_end:
             rest, self._at_end = self._at_end, []
             for function in rest:
-                _logged(function)
+                logged(function)
         self._is_on = False
 
     def at_end(self, function: Callable[[], object]) -> None:
@@ -143,7 +140,7 @@ class ServingLoop:
 
     def aside(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have one of THREADS threads call what may block, as soon as one is free. What it raises is logged."""
-        self._pool.submit(_logged, function, *arguments)
+        self._pool.submit(logged, function, *arguments)
 
 
 class _Timer:
@@ -164,72 +161,16 @@ class _Timer:
         if self._aside:
             self._serving.aside(self._work)
         else:
-            self.wait(_logged(self._function))
+            self.wait(logged(self._function))
 
     def _work(self) -> None:
-        self._serving.call(self.wait, _logged(self._function))
+        self._serving.call(self.wait, logged(self._function))
 
 
-def _logged(function: Callable[..., Result], *arguments: Any) -> Result | None:
+def logged(function: Callable[..., Result], *arguments: Any) -> Result | None:
     """Call it; log what it raises, and return None then."""
     try:
         return function(*arguments)
     except Exception:
         _log.exception("a part of the front end's loop failed: a fault of the server", extra=OFTEN)
         return None
-
-
-class Completions:
-    """Says on the loop which requests in slots of `slots` have ended. They are submitted with `by_bell`.
-
-    Workers and scheduler make the bell's eventfd readable only once after the loop has found no further answer: while
-    it is busy with answers these cost them no system call. `rest` is called when a few have been dealt with.
-    """
-
-    def __init__(self, serving: ServingLoop, slots: SlotTable, rest: Callable[[], object] = lambda: None) -> None:
-        """Begin to look. Raises ValueError if the slots' bell has no eventfd."""
-        self._loop, self._turn = serving.loop, serving.turn
-        self._slots = slots
-        self._event_fd = slots.bell.event_fd
-        if not self._event_fd:
-            raise ValueError("the bell of the slots has no eventfd")
-        self._rest = rest
-        # By slot. Single operations on them are atomic, so gRPC's thread may expect and forget, too.
-        self._waiting: dict[int, Callable[[], object]] = {}
-        self._ended: dict[int, Callable[[], object]] = {}  # those that are dealt with next
-        serving.call(self._loop.add_reader, self._event_fd, self._rung)
-        serving.call(self._look)
-        serving.every(LOOK_S, self._look)  # a worker that was killed while it rang has woken nobody
-
-    def expect(self, slot: int, then: Callable[[], object]) -> None:
-        """Call `then` once, on the loop, when the request in this slot has ended. To be called before it is submitted.
-
-        What `then` raises is logged.
-        """
-        self._waiting[slot] = then
-
-    def forget(self, slot: int) -> bool:
-        """Wait for it no more; False if `then` has been called, or is being called."""
-        return self._waiting.pop(slot, None) is not None or self._ended.pop(slot, None) is not None
-
-    def _rung(self) -> None:
-        os.eventfd_read(self._event_fd)
-        self._look()
-
-    def _look(self) -> None:
-        """Deal with all that have ended, then have the bell wake the loop."""
-        if found := self._found():
-            self._turn.begin()
-            # At once, since one of them may forget another, whose slot then serves a new request.
-            self._ended.update([(slot, then) for slot in found if (then := self._waiting.pop(slot, None)) is not None])
-            for slot in found:
-                if (then := self._ended.pop(slot, None)) is not None:
-                    _logged(then)
-            self._turn.end()
-            _logged(self._rest)
-        self._slots.bell.arm()
-        if self._found():  # it ended before that
-            self._loop.call_soon(self._look)  # others on the loop have their turn
-
-    def _found(self) -> list[int]:
-        return self._slots.done(tuple(self._waiting))

@@ -1,14 +1,15 @@
 """Requests in slots of shared memory: coroutines wait for what they have handed to the scheduler."""
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from gangway.executor.logs import OFTEN
+from gangway.executor.slots import SlotTable
 from gangway.server.requests.data_plane import (
     NO_EXTERNAL,
     DataPlane,
@@ -18,7 +19,7 @@ from gangway.server.requests.data_plane import (
     Submission,
 )
 from gangway.server.serving.inference.model_run import no_room
-from gangway.server.serving.loop import Completions, ServingLoop
+from gangway.server.serving.loop import ServingLoop, logged
 from gangway.server.serving.pending import Offload, Pending
 
 _log = logging.getLogger(__name__)
@@ -44,17 +45,85 @@ class Afterwork:
 
     def do(self) -> None:
         """Return when nothing is left."""
-        while self._left:
-            with self._lock:
-                if self._left:
-                    try:
-                        self._left[0]()
-                    except Exception:  # the others' must not be lost by it
-                        _log.exception("an answered request could not be counted: a fault of the server", extra=OFTEN)
-                    self._left.popleft()  # not before: until then others wait for it
+        if not self._left:
+            return
+        with self._lock:
+            while self._left:
+                try:
+                    self._left[0]()
+                except Exception:  # the others' must not be lost by it
+                    _log.exception("an answered request could not be counted: a fault of the server", extra=OFTEN)
+                self._left.popleft()  # not before: until then others wait for it
 
 
-LOOK_S: Final = 0.25  # how often requests are looked for whose time is over; most are cancelled by their calls before
+LOOK_S: Final = 0.1
+GIVE_UP_S: Final = 0.25
+
+
+class Completions:
+    """Says on the loop which requests in slots of `slots` have ended. They are submitted with `by_bell`.
+
+    Workers and scheduler make the bell's eventfd readable only once after the loop has found no further answer: while
+    it is busy with answers these cost them no system call. `rest` is called when a few have been dealt with. All
+    methods are for the loop's thread.
+    """
+
+    def __init__(self, serving: ServingLoop, slots: SlotTable, rest: Callable[[], object] = lambda: None) -> None:
+        """Begin to look. Raises ValueError if the slots' bell has no eventfd."""
+        self._loop, self._turn = serving.loop, serving.turn
+        self._slots = slots
+        self._event_fd = slots.bell.event_fd
+        if not self._event_fd:
+            raise ValueError("the bell of the slots has no eventfd")
+        self._rest = rest
+        self._waiting: dict[int, tuple[int, Pending[bool]]] = {}  # by slot, until when
+        serving.call(self._loop.add_reader, self._event_fd, self._rung)
+        serving.call(self._look)
+        serving.every(LOOK_S, self._look)  # a worker that was killed while it rang has woken nobody
+        serving.every(GIVE_UP_S, self._give_up)
+
+    def expect(self, slot: int, end_ns: int) -> Pending[bool]:
+        """Return what will be True once the request in this slot has ended, False if it has not by `end_ns`.
+
+        It is to be called before the request is submitted. `end_ns`: CLOCK_MONOTONIC.
+        """
+        pending: Pending[bool] = Pending()
+        self._waiting[slot] = end_ns, pending
+        return pending
+
+    def forget(self, slot: int) -> bool:
+        """Wait for it no more: it has not been submitted, or nobody wants to know. False: nobody waited for it."""
+        return self._waiting.pop(slot, None) is not None
+
+    def _rung(self) -> None:
+        os.eventfd_read(self._event_fd)
+        self._look()
+
+    def _look(self) -> None:
+        """Deal with all that have ended, then have the bell wake the loop."""
+        waiting = self._waiting
+        if found := self._found():
+            self._turn.begin()
+            # One of them may forget another, whose slot then serves a new request.
+            for slot, ended in [(slot, waiting[slot]) for slot in found]:
+                if waiting.get(slot) is ended:
+                    del waiting[slot]
+                    logged(ended[1].settle, True)
+            self._turn.end()
+            logged(self._rest)
+        self._slots.bell.arm()
+        if self._found():  # it ended before that
+            self._loop.call_soon(self._look)  # others on the loop have their turn
+
+    def _found(self) -> list[int]:
+        return self._slots.done(tuple(self._waiting))
+
+    def _give_up(self) -> None:
+        """Look for requests whose time is over. Most are cancelled by their calls before."""
+        now_ns = time.monotonic_ns()
+        for slot, (end_ns, pending) in list(self._waiting.items()):
+            if end_ns < now_ns and self.forget(slot):
+                pending.settle(False)
 
 
 class Slots:
@@ -70,9 +139,8 @@ class Slots:
         self.afterwork = afterwork
         self.aside = Offload(serving.aside, serving.call)
         plane.wake_by_turns(serving.turn.at_end)
-        self._completions = Completions(serving, plane.slots, afterwork.do)
-        self._waiting: dict[int, tuple[int, Pending[bool]]] = {}  # by slot, until when
-        serving.every(LOOK_S, self._look)
+        completions = Completions(serving, plane.slots, afterwork.do)
+        self.expect, self.forget = completions.expect, completions.forget
 
     def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
         """Take a slot and memory. Raises RequestError; then nothing external is used any more."""
@@ -85,29 +153,3 @@ class Slots:
         except PoolExhaustedError as error:
             external.release()
             raise no_room(error) from error
-
-    def expect(self, slot: int, end_ns: int) -> Pending[bool]:
-        """Return what will be True once the request in this slot has ended, False if it has not by `end_ns`.
-
-        It is to be called before the request is submitted by the bell. `end_ns`: CLOCK_MONOTONIC.
-        """
-        pending: Pending[bool] = Pending()
-        self._waiting[slot] = end_ns, pending
-        self._completions.expect(slot, partial(self._ended, slot, pending))
-        return pending
-
-    def forget(self, slot: int) -> None:
-        """Wait for it no more: it has not been submitted, or nobody wants to know. Otherwise this does nothing."""
-        if self._completions.forget(slot):
-            del self._waiting[slot]
-
-    def _ended(self, slot: int, pending: Pending[bool]) -> None:
-        del self._waiting[slot]
-        pending.settle(True)
-
-    def _look(self) -> None:
-        now_ns = time.monotonic_ns()
-        for slot, (end_ns, pending) in list(self._waiting.items()):
-            if end_ns < now_ns and self._completions.forget(slot):
-                del self._waiting[slot]
-                pending.settle(False)

@@ -4,6 +4,7 @@ A call takes its messages, has its method deal with them, and is answered once. 
 thread, but `answer` and `cancel`, which are for any.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -188,54 +189,29 @@ class GrpcMethod:
 class GrpcCall(EndingCall):
     """One call. It is used by its method and by what runs for it; `closed` and `receive` are for its connection."""
 
-    __slots__ = (
-        "_asked",
-        "_connection",
-        "_deadline_s",
-        "_encoding",
-        "_entered",
-        "_half_closed",
-        "_head",
-        "_is_answered",
-        "_is_collected",
-        "_is_let_in",
-        "_is_over",
-        "_is_reading",
-        "_is_started",
-        "_messages",
-        "_method",
-        "_reader",
-        "_reads",
-        "_shared",
-        "_stream",
-        "_timer",
-        "_unacknowledged",
-        "_waits",
-    )
-
     front_end: str = GRPC
+    _reader: MessageReader | None = None
+    _messages: Messages | None = None
+    _unacknowledged = 0
+    _reads = True  # a message is due, and none is being inflated
+    _is_reading = _half_closed = False
+    _asked = _is_let_in = False  # for the place of a long message, and it has been granted
+    _entered = _waits = _is_answered = _is_started = _is_over = _is_unread = False
+    _encoding = IDENTITY
+    _deadline_s = 0.0
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self, shared: Sharing, connection: Http2Connection, stream: int, head: CallHead, method: GrpcMethod
     ) -> None:
-        super().__init__()
         self._shared = shared
         self._connection = connection
         self._stream = stream
         self._head = head
         self._method = method
-        self._reader: MessageReader | None = None
-        self._messages: Messages | None = None
-        self._unacknowledged = 0
-        self._reads = True  # a message is due, and none is being inflated
-        self._is_reading = self._half_closed = False
-        self._asked = self._is_let_in = False  # for the place of a long message, and it has been granted
         self._is_collected = method.arriving is None  # the message, before anything is made of it
-        self._entered = self._waits = self._is_answered = self._is_started = self._is_over = False
-        self._encoding = IDENTITY
         if shared.compression is not Compression.NONE:
             self._encoding = encoding_for(shared.compression, head.accepted)
-        self._deadline_s, self._timer = 0.0, None
         shared.count += 1
         shared.arriving.enter(self)
         if head.timeout_s is not None:
@@ -334,10 +310,12 @@ class GrpcCall(EndingCall):
         self._acknowledge()  # what is not counts against the whole connection
         shared = self._shared
         shared.count -= 1
-        self._leave(False)
+        if not self._is_answered:
+            self._leave(False)
         if self._timer is not None:
             self._timer.cancel()
-        shared.unread.leave(self)
+        if self._is_unread:
+            shared.unread.leave(self)
         if self._reader is not None:
             self._reader.drop()
         self.end()
@@ -386,7 +364,8 @@ class GrpcCall(EndingCall):
         found = reader.take()
         if found is None:
             return False
-        self._leave_arrivals()
+        if self._asked:
+            self._leave_arrivals()
         is_compressed, message = found
         self._reads = self._messages is not None
         if not isinstance(message, bytes | memoryview):
@@ -478,16 +457,17 @@ class GrpcCall(EndingCall):
         elif self._encoding != IDENTITY:
             self._send_whole(compressed(result, self._encoding))
         else:
-            self._connection.respond(self._stream, _ANSWER, framed(result), _OK)
-            if size >= LARGE_ANSWER_BYTES:
-                self._shared.unread.enter(self, size)
+            self._respond(_ANSWER, framed(result), size)
 
     def _send_whole(self, parts: Sequence[bytes]) -> None:
         if not self._is_over:
-            self._connection.respond(self._stream, self._answer_headers(), parts, _OK)
-            size = sum(map(len, parts))
-            if size >= LARGE_ANSWER_BYTES:
-                self._shared.unread.enter(self, size)
+            self._respond(self._answer_headers(), parts, sum(map(len, parts)))
+
+    def _respond(self, headers: Sequence[Header], parts: Sequence[bytes], size_bytes: int) -> None:
+        self._connection.respond(self._stream, headers, parts, _OK)
+        if size_bytes >= LARGE_ANSWER_BYTES:
+            self._is_unread = True
+            self._shared.unread.enter(self, size_bytes)
 
     def _start(self) -> None:
         if not self._is_started:
@@ -504,9 +484,9 @@ class GrpcCall(EndingCall):
 
     def _wait(self) -> None:
         """The call waits for the server."""
-        self._shared.arriving.leave(self)
         if not self._waits:
             self._waits = True
+            self._shared.arriving.leave(self)
             self._connection.waiting += 1
 
     def _leave(self, is_answered: bool) -> None:
@@ -514,17 +494,18 @@ class GrpcCall(EndingCall):
         if self._waits:
             self._waits = False
             self._connection.waiting -= 1
-        self._shared.arriving.leave(self)
-        self._leave_arrivals()
+        else:
+            self._shared.arriving.leave(self)
+        if self._asked:
+            self._leave_arrivals()
         if self._entered:
             self._entered = False
             assert self._method.admission is not None
             self._method.admission.leave(is_answered)
 
     def _leave_arrivals(self) -> None:
-        if self._asked:
-            self._asked = self._is_let_in = False
-            self._shared.arrivals.leave(self)
+        self._asked = self._is_let_in = False
+        self._shared.arrivals.leave(self)
 
     def _expire(self) -> None:
         """The client's deadline has passed. An answer without messages, such as that of the request's end, goes out."""

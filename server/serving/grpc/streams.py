@@ -58,7 +58,6 @@ class StreamedCall(EndingCall):
     def __init__(
         self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
     ) -> None:
-        super().__init__()
         self._stream = stream
         self._answered, self._respond = answered, respond
 

@@ -23,27 +23,7 @@ class HttpCall(EndingCall):
 
     front_end: str = "HTTP"  # in traces
 
-    __slots__ = (
-        "_answered",
-        "_pieces",
-        "arrival_ns",
-        "connection",
-        "headers",
-        "is_answered",
-        "is_complete",
-        "is_modern",
-        "is_streaming",
-        "keeps_alive",
-        "length",
-        "method",
-        "path",
-        "received_bytes",
-        "refusal",
-        "route",
-    )
-
     def __init__(self, connection: "Answering") -> None:
-        super().__init__()
         self.connection = connection
         self.method = ""
         self.path = b""

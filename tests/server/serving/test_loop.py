@@ -11,9 +11,12 @@ import pytest
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotRequest, SlotState, SlotStatus, SlotTable
-from gangway.server.serving.loop import LAG_WINDOW_S, Completions, Lag, ServingLoop
+from gangway.server.serving.loop import LAG_WINDOW_S, Lag, ServingLoop
+from gangway.server.serving.pending import drive
+from gangway.server.serving.slots import Completions
 
 WAIT_S = 20.0
+SECOND_NS = 10**9
 SLOTS = 8
 
 
@@ -127,7 +130,7 @@ class Bench:
         assert slot is not None
         self.slots.fill(slot, SlotRequest(1, 1, (0,), (0,), by_bell=True))
         then = then or self.heard.put
-        self.completions.expect(slot, lambda: then(slot))
+        self.completions.expect(slot, time.monotonic_ns() + 60 * SECOND_NS).when_settled(lambda: then(slot))
         generation = self.slots.submit(slot)
         self.slots.start(slot, generation)
         return slot, generation
@@ -211,6 +214,20 @@ def test_an_answer_whose_worker_died_while_it_rang_is_found(bench: Bench) -> Non
     running = 1 << SlotState.RUNNING
     assert _native.slot_change(bench.segment.view, slot, generation, running, SlotState.DONE, SlotStatus.OK)
     assert bench.heard.get(timeout=WAIT_S) == slot
+
+
+def test_a_request_that_takes_too_long_is_given_up(bench: Bench) -> None:
+    heard: SimpleQueue[bool] = SimpleQueue()
+
+    async def wait(slot: int) -> None:
+        heard.put(await bench.completions.expect(slot, time.monotonic_ns() + SECOND_NS // 10))
+
+    begun, slot = time.monotonic(), bench.slots.acquire()
+    assert slot is not None
+    bench.call(drive, wait(slot))
+    assert heard.get(timeout=WAIT_S) is False
+    assert time.monotonic() - begun >= 0.1
+    assert not bench.completions.forget(slot)
 
 
 def test_a_bell_without_an_eventfd_is_refused(serving: ServingLoop) -> None:
