@@ -230,6 +230,12 @@ class SlotTable:
         """Hand the filled slot over; return the generation that `Submit` must name."""
         return _native.slot_submit(self._view, slot)
 
+    def hand_over(self, slot: int, request: tuple[object, ...]) -> int:
+        """Do both, for the fields of a SlotRequest in their order."""
+        view = self._view
+        _native.slot_fill(view, slot, request)
+        return _native.slot_submit(view, slot)
+
     def cancel(self, slot: int) -> None:
         """Mark that no client waits for the answer. The scheduler is told by a `Cancel` message, too."""
         _WORD.pack_into(self._view, slot * SLOT_BYTES + _CANCEL_AT, 1)

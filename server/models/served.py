@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import Final
 
@@ -137,12 +138,12 @@ class ServedModel:
             most_answer_bytes=most_answer_bytes,
         )
 
-    @property
+    @cached_property
     def is_ensemble(self) -> bool:
         """Whether it is made of other models; then it has no number that the executor knows."""
         return is_ensemble(self.config)
 
-    @property
+    @cached_property
     def is_decoupled(self) -> bool:
         """Whether a request may have any number of responses."""
         return self.config.model_transaction_policy.decoupled

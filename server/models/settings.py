@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -350,7 +351,7 @@ class Terms:
     queue_us: int = 0
     timeout_us: int = field(default=0, compare=False)
 
-    @property
+    @cached_property
     def delays(self) -> bool:
         """Whether a request that has waited for so long goes behind others; else it is refused."""
         return not self.rejects_late

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
@@ -107,7 +108,7 @@ class Shapes:
     is_empty: bool = False
     whole_rows: int = 1
 
-    @property
+    @cached_property
     def counted_rows(self) -> int:
         """The inferences that statistics count."""
         return max(self.rows, self.whole_rows)

@@ -174,8 +174,8 @@ class Form(NamedTuple):
         for place, known in self.fixed:
             if message[place] != known:
                 return None
-        view = memoryview(message)
-        return _checked_id(message[self.request_id]), [view[place] for place in self.raws]
+        view, request_id = memoryview(message), message[self.request_id]
+        return request_id and _checked_id(request_id), [view[place] for place in self.raws]
 
 
 def _check_header(pieces: list[memoryview]) -> None:

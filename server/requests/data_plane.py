@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
-from gangway.executor.messages import Bell, Cancel, Ring, Submit
+from gangway.executor.messages import Bell, Cancel, Ring, pack_submit
 from gangway.executor.segment import Segment
-from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable, places_bytes
+from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
 
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
@@ -347,7 +347,16 @@ def _key_of(shapes: tuple[tuple[int, ...] | None, ...]) -> int:
     return int.from_bytes(digest, "little") & ~NEVER_JOINED
 
 
-@dataclass(frozen=True)
+class Placed(NamedTuple):
+    """Where the tensors of a request lie, in one block: views, and what the slot says."""
+
+    inputs: tuple[memoryview, ...]
+    outputs: tuple[memoryview, ...]
+    input_offsets: tuple[int, ...]
+    output_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """One block holds all tensors of a request: (offset, size) of each, and the block's size.
 
@@ -371,6 +380,7 @@ class Placement:
 
 
 BLOCKS_AT_ONCE = 8  # are given back while the lock is held: some tenths of a millisecond
+KEPT_PLACED: Final = 4096  # blocks are used again and again, for requests of the same kind
 KEPT_SHARE = 1 / 16  # of the memory limit is what freed blocks keep at most
 ROOMY = 1 / 2  # of the slots: while fewer are taken the scheduler need not make room for newcomers
 
@@ -403,19 +413,18 @@ class Submission:
         placement: "Placement",
         external: ExternalTensors = NO_EXTERNAL,
     ) -> None:
-        view = plane.io.view
         self._plane = plane
         self.layout = layout
         self.external = external
         self._rows = rows
-        self._slot = slot
+        self.slot = slot
         self._block = block
         self._placement = placement
         self._generation: int | None = None
         self._closed = False
         self._cancelled = False
-        self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
-        self.outputs = [view[block + at : block + at + size] for at, size in placement.outputs]
+        self._placed = placed = plane.placed(placement, block)
+        self.inputs, self.outputs = [*placed.inputs], [*placed.outputs]
         if external is not NO_EXTERNAL:
             external.hold(self.inputs, self.outputs)
 
@@ -441,58 +450,55 @@ class Submission:
         `last`: the scheduler is woken; otherwise another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
-        self._plane.admission.note_priority(priority)
-        block, placement, slots = self._block, self._placement, self._plane.slots
-        slots.fill(
-            self._slot,
-            SlotRequest(
-                self.layout.model_id,
+        plane, layout, external, placed = self._plane, self.layout, self.external, self._placed
+        plane.admission.note_priority(priority)
+        self._generation = generation = plane.slots.hand_over(
+            self.slot,
+            (  # a SlotRequest
+                layout.model_id,
                 self._rows,
-                _offsets(block, placement.inputs, self.external.inputs),
-                _offsets(block, placement.outputs, self.external.outputs),
+                _with_external(placed.input_offsets, external.inputs),
+                _with_external(placed.output_offsets, external.outputs),
                 priority,
                 arrival_ns,
                 deadline_ns,
-                self.layout.frame_bytes,
+                layout.frame_bytes,
                 limit_ns,
                 rejects_late,
                 max_queue,
                 by_bell,
-                NEVER_JOINED if alone or compound else self.layout.join_key,
+                NEVER_JOINED if alone or compound else layout.join_key,
                 compound,
-                block + placement.places_at,
+                self._block + self._placement.places_at,
                 queue_end_ns,
                 delays,
             ),
         )
-        self._generation = slots.submit(self._slot)
         can_wait = priority >= 0 and not (deadline_ns or max_queue or queue_end_ns)
-        if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait, last):
-            slots.finish(self._slot, self._generation, SlotStatus.UNAVAILABLE)
+        if not plane.submit(pack_submit(self.slot, generation), can_wait, last):
+            plane.slots.finish(self.slot, generation, SlotStatus.UNAVAILABLE)
             raise PoolExhaustedError("the scheduler's queue is full")
 
     def wait(self, until_ns: int) -> SlotOutcome | None:
         """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
         timeout_us = max(0, until_ns - time.monotonic_ns()) // 1000
-        return self.outcome() if self._plane.slots.wait(self._slot, timeout_us) else None
-
-    @property
-    def slot(self) -> int:
-        """The slot's number."""
-        return self._slot
+        return self.outcome() if self._plane.slots.wait(self.slot, timeout_us) else None
 
     def status(self) -> SlotStatus:
         """Return how the request ended, which must be DONE: there is nothing to cancel any more."""
-        self._cancelled = True
-        status = self._plane.slots.status(self._slot)
-        if status is SlotStatus.CROWDED:
-            self._plane.admission.scheduler_refused()
-        return status
+        return self._noted(self._plane.slots.status(self.slot))
 
     def outcome(self) -> SlotOutcome:
         """Return how, and how fast, the request ended, which must be DONE."""
-        self.status()
-        return self._plane.slots.outcome(self._slot)
+        outcome = self._plane.slots.outcome(self.slot)
+        self._noted(outcome.status)
+        return outcome
+
+    def _noted(self, status: SlotStatus) -> SlotStatus:
+        self._cancelled = True
+        if status is SlotStatus.CROWDED:
+            self._plane.admission.scheduler_refused()
+        return status
 
     def cancel(self) -> None:
         """Cancel it: `wait` ends soon. From any thread, at any time, repeatedly."""
@@ -505,9 +511,9 @@ class Submission:
     def _cancel(self) -> None:
         if not self._cancelled and self._generation is not None:
             self._cancelled = True
-            self._plane.slots.cancel(self._slot)
+            self._plane.slots.cancel(self.slot)
             # If the ring is full the scheduler still sees the slot's mark when it comes to this request.
-            self._plane.send(Cancel(self._slot, self._generation).pack())
+            self._plane.send(Cancel(self.slot, self._generation).pack())
 
     def close(self) -> None:
         """Give slot and memory back: at once if the request has ended, else it is cancelled and they follow later."""
@@ -522,11 +528,12 @@ class Submission:
 
     def release(self) -> bool:
         """Free slot and block unless the executor still owns them. For the data plane, which holds the lock."""
-        if not self._plane.give_slot(self._slot):
+        if not self._plane.give_slot(self.slot):
             return False
         if self._block:
             self._plane.heap.free(self._block)
-        self.external.release()
+        if self.external is not NO_EXTERNAL:
+            self.external.release()
         return True
 
     def __enter__(self) -> "Submission":
@@ -560,6 +567,7 @@ class DataPlane:
         self._bell = scheduler_bell
         self._aside: list[Submission] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
+        self._placed: dict[tuple[Placement, int], Placed] = {}
         self._at_end: AtEnd | None = None
         self._is_woken = False  # for the first request of a turn
         self._others_can_wait: bool | None = None  # None: there are no others
@@ -579,6 +587,19 @@ class DataPlane:
                 self.give_slot(slot)
                 raise
             return Submission(self, layout, rows, slot, block, placement, external)
+
+    def placed(self, placement: Placement, block: int) -> Placed:
+        """Return where tensors placed so lie in a block."""
+        key = placement, block
+        placed = self._placed.get(key)
+        if placed is None:
+            if len(self._placed) >= KEPT_PLACED:
+                self._placed.clear()
+            view, tensors = self.io.view, (placement.inputs, placement.outputs)
+            inputs, outputs = [tuple([view[block + at : block + at + size] for at, size in each]) for each in tensors]
+            offsets = [tuple([block + at for at, _ in each]) for each in tensors]
+            placed = self._placed[key] = Placed(inputs, outputs, *offsets)
+        return placed
 
     def take_slot(self) -> int:
         """Take a slot. The caller holds the lock. Raises PoolExhaustedError, at once."""
@@ -706,7 +727,5 @@ class DataPlane:
             raise PoolExhaustedError(str(error)) from error
 
 
-def _offsets(block: int, places: Sequence[tuple[int, int]], external: Mapping[int, int]) -> tuple[int, ...]:
-    if not external:
-        return tuple([block + at for at, _ in places])
-    return tuple([external.get(index, block + at) for index, (at, _) in enumerate(places)])
+def _with_external(offsets: tuple[int, ...], external: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple([external.get(index, at) for index, at in enumerate(offsets)]) if external else offsets

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -140,8 +140,17 @@ class RequestPlan:
         """Bytes of each input, in the request's order; of a model without strings."""
         return tuple(math.prod(shape) * item_bytes(tensor.datatype) for tensor, shape in self.shapes.inputs)
 
+    @cached_property
+    def _checked_sizes(self) -> tuple[int, ...] | None:
+        """Bytes of each input, if there is nothing else to check."""
+        is_plain = self.typed is None and not (self.sources or self.sinks)
+        is_plain = is_plain and not any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs)
+        return self.input_sizes if is_plain else None
+
     def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
         """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""
+        if tuple(map(len, raws)) == self._checked_sizes:
+            return raws
         name, inputs = self.model.name, self.shapes.inputs
         for sink in self.sinks.values():
             sink.within(regions)  # so that nothing is computed that cannot be written
@@ -150,12 +159,8 @@ class RequestPlan:
         return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
-class KnownRequest(NamedTuple):
-    """A request whose plan is known: its id and its raw tensors, which have the right sizes if it names no region."""
-
-    plan: RequestPlan
-    request_id: bytes
-    raws: list[memoryview]
+KnownRequest: TypeAlias = tuple[RequestPlan, bytes, list[memoryview]]
+"""The plan of a request, its id and its raw tensors, which have the right sizes if it names no region."""
 
 
 class RequestPlanner:
@@ -176,11 +181,11 @@ class RequestPlanner:
         found = self._forms.known.get(key)
         try:
             if found is not None and (parts := found[0].split(message)) is not None:
-                return KnownRequest(found[1], *parts)
+                return found[1], *parts
             header, request_id, raws = split_request(message)
             known = self.known_parts(header, request_id, raws)
             if known is not None:
-                self._forms.add(key, (Form.of(message), known.plan), len(header))
+                self._forms.add(key, (Form.of(message), known[0]), len(header))
         except MalformedRequestError:
             return None
         return known
@@ -192,7 +197,7 @@ class RequestPlanner:
             return None
         if not plan.regions and tuple(map(len, raws)) != plan.input_sizes:
             return None
-        return KnownRequest(plan, request_id, raws)
+        return plan, request_id, raws
 
     def plan(self, header: bytes, has_raws: bool) -> RequestPlan:
         """Return what the header asks for. Raises RequestError."""

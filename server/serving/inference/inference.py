@@ -19,7 +19,7 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, RequestHead, split_contents, split_request
-from gangway.server.requests.validation import KnownRequest, RequestPlan, RequestPlanner
+from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.arriving import ArrivingRequest, Places
 from gangway.server.serving.inference.python import LARGE_BYTES
@@ -147,8 +147,8 @@ class Inference:
             drive(self._answer_large(message, call, arrival_ns))
             return
         known = self._planner.known(message)
-        if known is not None and not self._refusal and known.plan.model.uses.begin():
-            drive(self._answer_known(known, call, arrival_ns))
+        if known is not None and not self._refusal and known[0].model.uses.begin():
+            drive(self._answer_known(*known, call, arrival_ns))
             return
         try:
             parts = parts_of(message)
@@ -206,11 +206,13 @@ class Inference:
         else:
             self.begin(header, request_id, raws, call, arrival_ns)
 
-    async def _answer_known(self, known: KnownRequest, call: Call, arrival_ns: int) -> None:
-        request = ClientRequest(self._resources, known.plan, known.request_id, call, arrival_ns, self.begin)
+    async def _answer_known(
+        self, plan: RequestPlan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int
+    ) -> None:
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.begin)
         try:
-            request.take(known.raws)
-            del known
+            request.take(raws)
+            del raws  # the request holds them, until they are in its own memory
             result = await request.answer()
         except Exception as error:
             self._fail(request, error)

@@ -41,6 +41,8 @@ class RequestClock(NamedTuple):
     @classmethod
     def of(cls, target_us: float, remaining_seconds: float | None, arrival_ns: int) -> "RequestClock":
         """Return a request's clock. `target_us` 0: no target. `remaining_seconds`: of the client, None: for ever."""
+        if remaining_seconds is None and not target_us:
+            return cls(arrival_ns, 0, 0)
         limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
         limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
         target_ns = min(int(target_us * 1000), MAX_WAIT_NS)

@@ -69,7 +69,7 @@ class Resources:
     def cancel_with(self, call: Call, running: Cancellable) -> None:
         """Cancel what runs for a call when that is over: answered, or given up by the client."""
         self._running.add(running)
-        if not call.add_callback(lambda: self._ended(running)):
+        if not call.add_callback(partial(self._ended, running)):
             self._ended(running)
 
     def _ended(self, running: Cancellable) -> None:
@@ -131,8 +131,9 @@ class ClientRequest(ModelRun):
             self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
         if isinstance(self.plan.codec, EnsembleCodec):
             return await self._answer_ensemble(self.plan.codec)
-        self.plan = self.plan.decided(self.given)
-        self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
+        if self.plan.calls is not None:
+            self.plan = self.plan.decided(self.given)
+            self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
         if self.model.is_decoupled and not isinstance(self.call, StreamingCall):
             unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
         if self.regions or self._resources.tracer.wants_tensors:
