@@ -50,7 +50,8 @@ class RouteOptions:
     """How the router listens and what it trusts.
 
     `folder`: of all files that HAProxy reads, and of its socket. `certificate`: PEM, chain and key: clients speak TLS.
-    `server_roots`: PEM: the servers speak gRPC over TLS, and one of these signed their certificates.
+    `server_roots`: PEM: the servers speak `secured` over TLS, and one of these signed their certificates.
+    `server_certificate`: PEM, chain and key: what servers are shown.
     """
 
     folder: Path
@@ -60,6 +61,8 @@ class RouteOptions:
     check_ms: int = 500
     certificate: Path | None = None
     server_roots: Path | None = None
+    secured: tuple[str, ...] = ("grpc",)
+    server_certificate: Path | None = None
 
     @property
     def config(self) -> Path:
@@ -106,7 +109,7 @@ def states(
     models: Sequence[str], servers: Sequence[ServerAddress], ready: Mapping[str, frozenset[str]], options: RouteOptions
 ) -> str:
     """Return the file of states with which HAProxy begins: without it every server begins in every backend."""
-    has_tls = int(options.server_roots is not None)
+    has_tls = int(bool(_trust(options, "grpc")))
     lines = [
         f"{number} {backend_of('grpc', model)} {place} {server.name} - {state} 0 1 1 0 "
         f"{'15 3 2 6' if state else '8 2 0 6'} 0 0 0 - {server.grpc_port} - {has_tls} {server.http_port} - - 0"
@@ -128,7 +131,7 @@ def _lines(models: Sequence[str], servers: Sequence[ServerAddress], options: Rou
     yield from _general(options)
     yield from _grpc_frontend(options)
     yield from _http_frontend(options)
-    grpc_tls = "" if options.server_roots is None else f" ssl verify required ca-file {_quoted(options.server_roots)}"
+    grpc_trust, http_trust = (_trust(options, protocol) for protocol in ("grpc", "http"))
     backends = [(f"grpc{ANY}", f"http{ANY}", "/v2/health/live")]
     backends += [
         (backend_of("grpc", model), backend_of("http", model), f"/v2/models/{quote(model, safe='')}/ready")
@@ -137,12 +140,14 @@ def _lines(models: Sequence[str], servers: Sequence[ServerAddress], options: Rou
     for grpc, http, uri in backends:
         yield from ("", f"backend {grpc}", f"  option httpchk GET {uri}")
         for server in servers:
-            tls = f"{grpc_tls} alpn h2{_peer(server)}" if grpc_tls else " proto h2"
+            tls = f" ssl alpn h2{_sni(server)}" if grpc_trust else " proto h2"
+            check = f"check port {server.http_port} check-proto h1{_check_tls(server) if http_trust else ''}"
             address = f"{server.bracketed}:{server.grpc_port}"
-            yield f"  server {server.name} {address}{tls} check port {server.http_port} check-proto h1"
+            yield f"  server {server.name} {address}{tls} {check}{_peer(server, grpc_trust or http_trust)}"
         yield from ("", f"backend {http}", "  no log  # the other backend says the same")
         for server in servers:
-            yield f"  server {server.name} {server.bracketed}:{server.http_port} track {grpc}/{server.name}"
+            tls = f" ssl{_sni(server)}{_peer(server, http_trust)}" if http_trust else ""
+            yield f"  server {server.name} {server.bracketed}:{server.http_port}{tls} track {grpc}/{server.name}"
 
 
 def _general(options: RouteOptions) -> Iterator[str]:
@@ -238,10 +243,29 @@ def _bind(options: RouteOptions, port: int) -> str:
     )
 
 
-def _peer(server: ServerAddress) -> str:
+def _trust(options: RouteOptions, protocol: str) -> str:
+    """Return how servers are trusted that speak a protocol over TLS, "" if they speak it plainly."""
+    if options.server_roots is None or protocol not in options.secured:
+        return ""
+    own = "" if options.server_certificate is None else f" crt {_quoted(options.server_certificate)}"
+    return f" verify required ca-file {_quoted(options.server_roots)}{own}"
+
+
+def _peer(server: ServerAddress, trust: str) -> str:
     """Return whose certificate it has to be. HAProxy compares names only: of an address the authority must do."""
-    is_name = re.search(r"[A-Za-z]", server.host) and ":" not in server.host
-    return f" sni str({server.host}) verifyhost {server.host}" if is_name else ""
+    return f"{trust} verifyhost {server.host}" if trust and _has_name(server) else trust
+
+
+def _sni(server: ServerAddress) -> str:
+    return f" sni str({server.host})" if _has_name(server) else ""
+
+
+def _check_tls(server: ServerAddress) -> str:
+    return f" check-ssl check-sni {server.host}" if _has_name(server) else " check-ssl"
+
+
+def _has_name(server: ServerAddress) -> bool:
+    return ":" not in server.host and re.search(r"[A-Za-z]", server.host) is not None
 
 
 def _field(name: bytes) -> str:

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy
 from gangway.cluster.haproxy_config import STATE_HEAD, RouteOptions, configuration, maps, states
 from gangway.cluster.repository import Repositories, read_repositories
-from gangway.cluster.server_address import ServerAddress, add_servers, servers_of, tls_of
+from gangway.cluster.server_address import SPEAKING, ServerAddress, add_servers, servers_of, tls_of
 
 FOLDER = Path("route")
 
@@ -88,15 +87,15 @@ def _change(router: Router, haproxy: Haproxy, found: Repositories, newer: Reposi
 
 
 def _router(options: argparse.Namespace) -> Router:
-    for file in (options.certificate, options.server_root_certificates):
-        with suppress(TypeError):
-            if not Path(file).is_file():
-                raise InputError(f"{file}: there is no such file")
+    files = (options.certificate, options.server_root_certificates, options.server_certificate)
+    for file in files:
+        if file is not None and not file.is_file():
+            raise InputError(f"{file}: there is no such file")
+    certificate, roots, own = (file and file.absolute() for file in files)
     folder = options.output.absolute()
     route = RouteOptions(
         folder, options.address, options.grpc_port, options.http_port, options.check_ms,
-        options.certificate and options.certificate.absolute(),
-        options.server_root_certificates and options.server_root_certificates.absolute(),
+        certificate, roots, SPEAKING[options.server_tls], own,
     )  # fmt: skip
     check_folder(folder)
     if not options.write_only:

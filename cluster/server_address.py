@@ -10,6 +10,7 @@ from gangway.clients.tls import Tls
 
 GRPC_PORT, HTTP_PORT, METRICS_PORT = 8001, 8000, 8002
 FORM = "[NAME=]HOST[:GRPC_PORT[,HTTP_PORT[,METRICS_PORT]]]"
+SPEAKING = {"grpc": ("grpc",), "http": ("http",), "both": ("grpc", "http")}  # by --server-tls
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+"
 _ADDRESS = re.compile(rf"(?:(?P<name>[^=]*)=)?(?P<host>{_HOST})(?::(?P<ports>\d+(?:,\d+){{0,2}}))?")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")  # what HAProxy takes
@@ -58,7 +59,10 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     add("--server", action="append", type=parse_server, required=True, metavar=FORM, dest="servers",
         help=f"a server; several times ({GRPC_PORT}, {HTTP_PORT}, {METRICS_PORT}; the host is its name)")  # fmt: skip
     add("--server-root-certificates", type=Path, metavar="FILE",
-        help="the servers speak gRPC over TLS; PEM: authorities to trust")  # fmt: skip
+        help="the servers speak TLS; PEM: authorities to trust")  # fmt: skip
+    add("--server-tls", choices=tuple(SPEAKING), default="grpc", help="what the servers speak TLS for (grpc)")
+    add("--server-certificate", type=Path, metavar="FILE",
+        help="shown to servers that know their clients; PEM: certificate chain and key in one file")  # fmt: skip
     add("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="of a server's answers (5)")
 
 
@@ -72,12 +76,15 @@ def servers_of(options: argparse.Namespace) -> tuple[ServerAddress, ...]:
 
 
 def tls_of(options: argparse.Namespace) -> Tls | None:
-    """Return how the servers are trusted, None without TLS. Raises InputError for an unusable file."""
-    if options.server_root_certificates is None:
+    """Return how the servers' gRPC is trusted, None without TLS. Raises InputError for wrong flags and files."""
+    roots, own = options.server_root_certificates, options.server_certificate
+    if roots is None:
+        if own is not None or options.server_tls != "grpc":
+            raise InputError("--server-tls and --server-certificate are for TLS: give --server-root-certificates, too")
         return None
-    tls = Tls(root_certificates=options.server_root_certificates)
+    tls = Tls(roots, own, own)
     tls.context()  # which names an unusable file
-    return tls
+    return tls if "grpc" in SPEAKING[options.server_tls] else None
 
 
 def _seconds(text: str) -> float:

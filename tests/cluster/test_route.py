@@ -1,10 +1,13 @@
 """`gangway route` with a real HAProxy and two real servers of one core: what happens to calls while servers change."""
 
 import http.client
+import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -230,26 +233,36 @@ def test_a_signal_ends_the_router_and_its_haproxy(tmp_path: Path, first: LiveSer
     assert haproxy and not alive(haproxy)
 
 
-def test_tls_on_both_sides(tmp_path: Path, repository: Path, compiled_zoo: CompiledZoo) -> None:
+@pytest.mark.parametrize("secured", ["grpc", "http", "both"])
+def test_tls_on_both_sides(tmp_path: Path, repository: Path, compiled_zoo: CompiledZoo, secured: str) -> None:
+    """The servers know their clients, so the router and its checks have a certificate, too."""
     authority = Authority(tmp_path)
     identity = authority.issue("server")
     together = tmp_path / "router.pem"
     together.write_bytes(identity.certificate.read_bytes() + identity.key.read_bytes())
     credentials = grpc.ssl_channel_credentials(authority.root.read_bytes())
-    flags = ["--grpc-use-ssl=true", f"--grpc-server-cert={identity.certificate}", f"--grpc-server-key={identity.key}"]
+    known = grpc.ssl_channel_credentials(
+        authority.root.read_bytes(), identity.key.read_bytes(), identity.certificate.read_bytes()
+    )
+    more = [f"--cache-dir={compiled_zoo.cache_dir}", f"--cores={CORES[0]}", "--model-control-mode=explicit"]
+    more.append("--load-model=simple")
+    protocols = [secured] if secured != "both" else ["grpc", "http"]
+    for protocol in protocols:
+        more += [f"--{protocol}-use-ssl-mutual=true", f"--{protocol}-root-cert={authority.root}"]
+        more += [f"--{protocol}-server-cert={identity.certificate}", f"--{protocol}-server-key={identity.key}"]
+    flags = [f"--server-root-certificates={authority.root}", f"--server-certificate={together}"]
+    flags += [f"--server-tls={secured}", f"--certificate={together}"]
     with ExitStack() as stack:
-        more = [f"--cache-dir={compiled_zoo.cache_dir}", f"--cores={CORES[0]}", "--model-control-mode=explicit"]
-        server = stack.enter_context(live_server(repository, [*more, "--load-model=simple", *flags], credentials))
-        router = stack.enter_context(
-            live_router(
-                tmp_path, [server_flag("only", server)], f"--server-root-certificates={authority.root}",
-                f"--certificate={together}", credentials=credentials,
-            )
-        )  # fmt: skip
+        server = stack.enter_context(live_server(repository, more, known if "grpc" in protocols else None))
+        address = server_flag("only", server).replace("127.0.0.1", "localhost")
+        router = stack.enter_context(live_router(tmp_path, [address], *flags, credentials=credentials))
         client = stack.enter_context(
             triton.InferenceServerClient(router.url, ssl=True, root_certificates=str(authority.root))
         )
         assert (client.infer("simple", simple_inputs()).as_numpy("OUTPUT0") == 2).all()
+        context = ssl.create_default_context(cafile=authority.root)
+        with urllib.request.urlopen(f"https://{router.http_url}/v2/models/simple", context=context) as answer:
+            assert json.load(answer)["name"] == "simple"
 
 
 def test_round_robin_in_the_client(first: LiveServer, second: LiveServer) -> None:
@@ -280,6 +293,8 @@ def route(*flags: str) -> "subprocess.CompletedProcess[str]":
         (["--server=x:1,2,3,4"], 2, "is not [NAME=]HOST"),
         (["--server=my server"], 2, "is not [NAME=]HOST"),
         (["--server=x", "--certificate=/none.pem"], 2, "/none.pem: there is no such file"),
+        (["--server=x", "--server-certificate=/none.pem"], 2, "/none.pem: there is no such file"),
+        (["--server=x", "--server-tls=both"], 2, "give --server-root-certificates, too"),
         (["--server=x", "--output=/tmp/" + "long" * 30], 1, "too long for a socket"),
         ([], 2, "--server"),
     ],
