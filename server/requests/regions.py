@@ -14,7 +14,6 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -196,15 +195,6 @@ class Regions:
         """Return what is registered, by name."""
         with self._lock:
             return [self._regions[name].registration for name in sorted(self._regions)]
-
-    @contextmanager
-    def held(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
-        """Give access to regions while the block lasts. Raises RequestError (NOT_FOUND)."""
-        held = self.hold(names)
-        try:
-            yield held
-        finally:
-            self.release(held)
 
     def hold(self, names: Iterable[str]) -> Mapping[str, Region]:
         """Give access to regions until they are released. Raises RequestError (NOT_FOUND), and holds none then."""

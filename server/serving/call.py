@@ -1,40 +1,40 @@
 """What inference knows of a remote call, whatever brought it: gRPC, HTTP, a stream, or a request of a Python model."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
 
 from gangway.server.errors import RequestError
+from gangway.server.tracing.record import GRPC
 
 
-class Call(Protocol):
-    """One call, which is answered once. All of it happens on the loop's thread. `front_end`: as traces name it."""
+class Call(ABC):
+    """One call, which is answered once. All of it happens on the loop's thread.
 
-    @property
-    def front_end(self) -> str:
-        """Return by which protocol it has come."""
-        ...
+    `front_end`: as traces name what it has come by. `takes_many`: it takes any number of responses.
+    """
 
+    front_end: str = GRPC
+    takes_many: bool = False
+    _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
+
+    @abstractmethod
     def time_remaining(self) -> float | None:
         """Return the seconds until the client's deadline; None or a huge number without one."""
 
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+    @abstractmethod
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """Return the headers that the client has sent, names in lower case."""
 
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call is over: answered, or given up by the client; False if it is."""
-        ...
-
+    @abstractmethod
     def answer(self, result: bytes | RequestError) -> None:
         """Send the serialised response, or why there is none; once. Empty bytes: all responses have been sent."""
 
-
-class EndingCall:
-    """What calls have in common: who is told of their end. For the loop's thread."""
-
-    _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
+    def respond(self, response: bytes) -> None:
+        """Send a response that is not the last one, of a call that takes many."""
+        raise NotImplementedError
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call is over; False if it is."""
+        """Have `callback` called when the call is over: answered, or given up by the client; False if it is."""
         if self._callbacks is None:
             return False
         self._callbacks += (callback,)
@@ -45,11 +45,3 @@ class EndingCall:
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             callback()
-
-
-@runtime_checkable
-class StreamingCall(Call, Protocol):
-    """A call that takes any number of responses."""
-
-    def respond(self, response: bytes) -> None:
-        """Send a response that is not the last one."""

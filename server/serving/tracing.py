@@ -136,7 +136,7 @@ def tensors_of(request: Traced, contents: Contents, response: bytes) -> list[Ten
 def parent_of(call: Call) -> Parent | None:
     """Return the context that came with a call; None without one, or if it makes no sense (W3C: ignore it then)."""
     traceparent = tracestate = ""
-    for key, value in call.invocation_metadata() or ():
+    for key, value in call.invocation_metadata():
         if isinstance(value, bytes):
             continue
         if key == "traceparent":

@@ -20,7 +20,7 @@ from gangway.server.access import Restriction
 from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import Compression
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.serving.call import EndingCall
+from gangway.server.serving.call import Call
 from gangway.server.serving.grpc.http2 import Http2Connection
 from gangway.server.serving.grpc.messages import (
     ENCODINGS,
@@ -40,7 +40,6 @@ from gangway.server.serving.grpc.messages import (
 )
 from gangway.server.serving.limits import StalledCalls
 from gangway.server.serving.loop import ServingLoop
-from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -186,10 +185,9 @@ class GrpcMethod:
     arriving: Callable[[bytes, int], Arriving | None] | None = None
 
 
-class GrpcCall(EndingCall):
+class GrpcCall(Call):
     """One call. It is used by its method and by what runs for it; `closed` and `receive` are for its connection."""
 
-    front_end: str = GRPC
     _reader: MessageReader | None = None
     _messages: Messages | None = None
     _unacknowledged = 0

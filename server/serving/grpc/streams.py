@@ -15,11 +15,10 @@ from typing import Final, Protocol, TypeAlias
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.requests.contents import MalformedRequestError
-from gangway.server.serving.call import EndingCall
+from gangway.server.serving.call import Call
 from gangway.server.serving.grpc.call import GrpcCall
 from gangway.server.serving.grpc.stream_messages import SequenceKey, StreamedRequest, failure, success
 from gangway.server.serving.grpc.stream_order import AnswerOrder, OrderTicket, SequenceQueues
-from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +49,10 @@ class StreamLimits:
     message_bytes: int = 256 << 20
 
 
-class StreamedCall(EndingCall):
+class StreamedCall(Call):
     """One request's call: it ends when the answer has been sent, or when the stream ends. For the loop's thread."""
 
-    front_end: str = GRPC
+    takes_many = True
 
     def __init__(
         self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]

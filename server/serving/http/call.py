@@ -7,21 +7,22 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from gangway.server.errors import RequestError
-from gangway.server.serving.call import EndingCall
+from gangway.server.serving.call import Call
 from gangway.server.serving.http.replies import Reply
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Pending
+from gangway.server.tracing.record import HTTP
 
 SCRATCH_BYTES: Final = 64 * 1024  # are read at once; the parser copies what there is of a body among them
 
 
-class HttpCall(EndingCall):
+class HttpCall(Call):
     """A request over HTTP, from its head to its answer. For the loop's thread, but for `answer`.
 
     Names of `headers` are in lower case. `route` belongs to the site. `arrival_ns`: of the whole body, CLOCK_MONOTONIC.
     """
 
-    front_end: str = "HTTP"  # in traces
+    front_end = HTTP
 
     def __init__(self, connection: "Answering") -> None:
         self.connection = connection

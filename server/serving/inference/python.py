@@ -23,12 +23,11 @@ from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.settings import Terms
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
-from gangway.server.serving.call import Call, EndingCall
+from gangway.server.serving.call import Call
 from gangway.server.serving.inference.instance_connection import InstanceConnection
 from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, RequestClock, failure, no_room
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
-from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -43,52 +42,47 @@ class Begin(Protocol):
         """Execute a request, which ends with `call.answer`."""
 
 
-class InnerCall(EndingCall):
+class InnerCall(Call):
     """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
 
-    `chain`: the models that wait for it, outermost first. `answered` is called once with the result.
+    `chain`: the models that wait for it, outermost first. `answered` is called once with the result; `respond` with
+    each response before it, if the model wants any number of them.
     """
 
-    front_end: str = GRPC
-
     def __init__(
-        self, clock: RequestClock, chain: tuple[str, ...], answered: Callable[["InnerCall", bytes | RequestError], None]
+        self,
+        clock: RequestClock,
+        chain: tuple[str, ...],
+        answered: Callable[["InnerCall", bytes | RequestError], None],
+        respond: Callable[[bytes], None] | None,
     ) -> None:
-        super().__init__()
         self.clock, self.chain = clock, chain
-        self._answered = answered
+        self.takes_many = respond is not None
+        self._answered, self._respond = answered, respond
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the client's deadline; None without one."""
         return (self.clock.limit_ns - time.monotonic_ns()) / 1e9 if self.clock.limit_ns else None
 
-    def invocation_metadata(self) -> None:
-        """None: traces do not follow requests into models."""
+    def invocation_metadata(self) -> tuple[()]:
+        """Return none: traces do not follow requests into models."""
+        return ()
 
     def answer(self, result: bytes | RequestError) -> None:
         """Give the model its response, or why there is none."""
         self._answered(self, result)
         self.end()
 
+    def respond(self, response: bytes) -> None:
+        """Give the model a response that is not the last one."""
+        if self._respond is not None:
+            self._respond(response)
+
     def require_other(self, names: Sequence[str]) -> None:
         """Raise RequestError if one of these models waits for the request: it would wait for itself."""
         for name in names:
             if name in self.chain:
                 invalid(f"model '{name}' waits for this request, so it cannot execute it")
-
-
-class InnerStream(InnerCall):
-    """An inner call that takes any number of responses: `respond` gets each but the last."""
-
-    def __init__(
-        self,
-        clock: RequestClock,
-        chain: tuple[str, ...],
-        answered: Callable[[InnerCall, bytes | RequestError], None],
-        respond: Callable[[bytes], None],
-    ) -> None:
-        super().__init__(clock, chain, answered)
-        self.respond = respond
 
 
 class PythonResponse(NamedTuple):
@@ -235,10 +229,7 @@ class LeftRun:
         def respond(response: bytes) -> None:
             drive(self._send_result(number, response, is_final=False))
 
-        if message.header["stream"]:
-            call: InnerCall = InnerStream(self._clock, self._chain, answered, respond)
-        else:
-            call = InnerCall(self._clock, self._chain, answered)
+        call = InnerCall(self._clock, self._chain, answered, respond if message.header["stream"] else None)
         try:
             request = _request_of(message)
         except RequestError as error:

@@ -24,7 +24,7 @@ from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import Answer, Left, PythonCodec
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
-from gangway.server.serving.call import Call, StreamingCall
+from gangway.server.serving.call import Call
 from gangway.server.serving.inference.ensembles import EnsembleRun, StepRun, count_inner, outcome_of, times_of
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 from gangway.server.serving.inference.python import (
@@ -134,7 +134,7 @@ class ClientRequest(ModelRun):
         if self.plan.calls is not None:
             self.plan = self.plan.decided(self.given)
             self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
-        if self.model.is_decoupled and not isinstance(self.call, StreamingCall):
+        if self.model.is_decoupled and not self.call.takes_many:
             unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
         if self.regions or self._resources.tracer.wants_tensors:
             self.contents = self.given
@@ -246,8 +246,8 @@ class ClientRequest(ModelRun):
         submission.close()
         run = self._left_run(codec, found, self.plan.terms)
         try:
-            if isinstance(self.call, StreamingCall) and self.model.is_decoupled:
-                return await self._stream(codec, run, self.call)
+            if self.call.takes_many and self.model.is_decoupled:
+                return await self._stream(codec, run)
             return await self._response_of(codec, await run.next())
         finally:
             run.cancel()
@@ -262,7 +262,7 @@ class ClientRequest(ModelRun):
             return await self._resources.slots.aside.run(make)
         return make()
 
-    async def _stream(self, codec: PythonCodec, run: LeftRun, call: StreamingCall) -> bytes:
+    async def _stream(self, codec: PythonCodec, run: LeftRun) -> bytes:
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
         while True:
             found = await run.next()
@@ -271,7 +271,7 @@ class ClientRequest(ModelRun):
             response = await self._response_of(codec, found)
             if found.is_final:
                 return response
-            call.respond(response)
+            self.call.respond(response)
 
     def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
         """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""

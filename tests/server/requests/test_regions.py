@@ -135,14 +135,15 @@ def test_a_segment_that_shrinks_while_its_holes_are_looked_for(segments: Segment
     segments.create("sparse", 8 * page, register=False)
     registry = Regions()
     registry.register(Registration("sparse", segments.key("sparse"), 0, 8 * page))
-    with registry.held(["sparse"]) as held:
-        region = held["sparse"]
-        region.write(0, memoryview(b"x" * page))
-        region.write(4 * page, memoryview(b"x" * page))
-        holes = region.holes(0, 8 * page)
-        assert next(holes) == (page, 4 * page)
-        os.truncate(segments.path("sparse"), page)
-        assert not list(holes)
+    held = registry.hold(["sparse"])
+    region = held["sparse"]
+    region.write(0, memoryview(b"x" * page))
+    region.write(4 * page, memoryview(b"x" * page))
+    holes = region.holes(0, 8 * page)
+    assert next(holes) == (page, 4 * page)
+    os.truncate(segments.path("sparse"), page)
+    assert not list(holes)
+    registry.release(held)
     registry.unregister("")
 
 
@@ -152,31 +153,32 @@ def test_holes_count_when_answers_fill_them(segments: Segments, monkeypatch: pyt
     segments.create("sparse", 64 * page, register=False)
     registry = Regions()
     registry.register(Registration("sparse", segments.key("sparse"), page, 63 * page))
-    with registry.held(["sparse"]) as held:
-        region = held["sparse"]
-        assert list(region.holes(0, 3 * page)) == [(page, 4 * page)]
-        region.write(page, memoryview(b"x" * page))
-        assert list(region.holes(0, 3 * page)) == [(page, 2 * page), (3 * page, 4 * page)]
-        assert not list(region.holes(page, page))
+    held = registry.hold(["sparse"])
+    region = held["sparse"]
+    assert list(region.holes(0, 3 * page)) == [(page, 4 * page)]
+    region.write(page, memoryview(b"x" * page))
+    assert list(region.holes(0, 3 * page)) == [(page, 2 * page), (3 * page, 4 * page)]
+    assert not list(region.holes(page, page))
 
-        class Counted(MemoryBudget):
-            def take(self, size_bytes: int) -> None:
-                taken.append(size_bytes)
-                super().take(size_bytes)
+    class Counted(MemoryBudget):
+        def take(self, size_bytes: int) -> None:
+            taken.append(size_bytes)
+            super().take(size_bytes)
 
-        small = Counted(MemoryLimit(64 << 20, "a test"), lambda: 0)
-        monkeypatch.setattr("gangway.server.requests.regions.memory_budget", lambda: small)
-        region.write(page, memoryview(b"y" * page))
-        assert not taken
-        blocks = segments.path("sparse").stat().st_blocks
-        with pytest.raises(RequestError, match="cannot be written: the server's memory is full") as caught:
-            region.write(0, memoryview(bytes(63 * page)))
-        assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-        assert taken == [page]
-        assert segments.path("sparse").stat().st_blocks == blocks
-        view = memoryview(bytearray(2 * page))
-        region.read_into(0, view)
-        assert bytes(view) == bytes(page) + b"y" * page
+    small = Counted(MemoryLimit(64 << 20, "a test"), lambda: 0)
+    monkeypatch.setattr("gangway.server.requests.regions.memory_budget", lambda: small)
+    region.write(page, memoryview(b"y" * page))
+    assert not taken
+    blocks = segments.path("sparse").stat().st_blocks
+    with pytest.raises(RequestError, match="cannot be written: the server's memory is full") as caught:
+        region.write(0, memoryview(bytes(63 * page)))
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert taken == [page]
+    assert segments.path("sparse").stat().st_blocks == blocks
+    view = memoryview(bytearray(2 * page))
+    region.read_into(0, view)
+    assert bytes(view) == bytes(page) + b"y" * page
+    registry.release(held)
     registry.unregister("")
 
 
