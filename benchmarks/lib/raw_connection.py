@@ -45,14 +45,20 @@ class RawConnection:
     ) -> None:
         self.socket.close()
 
-    def begin(self, method: str, metadata: Mapping[str, str] | None = None, timeout_s: float = 600) -> int:
-        """Send the headers of a call of ModelInfer or another method, or of "/service/method"; return its stream."""
+    def begin(
+        self, method: str, metadata: Mapping[str, str] | None = None, timeout_s: float = 600, flush: bool = True
+    ) -> int:
+        """Send the headers of a call of ModelInfer or another method, or of "/service/method"; return its stream.
+
+        `flush` False: with what is sent next.
+        """
         path = method if method.startswith("/") else SERVICE + method
         stream = self.http.get_next_available_stream_id()
         headers = request_headers(self._address, path, timeout_s)
         headers += [(name.encode(), value.encode()) for name, value in (metadata or {}).items()]
         self.http.send_headers(stream, headers)
-        self._flush()
+        if flush:
+            self._flush()
         return stream
 
     def send(self, stream: int, data: bytes, end: bool = False) -> None:

@@ -123,8 +123,19 @@ class ResponseTemplate:
         for index, prefix in self.outputs:
             parts.append(prefix)
             if index is not None:
-                parts.append(tensors[index])
+                parts += _pieces(tensors[index])
         return b"".join(parts)
+
+
+def _pieces(content: memoryview) -> Sequence[bytes | memoryview]:
+    """Return contents as they can be joined: a join of long ones lets other threads run only if all parts are bytes."""
+    if len(content) <= AT_ONCE_BYTES:
+        return (content,)
+    pieces = []
+    for at in range(0, len(content), STEP_BYTES):
+        pieces.append(bytes(content[at : at + STEP_BYTES]))
+        time.sleep(0)  # the loop has its turn: copying keeps the interpreter
+    return pieces
 
 
 def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRange, size_bytes: int) -> None:
@@ -519,19 +530,20 @@ def expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     return min(plan_frame(tensors).size_bytes, model.most_answer_bytes)
 
 
-PIECE_BYTES: Final = 1 << 20
+AT_ONCE_BYTES: Final = 1 << 20  # are copied at once; longer contents in steps, aside of the loop
+STEP_BYTES: Final = 1 << 18
 
 
 def copy_content(content: Content, view: memoryview) -> None:
     """Fill `view` with an input's contents, by one copy. Raises RequestError if its region has become too small."""
     if isinstance(content, RegionPart):
         content.read_into(view)
-    elif len(view) <= PIECE_BYTES:
+    elif len(view) <= AT_ONCE_BYTES:
         view[:] = content
     else:
         whole = memoryview(content)
-        for at in range(0, len(view), PIECE_BYTES):
-            view[at : at + PIECE_BYTES] = whole[at : at + PIECE_BYTES]
+        for at in range(0, len(view), STEP_BYTES):
+            view[at : at + STEP_BYTES] = whole[at : at + STEP_BYTES]
             time.sleep(0)  # the loop has its turn: copying keeps the interpreter
 
 

@@ -254,8 +254,8 @@ class GrpcCall(Call):
         if not self._is_reading:
             self._read()
 
-    def send(self, messages: Sequence[bytes]) -> None:
-        """Send messages; `progressed` of the call's Messages is called when some of their bytes have been sent."""
+    def send(self, messages: Sequence[Sequence[bytes]]) -> None:
+        """Send messages, in parts; `progressed` of the call's Messages is called when some bytes have been sent."""
         if self._is_over or self._is_answered:
             return
         self._start()
@@ -477,8 +477,8 @@ class GrpcCall(Call):
             return _ANSWER
         return (*_BEGIN, (b"grpc-encoding", self._encoding), *_ANSWER[2:])
 
-    def _parts(self, message: bytes) -> Sequence[bytes]:
-        return framed(message) if self._encoding == IDENTITY else compressed(message, self._encoding)
+    def _parts(self, message: Sequence[bytes]) -> Sequence[bytes]:
+        return framed(*message) if self._encoding == IDENTITY else compressed(b"".join(message), self._encoding)
 
     def _wait(self) -> None:
         """The call waits for the server."""

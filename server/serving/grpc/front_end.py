@@ -367,7 +367,7 @@ class _Watch:
         status = self._health.status(self._request)
         if status != self._told and not self._call.unsent_bytes:
             self._told = status
-            self._call.send([status.SerializeToString()])
+            self._call.send([[status.SerializeToString()]])
         self._timer = self._loop.call_later(PERIOD_S, self.look)
 
     def _end(self) -> None:

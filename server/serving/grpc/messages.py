@@ -36,11 +36,12 @@ _UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, 
 _UNESCAPED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # in a status's message
 
 
-def framed(message: bytes, is_compressed: bool = False) -> Sequence[bytes]:
-    """Return a message as it stands in a stream: its prefix and itself, in one piece if it is short."""
+def framed(*parts: bytes, is_compressed: bool = False) -> Sequence[bytes]:
+    """Return a message of these parts as it stands in a stream: behind its prefix, in one piece if it is short."""
+    size_bytes = sum(map(len, parts))
     prefix = b"\1" if is_compressed else b"\0"
-    prefix += _LENGTH.pack(len(message))
-    return (prefix + message,) if len(message) <= JOIN_BYTES else (prefix, message)
+    prefix += _LENGTH.pack(size_bytes)
+    return (b"".join((prefix, *parts)),) if size_bytes <= JOIN_BYTES else (prefix, *parts)
 
 
 def is_whole(data: bytes, limit: int) -> bool:
@@ -257,7 +258,7 @@ def compressed(message: bytes, encoding: bytes) -> Sequence[bytes]:
     """Return an answer as it stands in a stream: compressed, unless it would be longer."""
     stream = zlib.compressobj(wbits=_WINDOW_BITS[encoding])
     short = stream.compress(message) + stream.flush()
-    return framed(short, True) if len(short) < len(message) else framed(message)
+    return framed(short, is_compressed=True) if len(short) < len(message) else framed(message)
 
 
 @dataclass(frozen=True)

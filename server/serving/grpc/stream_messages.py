@@ -68,10 +68,10 @@ def sequence_of(header: bytes) -> SequenceKey | None:
     return (request.model_name, identity) if identity else None
 
 
-def success(response: bytes, is_final: bool = True) -> bytes:
-    """Return the answer with a serialised ModelInferResponse in it, and whether it is the request's last."""
+def success(response: bytes, is_final: bool = True) -> tuple[bytes, ...]:
+    """Return the parts of the answer with a serialised ModelInferResponse in it, and whether it is the last one."""
     end = _FINAL if is_final else _NOT_FINAL
-    return b"".join((length_prefix(_INFER_RESPONSE, len(response) + len(end)), response, end))
+    return length_prefix(_INFER_RESPONSE, len(response) + len(end)), response, end
 
 
 def failure(reason: str, request_id: bytes) -> bytes:

@@ -109,12 +109,17 @@ class _Pending:
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """`error` is also in the message. Nothing is sent of an empty one. `is_last`: of its request."""
+    """`error` is also in the message. Nothing is sent of one without `parts`. `is_last`: of its request."""
 
-    message: bytes
+    parts: tuple[bytes, ...]
     call: StreamedCall
     error: RequestError | None = None
     is_last: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the message is."""
+        return sum(map(len, self.parts))
 
 
 class Stream:
@@ -237,18 +242,17 @@ class Stream:
         call = work.call
         if call not in self._calls or call is None:
             return
-        answer = _Answer(b"", call)
+        answer = _Answer((), call)
         if isinstance(result, RequestError):
-            answer = _Answer(failure(result.message, work.request.request_id), call, result.without_traceback())
+            answer = _Answer((failure(result.message, work.request.request_id),), call, result.without_traceback())
         elif result:
-            message, limit = success(result), self._limits.message_bytes
-            answer = _Answer(message, call)
-            if len(message) > limit:
-                text = f"the answer has {len(message)} bytes, {limit} are possible"
+            answer, limit = _Answer(success(result), call), self._limits.message_bytes
+            if answer.size_bytes > limit:
+                text = f"the answer has {answer.size_bytes} bytes, {limit} are possible"
                 error = RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
-                answer = _Answer(failure(error.message, work.request.request_id), call, error)
-        self.held_bytes += len(answer.message) - work.request.size_bytes
-        self.unsent_bytes += len(answer.message)
+                answer = _Answer((failure(error.message, work.request.request_id),), call, error)
+        self.held_bytes += answer.size_bytes - work.request.size_bytes
+        self.unsent_bytes += answer.size_bytes
         self._ready.extend(self._order.put(work.ticket, answer))
         following = self._sequences.leave(work)
         self._send()
@@ -263,8 +267,8 @@ class Stream:
         call = work.call
         if call is not None and call in self._calls:
             answer = _Answer(success(response, is_final=False), call, is_last=False)
-            self.held_bytes += len(answer.message)
-            self.unsent_bytes += len(answer.message)
+            self.held_bytes += answer.size_bytes
+            self.unsent_bytes += answer.size_bytes
             self._ready.append(answer)
             self._send()
 
@@ -274,7 +278,7 @@ class Stream:
         """Send what is ready, if nothing is on its way; end the call after the last one."""
         if self._ended or self._sending:
             return
-        messages: list[bytes] = []
+        messages: list[Sequence[bytes]] = []
         size_bytes = 0
         while self._ready and size_bytes < SEND_BYTES:
             answer = self._ready.popleft()
@@ -282,9 +286,9 @@ class Stream:
                 self._call.send(messages)
                 self._call.finish(answer.error)
                 return
-            if answer.message:
-                messages.append(answer.message)
-                size_bytes += len(answer.message)
+            if answer.parts:
+                messages.append(answer.parts)
+                size_bytes += answer.size_bytes
                 self._sending.append(answer)
             else:
                 self._sent(answer)
@@ -299,8 +303,8 @@ class Stream:
         return self._errors_end_it or error.code is StatusCode.DEADLINE_EXCEEDED
 
     def _sent(self, answer: _Answer) -> None:
-        self.held_bytes -= len(answer.message)
-        self.unsent_bytes -= len(answer.message)
+        self.held_bytes -= answer.size_bytes
+        self.unsent_bytes -= answer.size_bytes
         if answer.is_last:
             self._calls.discard(answer.call)
             answer.call.end()

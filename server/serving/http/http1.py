@@ -2,13 +2,15 @@
 
 httptools understands heads and chunks. The larger part of a body is received where it stays. A connection answers its
 requests one after the other, in their order. While the client takes no answers, or sends ahead, nothing is read of it:
-that is the backpressure. What is served is up to a `Site`. All of it runs in the event loop's thread.
+that is the backpressure. What is served is up to a `Site`. All of it runs in the event loop's thread, where connections
+take turns: what one has sent is understood for SLICE_SECONDS at most, then the others have their turn.
 
 A client that stalls, floods or only listens costs nothing but the connection, and has no more time than stated below.
 """
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
@@ -34,7 +36,9 @@ MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
-READ_BYTES: Final = 256 * 1024  # of such a body are read at once
+READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
+PIECE_BYTES: Final = 4 * 1024  # of all else are understood at once: some tens of requests
+SLICE_SECONDS: Final = 0.0005  # of the loop's time for a connection in a turn, if there is more
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -75,6 +79,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         "_rest_bytes",
         "_site",
         "_timer",
+        "_unfed",
         "_unread_s",
         "_unsent_bytes",
         "_url",
@@ -107,6 +112,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._begun_s = self._arrived_s = 0.0  # headers or body; the last bytes
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False  # nothing is read
+        self._unfed = b""  # what has been read, and is to be understood in the next turn
         self._is_full = False  # the client does not take its answers as fast as they come
         self._unsent_bytes, self._unread_s = 0, 0.0  # how many there were, and when to look again
         self._is_half_closed = False  # the client sends nothing more
@@ -176,23 +182,60 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         if self._is_over():
             return
         if self._rest_bytes:
+            has_more = nbytes == len(self.get_buffer(nbytes))
             self._receive_body(nbytes)
+            if has_more and self._rest_bytes:
+                self._wait_for_turn()
             return
         data = self._site.scratch[:nbytes]
         if self.phase is Phase.SILENT and bytes(data[: len(HTTP2_PREFACE)]) == HTTP2_PREFACE:
             self._hand_over(bytes(data))
             return
-        before = self._progress
-        self._feed(data)
+        self._understand(data)
+
+    def _understand(self, data: memoryview) -> None:
+        """Feed the parser as long as the turn lasts."""
+        at, end_s = 0, time.monotonic() + SLICE_SECONDS
+        while at < len(data):
+            if at and time.monotonic() >= end_s:
+                self._unfed = bytes(data[at:])
+                self._wait_for_turn()
+                return
+            size_bytes, call = PIECE_BYTES, self._coming
+            if call is not None and not self._in_head:
+                size_bytes = max(size_bytes, call.length - call.received_bytes)
+            before, piece = self._progress, data[at : at + size_bytes]
+            at += size_bytes
+            self._feed(piece)
+            if self._is_over():
+                return
+            if self._progress != before:
+                self._fruitless_bytes = 0
+            else:
+                self._fruitless_bytes += len(piece)
+                if self._fruitless_bytes > MAX_HEAD_BYTES:
+                    self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of headers")
+                    return
+        self._receive_where_it_stays()
+
+    def _wait_for_turn(self) -> None:
+        """Read nothing until the others have had their turn."""
+        if not self._is_over():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Go on."""
         if self._is_over():
             return
-        if self._progress != before:
-            self._fruitless_bytes = 0
-        else:
-            self._fruitless_bytes += nbytes
-            if self._fruitless_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of headers")
-                return
+        unfed, self._unfed = self._unfed, b""
+        if not self._is_paused:
+            self.transport.resume_reading()
+        if unfed:
+            self._understand(memoryview(unfed))
+
+    def _receive_where_it_stays(self) -> None:
+        """Receive the larger part of a body past the parser, if one comes."""
         if (call := self._coming) is not None:
             self._arrived_s = self._loop.time()
             missing_bytes = call.length - call.received_bytes
@@ -433,7 +476,8 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._is_paused = False
             self._begun_s = self._arrived_s = self._loop.time()
             self._body_bytes = 0
-            self.transport.resume_reading()
+            if not self._unfed:  # else in the next turn
+                self.transport.resume_reading()
 
     def _pause(self) -> None:
         if not self._is_paused:

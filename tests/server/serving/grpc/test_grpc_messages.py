@@ -50,7 +50,7 @@ def test_messages_of_any_pieces(seed: int) -> None:
     random_of.shuffle(sizes)
     messages = [random_of.randbytes(size) for size in sizes]
     flags = [random_of.random() < 0.5 for _ in sizes]
-    stream = b"".join(b"".join(framed(*each)) for each in zip(messages, flags, strict=True))
+    stream = b"".join(b"".join(framed(each, is_compressed=flag)) for each, flag in zip(messages, flags, strict=True))
     reader, found = MessageReader(LIMIT), []
     while stream:
         size = random_of.choice((1, 3, 5, 16384, 100_000))

@@ -121,6 +121,30 @@ def test_a_client_that_reads_nothing_is_gone(start_front_end: Start, monkeypatch
         until(lambda: len(open_descriptors()) < connected)
 
 
+@pytest.mark.parametrize("slice_s", [http2.SLICE_S, 0.0])
+def test_calls_in_one_piece_are_dealt_with_in_turns(
+    start_front_end: Start, monkeypatch: pytest.MonkeyPatch, slice_s: float
+) -> None:
+    """With calls that are given up at once, and others that bring an image."""
+    monkeypatch.setattr(http2, "SLICE_S", slice_s)
+    message = image()
+    with RawConnection(start_front_end(GrpcOptions()).address) as connection:
+        while connection.http.outbound_flow_control_window < 1 << 20:
+            connection.read()
+        streams = []
+        for number in range(400):
+            stream = connection.begin("ServerLive", flush=False)
+            connection.http.send_data(stream, EMPTY, end_stream=True)
+            if number % 7 == 3:
+                connection.http.reset_stream(stream)
+            else:
+                streams.append(stream)
+        large = connection.begin("ModelInfer", flush=False)
+        connection.send(large, message, end=True)
+        assert {connection.answer(stream)[0]["grpc-status"] for stream in streams} == {"0"}
+        assert len(connection.answer(large)[1]) > len(message) - 100
+
+
 def test_messages_larger_than_windows(start_front_end: Start) -> None:
     request = pb.ModelInferRequest(model_name="nobody", raw_input_contents=[bytes(LARGE_BYTES)])
     with RawConnection(start_front_end(GrpcOptions()).address) as connection:

@@ -79,9 +79,11 @@ class Replies:
         self._data += piece
 
 
+@pytest.mark.parametrize("slice_s", [http1.SLICE_SECONDS, 0.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bytes_may_be_cut_anywhere(server: Any, seed: int) -> None:
+def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch, seed: int, slice_s: float) -> None:
     """Of bodies that go past the parser in part, chunks, and requests that begin where a body ends."""
+    monkeypatch.setattr(http1, "SLICE_SECONDS", slice_s)
     chance = random.Random(seed)
     expected = []
     data = b""
@@ -110,6 +112,15 @@ def test_bytes_may_be_cut_anywhere(server: Any, seed: int) -> None:
             status, body = replies.next()
             assert status == 200
             assert wanted is None or body[-len(wanted) :] == wanted
+
+
+def test_many_requests_in_one_piece_take_many_turns(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "SLICE_SECONDS", 0.0)
+    with connected(server.http_address) as connection:
+        connection.sendall(LIVE * 2000)
+        connection.shutdown(socket.SHUT_WR)
+        replies = Replies(connection)
+        assert {replies.next()[0] for _ in range(2000)} == {200}
 
 
 def test_a_body_that_is_given_up_on_the_way_is_no_request(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
