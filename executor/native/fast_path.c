@@ -56,15 +56,21 @@ bool fast_path_has_ended(const struct fast_path *path, const struct worker_slot 
     return phase_unpack(atomic_load(&path->leases[place->lease].phase)).kind == PHASE_END;
 }
 
+/* Whether a query should have ended QUEUED_US ago: its worker waits for a core. */
+static bool is_overdue(const struct fast_path *path, const struct worker_slot *place) {
+    uint64_t expected_us = path->models[place->request.model_id].expected_us + QUEUED_US;
+    return now_ns() > place->request.begun_ns + expected_us * 1000;
+}
+
 /* A free slot of the worker, unless its queries take `limit_us` or more. One that it leaves at once takes no time, but it is given only
- * one run beside it: it may hang. One that should have ended QUEUED_US ago takes as long as the worker waits for its core. */
+ * one run beside it: it may hang. A worker has none that waits for its core. */
 static struct worker_slot *free_worker_slot(const struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
     uint32_t busy_us = 0, ended = 0;
     for (uint32_t i = 0; i < worker->run_count; i++) {
         const struct worker_slot *place = worker->runs[i];
         uint32_t expected_us = path->models[place->request.model_id].expected_us + 1;
         if (fast_path_has_ended(path, place)) ended++;
-        else if (now_ns() > place->request.begun_ns + (expected_us + QUEUED_US) * UINT64_C(1000)) return NULL;
+        else if (is_overdue(path, place)) return NULL;
         else busy_us += expected_us;
     }
     if (busy_us >= limit_us || (ended && worker->run_count > 1) || worker->run_count == path->worker_slot_count) return NULL;
@@ -155,18 +161,49 @@ static void begin(struct fast_path *path, struct worker_slot *place) {
     }
 }
 
-/* False: the message is for the caller. */
-static bool receive(struct fast_path *path, uint32_t front_end, const struct message *message) {
+/* How many requests have come that have not begun. */
+static uint32_t count_submits(const struct fast_path *path) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < path->front_end_count; i++) count += ring_pending(path->submits[i]);
+    return count;
+}
+
+/* Whether a worker has a slot again in a moment. */
+static bool is_any_about_to_end(const struct fast_path *path) {
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        const struct fast_worker *worker = &path->workers[i];
+        uint32_t brief = 0;
+        for (uint32_t k = 0; k < worker->run_count; k++) {
+            const struct worker_slot *place = worker->runs[k];
+            brief += path->models[place->request.model_id].expected_us < QUEUED_US && !is_overdue(path, place);
+        }
+        if (brief && brief == worker->run_count) return true;
+    }
+    return false;
+}
+
+/* Whether a request for one worker that finds none does better to wait here for a moment than to be decided about, which takes as long.
+ * Of many that come at once the caller makes a batch. */
+static bool may_wait(const struct fast_path *path, const struct open_model *model, const struct slot *slot) {
+    if (model->ranks > 1 || model->expected_us >= QUEUED_US) return false;
+    if (count_submits(path) > path->worker_count * path->worker_slot_count) return false;
+    return now_ns() < slot->seen_ns + QUEUED_US * UINT64_C(1000) && is_any_about_to_end(path);
+}
+
+enum reception { RECEIVED, WAITS, FOR_CALLER };
+
+static enum reception receive(struct fast_path *path, uint32_t front_end, const struct message *message) {
     const struct slot_table *table = &path->tables[front_end];
-    if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return false;
+    if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return FOR_CALLER;
     struct slot *slot = &table->slots[message->request.slot];
     uint32_t generation = message->request.generation, workers[MAX_RANKS];
-    if (!slot_see(slot, generation)) return true; /* stale, or a duplicate */
-    if (!is_plain(path, slot)) return false;
+    if (!slot_see(slot, generation)) return RECEIVED; /* stale, or a duplicate */
+    if (!is_plain(path, slot)) return FOR_CALLER;
     const struct open_model *model = &path->models[slot->model_id];
     struct worker_slot *place = find_workers(path, model->ranks, workers);
-    if (!place || !find_arena(model, &place->arena)) return false;
-    if (!slot_start(slot, generation, 1, 0, true)) return true;
+    if (!place) return may_wait(path, model, slot) ? WAITS : FOR_CALLER;
+    if (!find_arena(model, &place->arena)) return FOR_CALLER;
+    if (!slot_start(slot, generation, 1, 0, true)) return RECEIVED;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
     slot->versions = 0;
@@ -176,30 +213,34 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
                                            .slot_generation = generation, .priority = slot->priority, .arrival_ns = slot->arrival_ns,
                                            .deadline_ns = slot->deadline_ns, .limit_ns = slot->limit_ns, .join_key = slot->join_key};
     begin(path, place);
-    return true;
+    return RECEIVED;
 }
 
-static bool read_submits(struct fast_path *path, uint32_t front_end) {
+static enum reception read_submits(struct fast_path *path, uint32_t front_end) {
     struct ring *ring = path->submits[front_end];
     const struct message *message;
     while ((message = ring_peek(ring))) {
-        if (!receive(path, front_end, message)) return false;
+        enum reception reception = receive(path, front_end, message);
+        if (reception != RECEIVED) return reception;
         ring_drop(ring);
     }
-    return true;
+    return RECEIVED;
 }
 
 /* -- both */
 
-/* False: there is something for the caller. */
-static bool read_rings(struct fast_path *path) {
+/* WAITS: some request does. */
+static enum reception read_rings(struct fast_path *path) {
+    enum reception all = RECEIVED;
     for (uint32_t i = 0; i < path->worker_count; i++) {
-        if (!read_completions(path, &path->workers[i])) return false;
+        if (!read_completions(path, &path->workers[i])) return FOR_CALLER;
     }
     for (uint32_t i = 0; i < path->front_end_count; i++) {
-        if (!read_submits(path, i)) return false;
+        enum reception reception = read_submits(path, i);
+        if (reception == FOR_CALLER) return FOR_CALLER;
+        if (reception == WAITS) all = WAITS;
     }
-    return true;
+    return all;
 }
 
 static bool any_under_way(const struct fast_path *path) {
@@ -227,13 +268,16 @@ void fast_path_poll(struct fast_path *path, const struct poll_limits *limits) {
     path->completed_count = 0;
     for (;;) {
         uint32_t seen = bell_seen(path->bell);
-        if (!read_rings(path) || bell_control_seq(path->bell) != limits->control_seq) return;
+        enum reception reception = read_rings(path);
+        if (reception == FOR_CALLER || bell_control_seq(path->bell) != limits->control_seq) return;
         if (path->completed_count >= MAX_COMPLETED) return;
         uint64_t now = now_ns();
         bool under_way = any_under_way(path);
         if (watched_ns == UINT64_MAX && (under_way || path->completed_count)) watched_ns = now + watch_ns;
         if (now >= end_ns || (now >= watched_ns && (!under_way || now >= watched_ns + watch_ns))) return;
-        if (now < watched_ns) {
+        if (reception == WAITS) {
+            bell_wait(path->bell, seen, limits->spin_us, earlier(QUEUED_US, (end_ns - now) / 1000));
+        } else if (now < watched_ns) {
             bell_wait_skipping_completions(path->bell, seen, limits->spin_us, (earlier(end_ns, watched_ns) - now) / 1000);
         } else {
             bell_wait(path->bell, seen, limits->spin_us, (earlier(end_ns, watched_ns + watch_ns) - now) / 1000);

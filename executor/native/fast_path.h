@@ -13,7 +13,7 @@
 #include "layout.h"
 
 enum { MAX_WORKER_SLOTS = 4, NO_LEASE = UINT32_MAX };
-enum { QUEUED_US = 200 };    /* a worker that has less to do may have one more query */
+enum { QUEUED_US = 200 };    /* a worker that has less to do may have one more query; one for which there is no slot waits so long for it */
 enum { MAX_COMPLETED = 64 }; /* reported at a time: the process that counts them takes the core from others */
 
 struct slot_table {

@@ -291,6 +291,22 @@ def test_a_killed_scheduler_loses_none(tiny_model):
         server.kill_all()
 
 
+def test_more_than_workers_have_slots_for_wait_a_moment(host):
+    """They begin when others end, unless these take long: on a busy machine some bursts are decided about."""
+    bursts = 100
+    for _ in range(bursts):
+        requests = [host.request(last=number == 7) for number in range(8)]
+        assert [host.outcome(request).status for request in requests] == [SlotStatus.OK] * 8
+        host.until(lambda: host.live.gangs.count == 0 and host.is_asleep(skips_completions=True))
+    assert sum(len(snapshot.waiting) > 0 for snapshot in host.script.seen) < bursts / 2
+
+
+def test_of_more_than_that_the_policy_makes_batches(host):
+    requests = [host.request(last=number == 11) for number in range(12)]
+    assert [host.outcome(request).status for request in requests] == [SlotStatus.OK] * 12
+    assert any(len(snapshot.waiting) > 1 for snapshot in host.script.seen)
+
+
 def test_a_worker_that_gets_no_core_is_given_no_more(host):
     os.kill(host.workers[0].pid, signal.SIGSTOP)
     try:
