@@ -1,4 +1,4 @@
-"""Admission control under overload. Deterministic, given the lock and the clocks.
+"""Admission control under overload. Deterministic, given the clocks.
 
 A full queue makes the scheduler refuse one request for each further one (`scheduler/admission.py`). By then its message
 has been received. Receiving large messages is most of a front end's work, and takes the cores that should compute. So a
@@ -10,7 +10,6 @@ of them should be available to choose from. If too many come, fewer meet their t
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -32,7 +31,7 @@ OVERLOADED: Final = "Exceeds maximum queue size: the server is overloaded"
 
 
 class AdmissionController:
-    """Decides which calls are received. Safe for threads. `room`: how many calls fit.
+    """Decides which calls are received. For the loop's thread. `room`: how many calls fit.
 
     `now_s`: any steady clock; `cpu_s`: CPU time of this process. A message must be read to learn its priority, so no
     call is refused here while requests have different priorities.
@@ -44,7 +43,6 @@ class AdmissionController:
         self._full = int(FULL_SHARE * room)
         self._reopens_at = int(ROOM_SHARE * room)
         self._now_s, self._cpu_s = now_s, cpu_s
-        self._lock = threading.Lock()
         self._inside = 0
         self._allowed = 0.0  # calls, for answers
         self._updated_s = self._updated_cpu_s = 0.0
@@ -72,50 +70,44 @@ class AdmissionController:
     def admits(self) -> bool:
         """Return whether the message of a call that has come shall be received; if so, `enter` when it has been."""
         if self.full_reason:
-            with self._lock:
-                self._refused[0] += 1
+            self._refused[0] += 1
             return False
         if not self.is_overloaded or self._now_s() < self._mixed_until_s:
             return True
-        with self._lock:
-            if not self._stays_overloaded():
-                return True
-            if self._allowed >= 1.0:
-                self._allowed -= 1.0
-                return True
-            self._update_budget()
-            if self._budget_s > 0.0:
-                return True
-            self._refused[0] += 1
+        if not self._stays_overloaded():
+            return True
+        if self._allowed >= 1.0:
+            self._allowed -= 1.0
+            return True
+        self._update_budget()
+        if self._budget_s > 0.0:
+            return True
+        self._refused[0] += 1
         return False
 
     def enter(self) -> None:
         """A message has been received. A call without a message takes no place."""
-        with self._lock:
-            self._inside += 1
-            if self._inside >= self._full:
-                self._overload()
+        self._inside += 1
+        if self._inside >= self._full:
+            self._overload()
 
     def leave(self, answered: bool) -> None:
         """The call of a message has ended, with an answer or without."""
-        with self._lock:
-            self._inside -= 1
-            if self.is_overloaded:
-                if answered:
-                    self._allow(FOR_EACH_ANSWER)
-                self._stays_overloaded()
+        self._inside -= 1
+        if self.is_overloaded:
+            if answered:
+                self._allow(FOR_EACH_ANSWER)
+            self._stays_overloaded()
 
     def met_target(self) -> None:
         """A request is being answered, before its target."""
         if self.is_overloaded:
-            with self._lock:
-                self._allow(MORE_FOR_EACH_IN_TIME)
+            self._allow(MORE_FOR_EACH_IN_TIME)
 
     def scheduler_refused(self) -> None:
         """The scheduler has refused a request because of all that waits."""
-        with self._lock:
-            self._overload_until_s = self._now_s() + OVERLOAD_S
-            self._overload()
+        self._overload_until_s = self._now_s() + OVERLOAD_S
+        self._overload()
 
     def note_priority(self, priority: int) -> None:
         """A request of this class has come."""

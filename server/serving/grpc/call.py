@@ -1,7 +1,7 @@
 """One call of gRPC on a connection of HTTP/2, from its headers to its end.
 
 A call takes its messages, has its method deal with them, and is answered once. All of it happens in the event loop's
-thread, but `answer` and `cancel`, which are for any.
+thread.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Final, Protocol, cast
 
 from gangway.executor.logs import OFTEN
@@ -132,7 +131,6 @@ class Sharing:
     message_bytes: int
     compression: Compression
     count: int = 0
-    thread: int = 0  # the loop's
 
 
 class Messages(Protocol):
@@ -226,20 +224,9 @@ class GrpcCall(Call):
         """Return the call's headers."""
         return self._head.metadata
 
-    def answer(self, result: bytes | RequestError) -> None:
-        """Send the answer, or why there is none, unless the call is over. From any thread."""
-        self.on_loop(self._answer, result)
-
     def cancel(self) -> None:
-        """End the call without an answer. From any thread."""
-        self.on_loop(self._connection.reset, self._stream)
-
-    def on_loop(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call it in the loop's thread: at once in this thread, soon from others."""
-        if get_ident() == self._shared.thread:
-            function(*arguments)
-        else:
-            self._shared.serving.call(function, *arguments)
+        """End the call without an answer."""
+        self._connection.reset(self._stream)
 
     # -- for a method that streams
 
@@ -334,7 +321,7 @@ class GrpcCall(Call):
             while self._wants() and self._read_one():
                 pass
         except RequestError as error:
-            self._answer(error)
+            self.answer(error)
         finally:
             self._is_reading = False
         if self._half_closed and self._wants() and not self._asked:
@@ -414,10 +401,10 @@ class GrpcCall(Call):
                 assert method.take is not None, "it takes one message"
                 method.take(self, message)
         except RequestError as error:
-            self._answer(error)
+            self.answer(error)
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-            self._answer(INTERNAL)
+            self.answer(INTERNAL)
         finally:
             if arriving is not None:
                 arriving.drop()  # unless it is under way
@@ -429,7 +416,7 @@ class GrpcCall(Call):
             self._messages.half_closed()
         else:
             text = f'"{self._method.path}" requires exactly one request message.'
-            self._answer(RequestError(StatusCode.UNIMPLEMENTED, text))
+            self.answer(RequestError(StatusCode.UNIMPLEMENTED, text))
 
     def _acknowledge(self) -> None:
         size, self._unacknowledged = self._unacknowledged, 0
@@ -437,7 +424,8 @@ class GrpcCall(Call):
 
     # -- the answer
 
-    def _answer(self, result: bytes | RequestError) -> None:
+    def answer(self, result: bytes | RequestError) -> None:
+        """Send the answer, or why there is none, unless the call is over."""
         if self._is_over or self._is_answered:
             return
         if isinstance(result, RequestError):
@@ -510,7 +498,7 @@ class GrpcCall(Call):
         if self.unsent_bytes:
             self._connection.reset(self._stream)
         else:
-            self._answer(EXPIRED)
+            self.answer(EXPIRED)
 
     def _aside(self, then: Callable[..., None], work: Callable[..., object], *arguments: object) -> None:
         """Have a thread do the work, and the loop go on with its result."""
@@ -521,7 +509,7 @@ class GrpcCall(Call):
         try:
             call(then, work(*arguments))
         except RequestError as error:
-            call(self._answer, error)
+            call(self.answer, error)
         except Exception:
             _log.exception("a message could not be compressed or inflated: a fault of the server", extra=OFTEN)
-            call(self._answer, INTERNAL)
+            call(self.answer, INTERNAL)

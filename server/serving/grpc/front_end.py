@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from socket import socket
-from threading import get_ident
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -234,7 +233,6 @@ class GrpcFrontEnd:
             unavailable(method.admission.refusal)
 
     async def _start(self) -> None:
-        self._shared.thread = get_ident()
         loop = self._serving.loop
         make, certificates = self._connections.make, self._certificates
         for each in self._sockets:

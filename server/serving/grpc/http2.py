@@ -326,8 +326,15 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
                     end_s = time.monotonic() + SLICE_S
             if self._rest:
                 self._rest = memoryview(bytes(self._rest))  # others need the scratch memory
-            self._take_turns(more)
-            self._flush_late()
+            if more or self._is_waiting:
+                self._take_turns(more)
+            if self._taken:
+                self._tell_taken()
+            if http.want_write or not http.want_read:
+                self.flush()
+            else:
+                self._will_flush = False
+            self._note_phase()
         except ngh2.NGH2Error as error:  # too much, or no HTTP/2 at all: nghttp2 says nothing more itself
             _log.debug("a connection is ended: %s", error)
             denied = isinstance(error, ngh2.DenialOfServiceError)
@@ -359,7 +366,8 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         """The user has taken so many bytes: the client may send as many more."""
         if size:
             self._taken[stream] = self._taken.get(stream, 0) + size
-            self._flush_soon()
+            if not self._will_flush:
+                self._flush_soon()
 
     def watch(self, user: StreamUser) -> None:
         """Tell a user from now on when something has been sent."""
@@ -385,7 +393,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         """End an answer that has begun."""
         try:
             self._http.send_trailers(stream, trailers)
-            self._answered(stream)
+            self._sent(stream)
         except ngh2.NGH2Error as error:
             _note_late(error)
 
@@ -400,7 +408,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
                 http.send_trailers(stream, trailers)
             else:
                 http.end_stream(stream)
-            self._answered(stream)
+            self._sent(stream)
         except ngh2.NGH2Error as error:
             _note_late(error)
 
@@ -408,7 +416,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         """Send an answer that has no body."""
         try:
             self._http.send_response(stream, headers, end_stream=True)
-            self._answered(stream)
+            self._sent(stream)
         except ngh2.NGH2Error as error:
             _note_late(error)
 
@@ -554,23 +562,19 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     # -- what is sent
 
-    def _sent(self) -> None:
-        """Something of an answer is on its way."""
+    def _sent(self, answered: int = 0) -> None:
+        """Something of an answer is on its way; all of the answer to this stream, if it is one."""
+        if answered in self._receiving:
+            self._to_reset.append(answered)
         self._has_sent = True
         self._pings = self._fruitless = 0
-        self._flush_soon()
-
-    def _answered(self, stream: int) -> None:
-        """All of an answer is on its way."""
-        if stream in self._receiving:
-            self._to_reset.append(stream)
-        self._sent()
+        if not self._will_flush:
+            self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Send, together with what else is answered in the same turn of the loop."""
-        if not self._will_flush:
-            self._will_flush = True
-            self._shared.turn.at_end(self._flush_late)
+        self._will_flush = True
+        self._shared.turn.at_end(self._flush_late)
 
     def _flush_late(self) -> None:
         self.flush()

@@ -174,9 +174,9 @@ class Stream:
         self._send()
 
     def refuse(self, error: RequestError) -> None:
-        """Read nothing more; when what is under way has been answered, end with this error. From any thread."""
+        """Read nothing more; when what is under way has been answered, end with this error."""
         self._refusal = error
-        self._call.on_loop(self._send)
+        self._send()
 
     def progressed(self) -> None:
         """Send on, if what has been sent has left."""
@@ -202,7 +202,7 @@ class Stream:
             call.end()
 
     def cancel(self) -> None:
-        """Have the call end. From any thread."""
+        """Have the call end."""
         self._call.cancel()
 
     def stalled(self, now_s: float) -> bool:
