@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -201,12 +202,11 @@ def test_cancelling_a_stream_cancels_its_requests(server: Any, stream: RawStream
 
 def test_the_deadline_of_a_stream(server: Any) -> None:
     server.scheduler.holding = True
-    with RawStream(server.address, timeout_s=0.6) as stream:  # enough to come as far as the scheduler
-        stream.send(simple_request())
-        with pytest.raises(grpc.RpcError) as caught:
-            stream.receive()
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert server.scheduler.cancelled.get(timeout=WAIT_S).slot == server.scheduler.held.get(timeout=WAIT_S).slot
+    with RawConnection(server.address) as connection:
+        stream = connection.call("ModelStreamInfer", simple_request().SerializeToString(), timeout_s=0.1)
+        submitted = server.scheduler.held.get(timeout=WAIT_S)
+        assert server.scheduler.cancelled.get(timeout=WAIT_S).slot == submitted.slot
+        assert connection.answer(stream)[0]["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
 
 
 def test_a_request_s_own_timeout(server: Any, stream: RawStream) -> None:

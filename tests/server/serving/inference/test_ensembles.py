@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from google.protobuf import text_format
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.artifact.format import Engine
 from gangway.executor.messages import Submit
 from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus
@@ -25,6 +27,7 @@ from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
 from gangway.server.requests.data_plane import Layout, PoolExhaustedError
 from tests.helpers.ensemble_configs import Step, config_of
+from tests.helpers.raw_stream import simple_request
 
 WAIT_S = 20
 INPUTS = "INPUT0:INT32:16 INPUT1:INT32:16"
@@ -179,11 +182,13 @@ def test_cancelled_in_the_middle(bench: Bench) -> None:
 
 
 def test_the_client_s_deadline_ends_what_runs(bench: Bench) -> None:
-    bench.begin("diamond", client_timeout=0.3)
-    submit, request = bench.held()
-    assert request.limit_ns > request.arrival_ns and not request.deadline_ns
-    assert bench.server.scheduler.cancelled.get(timeout=WAIT_S).slot == submit.slot
-    bench.error("DEADLINE_EXCEEDED")
+    bench.server.scheduler.holding = True
+    with RawConnection(bench.server.address) as connection:
+        stream = connection.call("ModelInfer", simple_request(model="diamond").SerializeToString(), timeout_s=0.1)
+        submit, request = bench.held()
+        assert request.limit_ns > request.arrival_ns and not request.deadline_ns
+        assert bench.server.scheduler.cancelled.get(timeout=WAIT_S).slot == submit.slot
+        assert connection.answer(stream)[0]["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
 
 
 @pytest.mark.parametrize(
