@@ -24,6 +24,7 @@ from gangway.server.access import HTTP2_PREFACE
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.http_requests import ask_http
+from tests.helpers.own_time import within
 from tests.helpers.python_models import write
 from tests.helpers.whole_server import all_pids, small_repository, until
 
@@ -82,9 +83,8 @@ def many(address: str, sent: bytes) -> ExitStack:
 
 def lives(server: LiveServer) -> None:
     """Ask over a new connection, which is answered within a second."""
-    begin = time.monotonic()
-    assert ask_http(server.http_url, "GET", "/v2/health/live").status == 200
-    assert time.monotonic() - begin < 1
+    with within(1):
+        assert ask_http(server.http_url, "GET", "/v2/health/live").status == 200
 
 
 def watched(server: LiveServer, ask: Callable[[], object]) -> None:

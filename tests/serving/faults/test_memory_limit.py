@@ -23,6 +23,8 @@ from tests.helpers.http_requests import ask_http
 GROUPS = Path("/sys/fs/cgroup/memory")
 LIMIT_MIB = 240
 SECONDS = 2.5
+LEAST_ANSWERS = 6
+PATIENCE_S = 30.0  # with them, on a machine that has much else to do
 IMAGE = (3, 224, 224)
 LARGEST_BYTES = (LIMIT_MIB << 20) // 32
 
@@ -55,7 +57,7 @@ def small(compiled_zoo: CompiledZoo) -> Iterator[tuple[LiveServer, Path]]:
         (GROUPS / line.rpartition(":")[2].lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
         pids = server.pids()
         seen: Counter[str] = Counter()  # a batch that has been answered once is not too large later
-        images(server, time.monotonic() + 0.1, seen)
+        images(server, time.monotonic(), seen)
         assert set(seen) == {"answered"}, seen
         yield server, group
         assert server.pids() == pids
@@ -70,11 +72,18 @@ def test_a_model_that_does_not_fit_is_refused(small: tuple[LiveServer, Path]) ->
         assert client.is_model_ready("mobilenetv2")
 
 
+def is_over(end_s: float, seen: Counter[str]) -> bool:
+    """Whether the time is over, and something has come of it."""
+    late_s = time.monotonic() - end_s
+    answers = seen["answered"] + seen["StatusCode.INVALID_ARGUMENT"]
+    return late_s >= 0 and (answers >= LEAST_ANSWERS or late_s >= PATIENCE_S)
+
+
 def images(server: LiveServer, end_s: float, seen: Counter[str]) -> None:
     with triton.InferenceServerClient(server.url) as client:
         given = triton.InferInput("input", [8, *IMAGE], "FP32")
         given.set_data_from_numpy(np.zeros((8, *IMAGE), np.float32))
-        while time.monotonic() < end_s:
+        while not is_over(end_s, seen):
             try:
                 client.infer("mobilenetv2", [given])
                 seen["answered"] += 1
@@ -86,7 +95,7 @@ def texts(server: LiveServer, end_s: float, seen: Counter[str]) -> None:
     data = np.random.default_rng(0).random(150528).tolist()
     given = {"name": "input", "shape": [1, *IMAGE], "datatype": "FP32", "data": data}
     body = json.dumps({"inputs": [given]}).encode()
-    while time.monotonic() < end_s:
+    while not is_over(end_s, seen):
         status = ask_http(server.http_url, "POST", "/v2/models/mobilenetv2/infer", body).status
         seen["answered" if status == 200 else f"http {status}"] += 1
 
@@ -95,7 +104,7 @@ def flood(server: LiveServer, end_s: float, seen: Counter[str]) -> None:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(server.url, options) as channel:
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        while time.monotonic() < end_s:
+        while not is_over(end_s, seen):
             try:
                 infer(bytes(LARGEST_BYTES), timeout=20)
             except grpc.RpcError as error:
@@ -114,6 +123,6 @@ def test_clients_are_answered_or_refused(small: tuple[LiveServer, Path], kinds: 
         thread.join()
     allowed = {"answered", "StatusCode.UNAVAILABLE", "http 503", "StatusCode.INVALID_ARGUMENT"}
     assert set(seen) <= allowed, seen
-    assert seen["answered"] + seen["StatusCode.INVALID_ARGUMENT"] > 5, seen
+    assert seen["answered"] + seen["StatusCode.INVALID_ARGUMENT"] >= LEAST_ANSWERS, seen
     with triton.InferenceServerClient(server.url) as client:
         assert client.is_server_live() and client.is_model_ready("mlp")
