@@ -218,7 +218,7 @@ def begin_long_run(pair: Pair, flow: Model, **changes: Any) -> tuple[int, int, i
 
 
 def test_other_ranks_sleep_without_a_limit_or_lend_their_cores(pair: Pair, flow: Model) -> None:
-    slot, _, rank = begin_long_run(pair, flow, timeout_us=1000)
+    slot, _, rank = begin_long_run(pair, flow, timeout_us=150_000)
     pids = [pair.executor.workers[which].pid for which in (rank, 1 - rank)]
     begin_ns = [cpu_ns(pid) for pid in pids]
     assert pair.end(slot).status is SlotStatus.OK
