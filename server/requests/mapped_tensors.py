@@ -9,7 +9,6 @@ cheaper than the checks.
 import asyncio
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,15 +33,14 @@ class Mappings:
     them.
 
     A region is offered when a request could first use it in place. Until the workers have mapped it, and if they do
-    not, requests are served with copies. The loop speaks with the supervisor. Safe for threads, with one lock for what
-    regions say of themselves (`offered`, `mapped`, `closed`).
+    not, requests are served with copies. For the loop's thread, but for what is called when a region is not used any
+    more.
     """
 
     def __init__(self, supervisor: Peer[RegionMessage], lost: LostRegions, loop: asyncio.AbstractEventLoop) -> None:
         self._supervisor = supervisor
         self._lost = lost
         self._loop = loop
-        self._lock = threading.Lock()
         self._tokens = 0
         self._offered: dict[int, Region] = {}  # by token; not answered yet
         self._unsent: deque[tuple[RegionMessage, int]] = deque()
@@ -50,13 +48,12 @@ class Mappings:
 
     def offer(self, region: Region) -> None:
         """Have workers map a region, which the caller holds, unless that has been tried already."""
-        with self._lock:
-            if region.offered:
-                return
-            region.offered = True
-            self._tokens += 1
-            token = self._tokens
-            self._offered[token] = region
+        if region.offered:
+            return
+        region.offered = True
+        self._tokens += 1
+        token = self._tokens
+        self._offered[token] = region
         try:
             descriptor = os.dup(region.descriptor)  # the region may be closed before it is sent
         except OSError:
@@ -67,14 +64,12 @@ class Mappings:
 
     def forget(self, region: Region) -> None:
         """The region is about to be closed. It is unmapped when the last request that is under way has ended."""
-        with self._lock:
-            region.closed = True
+        region.closed = True
         self.lose(region)
 
     def lose(self, region: Region) -> None:
         """Do not use the region in place any more."""
-        with self._lock:
-            mapped, region.mapped = region.mapped, None
+        mapped, region.mapped = region.mapped, None
         if mapped is not None:
             self._withdraw(mapped)
 
@@ -89,8 +84,6 @@ class Mappings:
         """Tell the supervisor, in order; then the descriptor is closed."""
         self._unsent.append((message, descriptor))
         self._loop.call_soon_threadsafe(self._speak)
-
-    # -- on the loop
 
     def _speak(self) -> None:
         while self._unsent:
@@ -119,14 +112,11 @@ class Mappings:
             self._loop.remove_reader(self._supervisor.fileno())
 
     def _answered(self, token: int, number: int) -> None:
-        with self._lock:
-            region = self._offered.pop(token)
-            mapped = MappedRegion(token, number)
-            unwanted = region.closed
-            if number and not unwanted:
-                region.mapped = mapped
-        if number and unwanted:
+        region, mapped = self._offered.pop(token), MappedRegion(token, number)
+        if number and region.closed:
             self._withdraw(mapped)
+        elif number:
+            region.mapped = mapped
 
 
 _MISSING: Final = "shared memory region '%s' is shorter than registered; its tensors are copied from now on"

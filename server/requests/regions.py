@@ -12,7 +12,6 @@ and a segment that is too small is an error of that request. Workers are prepare
 import errno
 import os
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
@@ -74,7 +73,7 @@ class Region:
         self.registration = registration
         self.descriptor = file.descriptor
         self.identity = file.identity
-        self.users = 1  # the registration itself; changed under the registry's lock
+        self.users = 1  # the registration itself
         self.offered = False
         self.mapped: MappedRegion | None = None
         self.closed = False
@@ -160,13 +159,12 @@ class Mapper(Protocol):
 
 
 class Regions:
-    """All regions of a server. Safe for threads.
+    """All regions of a server. For the loop's thread.
 
     They are gone when the front end is: clients register again, as they must when Triton has been started again.
     """
 
     def __init__(self, mapper: Mapper | None = None) -> None:
-        self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._mapper = mapper
 
@@ -175,34 +173,30 @@ class Regions:
         name = registration.name
         if not name or len(name.encode()) > MAX_NAME_BYTES:
             invalid(f"a shared memory region needs a name of 1 to {MAX_NAME_BYTES} bytes")
-        with self._lock:
-            if name in self._regions:
-                message = f"shared memory region '{name}' already in manager"
-                raise RequestError(StatusCode.ALREADY_EXISTS, message)
-            if len(self._regions) >= max_regions():
-                message = f"{len(self._regions)} shared memory regions are registered already"
-                raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
-            self._regions[name] = Region(registration, _open(registration))
+        if name in self._regions:
+            message = f"shared memory region '{name}' already in manager"
+            raise RequestError(StatusCode.ALREADY_EXISTS, message)
+        if len(self._regions) >= max_regions():
+            message = f"{len(self._regions)} shared memory regions are registered already"
+            raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
+        self._regions[name] = Region(registration, _open(registration))
 
     def unregister(self, name: str) -> None:
         """Forget a region, all of them if the name is empty. Requests that use it finish; an unknown name is fine."""
-        with self._lock:
-            names = [name] if name else list(self._regions)
-            for region in [self._regions.pop(known) for known in names if known in self._regions]:
-                self._let_go(region)
+        names = [name] if name else list(self._regions)
+        for region in [self._regions.pop(known) for known in names if known in self._regions]:
+            self._let_go(region)
 
     def registrations(self) -> list[Registration]:
         """Return what is registered, by name."""
-        with self._lock:
-            return [self._regions[name].registration for name in sorted(self._regions)]
+        return [self._regions[name].registration for name in sorted(self._regions)]
 
     def hold(self, names: Iterable[str]) -> Mapping[str, Region]:
         """Give access to regions until they are released. Raises RequestError (NOT_FOUND), and holds none then."""
         held: dict[str, Region] = {}
         try:
-            with self._lock:
-                for name in names:
-                    held[name] = self._take(name)
+            for name in names:
+                held[name] = self._take(name)
         except RequestError:
             self.release(held)
             raise
@@ -210,9 +204,8 @@ class Regions:
 
     def release(self, held: Mapping[str, Region]) -> None:
         """Let go of regions that were held."""
-        with self._lock:
-            for region in held.values():
-                self._let_go(region)
+        for region in held.values():
+            self._let_go(region)
 
     def _take(self, name: str) -> Region:
         region = self._regions.get(name)

@@ -4,7 +4,6 @@ import importlib.util
 import itertools
 import os
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,7 +173,7 @@ class TraceOverrides(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sampler:
-    """Picks requests by one setting. Safe for threads; `remaining` -1: any number."""
+    """Picks requests by one setting. `remaining` -1: any number."""
 
     def __init__(self, setting: TraceConfig, remaining: int) -> None:
         self.setting = setting
@@ -182,24 +181,20 @@ class Sampler:
         self.off = not setting.level
         self.tensors = "TENSORS" in setting.level
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
 
     def take(self) -> bool:
         """Say whether this request, the next one, is to be traced."""
         rate = self.setting.rate
         if self.off or not rate or next(self._numbers) % rate:
             return False
-        if self.remaining < 0:
-            return True
-        with self._lock:
-            if self.remaining == 0:
-                return False
+        if self.remaining > 0:
             self.remaining -= 1
             return True
+        return self.remaining < 0
 
 
 class TraceSettings:
-    """All of them. `sampler` may be called by any thread at any time; changes are for one thread at a time."""
+    """All of them."""
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config

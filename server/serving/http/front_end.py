@@ -58,7 +58,7 @@ class HttpFrontEnd:
         self._serving = serving
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
         work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
-        watchers = None if watch is None else Watchers(watch, serving.loop)
+        watchers = None if watch is None else Watchers(watch, serving)
         self._site = HttpSite(begin, methods, models, options, ports, work, limit, watchers)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []

@@ -1,13 +1,12 @@
 """Those who watch the server over HTTP: the page, its stream of states, and one state.
 
-A thread looks at the server while anybody watches, and tells the event loop each state once for all. It ends with the
-last watcher. A watcher that does not read is dropped, so that what waits for it does not grow.
+The loop looks at the cores while anybody watches. A thread aside makes each state, once for all watchers. A watcher
+that does not read is dropped, so that what waits for it does not grow.
 """
 
 import asyncio
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,14 +17,14 @@ from typing import Final
 from gangway.server.serving.http.call import HttpCall
 from gangway.server.serving.http.json_text import dump
 from gangway.server.serving.http.replies import EVENTS, JSON, HttpError, Reply
-from gangway.server.serving.pending import Pending
+from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import Offload, Pending, drive
 from gangway.server.serving.watch import Watch
-from gangway.server.threads import NO_THREAD
 
 _log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 1.0  # between two states, if they are made quickly
-MOST_SHARE: Final = 0.01  # of the thread's time that making states may take: with very many models they are rarer
+MOST_SHARE: Final = 0.01  # of a thread's time that making states may take: with very many models they are rarer
 LONGEST_PERIOD_S: Final = 10.0
 MAX_WATCHERS: Final = 16
 MAX_BEHIND: Final = 5  # states in a row that a watcher does not take
@@ -40,18 +39,18 @@ def page() -> Reply:
 
 
 class Watchers:
-    """All watchers of a front end. For the event loop's thread, but for `_run`, which is a thread's."""
+    """All watchers of a front end. For the event loop's thread."""
 
-    def __init__(self, watch: Watch, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, watch: Watch, serving: ServingLoop) -> None:
         self._watch = watch
-        self._loop = loop
+        self._loop = serving.loop
+        self._aside = Offload(serving.aside, serving.call)
         self._count = 0
         self._waiting: set[Pending[bytes | None]] = set()  # for the next state
-        self._stop = threading.Event()
-        self._turn = threading.Lock()  # the thread before may not have ended yet
+        self._is_looking = False
 
     async def state(self) -> Reply:
-        """Return the next state. Raises HttpError if there are too many watchers, no thread, or no state."""
+        """Return the next state. Raises HttpError if there are too many watchers, or no state."""
         with self._watching():
             content = await self._next()
         if content is None:
@@ -82,20 +81,14 @@ class Watchers:
     def _watching(self) -> Iterator[None]:
         if self._count == MAX_WATCHERS:
             raise HttpError(503, f"{MAX_WATCHERS} clients watch already, which is the limit")
-        if not self._count:
-            self._stop = threading.Event()
-            thread = threading.Thread(target=self._run, args=(self._stop,), name="watch", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                raise HttpError(503, NO_THREAD) from None
         self._count += 1
+        if not self._is_looking:
+            self._is_looking = True
+            drive(self._look())
         try:
             yield
         finally:
             self._count -= 1
-            if not self._count:
-                self._stop.set()
 
     def _next(self) -> Pending[bytes | None]:
         waiter: Pending[bytes | None] = Pending()
@@ -108,33 +101,43 @@ class Watchers:
         for waiter in waiting:
             waiter.settle(content)
 
-    def _run(self, stop: threading.Event) -> None:
-        loop = self._loop
-        with self._turn, suppress(RuntimeError):  # the loop is closed
-            while not stop.is_set():
-                try:
-                    self._look(stop)
-                except Exception:
-                    if loop.is_closed():
-                        return
-                    _log.exception("watching the server failed; its watchers are told 500")
-                    loop.call_soon_threadsafe(self._tell, None)
-                    stop.wait(PERIOD_S)
+    async def _look(self) -> None:
+        """Look at the server as long as anybody watches."""
+        while self._count:
+            try:
+                await self._tell_states()
+            except Exception:
+                _log.exception("watching the server failed; its watchers are told 500")
+                self._tell(None)
+                await self._pause(PERIOD_S)
+        self._is_looking = False
 
-    def _look(self, stop: threading.Event) -> None:
-        watch, period_s = self._watch, PERIOD_S
-        watch.begin()
-        next_s = time.monotonic() + period_s
-        while not stop.wait(watch.sample_s):
+    async def _tell_states(self) -> None:
+        watch, loop = self._watch, self._loop
+        await self._aside.run(watch.begin)
+        next_s = loop.time() + PERIOD_S
+        while self._count:
+            await self._pause(watch.sample_s)
             watch.sample()
-            if time.monotonic() >= next_s:
-                begin_s = time.thread_time()
-                content = dump(watch.state())
-                self._loop.call_soon_threadsafe(self._tell, content)
-                spent_s = time.thread_time() - begin_s
+            if loop.time() >= next_s:
+                content, spent_s = await self._aside.run(_state_of, watch)
+                self._tell(content)
                 period_s = min(max(PERIOD_S, spent_s / MOST_SHARE), LONGEST_PERIOD_S)
-                next_s = max(next_s + PERIOD_S, time.monotonic() + period_s - watch.sample_s)
+                next_s = max(next_s + PERIOD_S, loop.time() + period_s - watch.sample_s)
         watch.end()
+
+    def _pause(self, seconds: float) -> Pending[None]:
+        """Return what is settled after this time."""
+        over: Pending[None] = Pending()
+        self._loop.call_later(seconds, over.settle, None)
+        return over
+
+
+def _state_of(watch: Watch) -> tuple[bytes, float]:
+    """Return a state, and the seconds of this thread that it has taken."""
+    begin_s = time.thread_time()
+    content = dump(watch.state())
+    return content, time.thread_time() - begin_s
 
 
 def _limit_buffer(transport: asyncio.Transport) -> None:
