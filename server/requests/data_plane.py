@@ -39,6 +39,10 @@ class HeapFullError(MemoryError):
     """No free range is large enough."""
 
 
+class ColdError(Exception):
+    """There is free memory, but the system would have to be asked for it, which takes time."""
+
+
 class Heap:
     """Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
 
@@ -75,25 +79,49 @@ class Heap:
         """How many blocks are allocated now."""
         return len(self._sizes)
 
-    def allocate(self, size_bytes: int) -> int:
-        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError, or OSError as `take` does."""
+    def allocate(self, size_bytes: int, most_cold_bytes: int | None = None) -> int:
+        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError, or OSError as `take` does.
+
+        Raises ColdError if the system would have to be asked for more than `most_cold_bytes`.
+        """
         size = size_class(size_bytes)
         if waiting := self._waiting.get(size):
             offset = waiting.pop()
             self._waiting_bytes -= size
             if len(waiting) < self._idle.get(size, 0):
                 self._idle[size] = len(waiting)
+        elif most_cold_bytes is not None and size > most_cold_bytes:
+            raise ColdError
         else:
             offset = self._carve(size)
+            try:
+                self._take_from_system(offset, size)
+            except OSError:
+                self._return(offset, size)
+                raise
         self._sizes[offset] = size
         self.bytes_in_use += size
         return offset
 
-    def free(self, offset: int) -> None:
-        """Give a block back. Raises KeyError when `offset` is not an allocated block."""
+    def reserve(self, size_bytes: int) -> int:
+        """Return the offset of a block for which the caller asks the system. Raises HeapFullError."""
+        size = size_class(size_bytes)
+        offset = self._carve(size)
+        self._sizes[offset] = size
+        self.bytes_in_use += size
+        return offset
+
+    def unreserve(self, offset: int) -> None:
+        """Take back a block for which the system has no memory."""
         size = self._sizes.pop(offset)
         self.bytes_in_use -= size
-        if self._waiting_bytes + size > self._kept_bytes:
+        self._return(offset, size)
+
+    def free(self, offset: int, keeps: bool = False) -> None:
+        """Give a block back, which stays warm if it `keeps`. Raises KeyError if `offset` is no allocated block."""
+        size = self._sizes.pop(offset)
+        self.bytes_in_use -= size
+        if self._waiting_bytes + size > self._kept_bytes and not keeps:
             self._return(offset, size)
         else:
             self._waiting.setdefault(size, []).append(offset)
@@ -125,11 +153,6 @@ class Heap:
             offset = self._first_fit(size)
         if offset is None:
             raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
-        try:
-            self._take_from_system(offset, size)
-        except OSError:
-            self._return(offset, size)
-            raise
         return offset
 
     def _take_from_system(self, offset: int, size: int) -> None:
@@ -573,8 +596,14 @@ class DataPlane:
         self._others_can_wait: bool | None = None  # None: there are no others
         self.compounds = count(1)  # compound tasks of this front end, one by one
 
-    def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
-        """Take a slot and buffers. Raises PoolExhaustedError, at once.
+    def open(
+        self,
+        layout: Layout,
+        rows: int,
+        external: ExternalTensors = NO_EXTERNAL,
+        most_cold_bytes: int | None = None,
+    ) -> Submission:
+        """Take a slot and buffers. Raises PoolExhaustedError, at once; ColdError: see `Heap.allocate` and `warm`.
 
         From then on it is the request that lets go of what is external, which has no buffers.
         """
@@ -582,11 +611,31 @@ class DataPlane:
         with self.lock:
             slot = self.take_slot()
             try:
-                block = self.allocate(placement.size_bytes) if placement.size_bytes else 0
-            except PoolExhaustedError:
+                block = self.allocate(placement.size_bytes, most_cold_bytes) if placement.size_bytes else 0
+            except (PoolExhaustedError, ColdError):
                 self.give_slot(slot)
                 raise
             return Submission(self, layout, rows, slot, block, placement, external)
+
+    def warm(self, layout: Layout, rows: int) -> None:
+        """Have the system give the memory for such a request, while others go on. `open` finds it, or says why not.
+
+        It takes some milliseconds for each 16 MB.
+        """
+        size_bytes = layout.place(rows).size_bytes
+        try:
+            with self.lock:
+                block = self.heap.reserve(size_bytes)
+        except HeapFullError:
+            return
+        try:
+            self.io.allocate(block, size_class(size_bytes))
+        except OSError:
+            with self.lock:
+                self.heap.unreserve(block)
+        else:
+            with self.lock:
+                self.heap.free(block, keeps=True)
 
     def placed(self, placement: Placement, block: int) -> Placed:
         """Return where tensors placed so lie in a block."""
@@ -710,13 +759,13 @@ class DataPlane:
     def _release_aside(self) -> None:
         self._aside = [request for request in self._aside if not request.release()]
 
-    def allocate(self, size_bytes: int) -> int:
+    def allocate(self, size_bytes: int, most_cold_bytes: int | None = None) -> int:
         """Return a block that the system has given memory for: being refused it later would be a SIGBUS.
 
-        The caller holds the lock. Raises PoolExhaustedError.
+        The caller holds the lock. Raises PoolExhaustedError, or ColdError as the heap does.
         """
         try:
-            return self.heap.allocate(size_bytes)
+            return self.heap.allocate(size_bytes, most_cold_bytes)
         except HeapFullError as error:
             if size_bytes > self.heap.capacity_bytes:
                 limit = memory_budget().limit

@@ -142,14 +142,23 @@ class Slots:
         completions = Completions(serving, plane.slots, afterwork.do)
         self.expect, self.forget = completions.expect, completions.forget
 
-    def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
-        """Take a slot and memory. Raises RequestError; then nothing external is used any more."""
+    def open(
+        self,
+        layout: Layout,
+        rows: int,
+        external: ExternalTensors = NO_EXTERNAL,
+        most_cold_bytes: int | None = None,
+    ) -> Submission:
+        """Take a slot and memory. Raises RequestError; then nothing external is used any more.
+
+        Raises ColdError as the data plane does.
+        """
         try:
             try:
-                return self.plane.open(layout, rows, external)
+                return self.plane.open(layout, rows, external, most_cold_bytes)
             except PoolExhaustedError:
                 self.afterwork.do()  # requests that are answered may have all slots
-                return self.plane.open(layout, rows, external)
+                return self.plane.open(layout, rows, external, most_cold_bytes)
         except PoolExhaustedError as error:
             external.release()
             raise no_room(error) from error

@@ -47,7 +47,8 @@ READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
 PIECE_BYTES: Final = 16 << 10  # of them are understood at once: some tens of calls
 FEW_EVENTS: Final = 8  # are dealt with at once
 SLICE_S: Final = 0.0005  # of the loop's time for a connection in a turn, if there are more
-WRITE_BYTES: Final = 256 << 10  # are given to the transport at once
+WRITE_BYTES: Final = 256 << 10  # are given to the transport at once,
+TURN_BYTES: Final = 512 << 10  # and so many in a turn
 BUFFER_BYTES: Final = 1 << 20  # of a transport that the client's socket does not take
 
 MAX_EXPANDED_BYTES: Final = 256 * 1024  # of headers, unpacked, that are read at all
@@ -444,8 +445,14 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         try:
             if self._taken:
                 self._tell_taken()
+            left_bytes = TURN_BYTES
             while not self._is_paused and (out := http.data_to_send(WRITE_BYTES)):
                 transport.write(out)
+                left_bytes -= len(out)
+                if left_bytes <= 0:  # a socket may take megabytes
+                    self._will_flush = True
+                    self._shared.loop.call_soon(self._flush_late)
+                    break
             events = http.events()
             if self._due:
                 self._due.extend(events)  # in their order

@@ -8,8 +8,9 @@ models that need the bytes elsewhere, is collected first.
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from gangway.server.requests.codecs import AT_ONCE_BYTES
 from gangway.server.requests.contents import RAW_INPUT_CONTENTS, RequestHead, length_prefix
-from gangway.server.requests.data_plane import Submission
+from gangway.server.requests.data_plane import ColdError, Submission
 from gangway.server.requests.python_codec import PythonCodec
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
@@ -118,8 +119,7 @@ class Places:
     def open(self, plan: RequestPlan, head: RequestHead, begin: bytes, size_bytes: int) -> ArrivingRequest | None:
         """Return what takes the rest of a message of `size_bytes` with this head; None: it is to be collected.
 
-        `begin`: of the message, up to its first tensor. Raises RequestError (RESOURCE_EXHAUSTED) if it is more than the
-        server has memory for.
+        `begin`: of the message, up to its first tensor. Raises RequestError if there is no slot or no memory.
         """
         codec, plane = plan.plain_codec, self._slots.plane
         if codec is None or isinstance(codec, PythonCodec) or codec.is_empty or plan.calls is not None or plan.regions:
@@ -132,7 +132,10 @@ class Places:
         if self._bytes + rest_bytes > MOST * plane.heap.capacity_bytes:
             return None
         layout = codec.layout_of(sizes)
-        submission = self._slots.open(layout, plan.shapes.rows)
+        try:
+            submission = self._slots.open(layout, plan.shapes.rows, most_cold_bytes=AT_ONCE_BYTES)
+        except ColdError:  # it is there for the next one
+            return None
         parts: list[bytes | memoryview] = []
         for prefix, place in zip(prefixes, codec.begin(submission), strict=True):
             parts += (prefix, place) if len(place) else (prefix,)

@@ -18,7 +18,7 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, unsupported
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
-from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors, Submission
+from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Layout, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import Answer, Left, PythonCodec
@@ -161,7 +161,7 @@ class ClientRequest(ModelRun):
             if self._codec.states is not None:
                 external = self._codec.states.tensors()
             layout = self._codec.layout(contents)
-            submission = resources.slots.open(layout, self.shapes.rows, external)
+            submission = await self._open(layout, external)
         self.submission, slot = submission, submission.slot
         try:
             if placed is not None:
@@ -185,6 +185,16 @@ class ClientRequest(ModelRun):
             raise self.expired()
         self.by_slot = True
         return submission.status()
+
+    async def _open(self, layout: Layout, external: ExternalTensors) -> Submission:
+        """Take a slot and memory. Raises RequestError."""
+        slots, rows = self._resources.slots, self.shapes.rows
+        if external is NO_EXTERNAL:
+            try:
+                return slots.open(layout, rows, most_cold_bytes=LARGE_BYTES)
+            except ColdError:
+                await slots.aside.run(slots.plane.warm, layout, rows)
+        return slots.open(layout, rows, external)
 
     def _abandon(self, submission: Submission) -> None:
         """Let an attempt that has not ended in its time end by itself."""

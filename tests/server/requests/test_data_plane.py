@@ -13,7 +13,7 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.requests.data_plane import DataPlane, Layout, PoolExhaustedError, Usage
+from gangway.server.requests.data_plane import ColdError, DataPlane, Layout, PoolExhaustedError, Usage
 
 SLOTS = 4
 LAYOUT = Layout.of(
@@ -187,6 +187,30 @@ def test_memory_that_no_request_has_needed_for_long_goes_back_to_the_system() ->
     assert os.fstat(bench.io.fd).st_blocks * 512 == held  # nothing yet: they have just been needed
     bench.plane.give_back_idle()
     assert os.fstat(bench.io.fd).st_blocks * 512 == held - 9 * 64 * 1024
+
+
+def test_memory_is_asked_for_aside() -> None:
+    """Of all blocks of one size, and of what is larger than what is kept warm."""
+    bench = Bench(64 << 20)
+    plane = bench.plane
+    for rows in (10_000, 200_000):
+        with pytest.raises(ColdError):
+            plane.open(LAYOUT, rows, most_cold_bytes=1 << 20)
+        assert plane.usage() == Usage(0, 0)
+        plane.warm(LAYOUT, rows)
+        assert plane.usage() == Usage(0, 0)
+        with plane.open(LAYOUT, rows, most_cold_bytes=1 << 20), pytest.raises(ColdError):
+            plane.open(LAYOUT, rows, most_cold_bytes=1 << 20)
+    with plane.open(LAYOUT, 1, most_cold_bytes=1 << 20):
+        pass
+
+
+def test_memory_that_is_not_there_is_missed_when_it_is_asked_for() -> None:
+    bench = Bench(1 << 20)
+    bench.plane.warm(LAYOUT, 100_000)
+    with pytest.raises(PoolExhaustedError):
+        bench.plane.open(LAYOUT, 100_000)
+    assert bench.plane.usage() == Usage(0, 0)
 
 
 def test_threads_share_the_plane(bench: Bench) -> None:
