@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gangway.server.serving.inference.sequences import (
+from gangway.server.serving.inference.sequence_batcher import (
     BacklogFullError,
     ClosedError,
     NotStartedError,
