@@ -211,7 +211,13 @@ def run_convolution(library: Library, symbol: str, plan: KernelPlan, target: Tar
     assert (np.abs(got - wanted) <= error + ERROR * np.abs(wanted).max()).all(), plan
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+FEW = (
+    "1x1 with halos", "3x3", "3x3 on 7x7, wide halo", "stride 2, asymmetric", "dilated, stride 2", "single pixel",
+    "37 positions, many planes", "first 7x7",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sampled(CONVOLUTIONS, FEW))
 def test_convolutions(name: str, low: TargetSpec, library_path: Path) -> None:
     plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(storages(CONVOLUTIONS[name]))}
     library = build(plans, low, library_path)

@@ -53,7 +53,8 @@ DEPTHWISE: Mapping[str, Int8DepthwiseSpec] = {
 
 
 WEIGHTS = ("symmetric", "zero points")
-FEW = [(name, "zero points") for name in CONVOLUTIONS] + [("1x1, odd channels", "symmetric"), ("3x3", "symmetric")]
+FEW = [(name, "zero points") for name in ("1x1, odd channels", "3x3 stride 2", "residual", "dilated", "first 7x7")]
+FEW += [("3x3", "symmetric"), ("dense of 37 rows", "symmetric")]
 
 
 @pytest.mark.parametrize(("name", "kind"), sampled(itertools.product(CONVOLUTIONS, WEIGHTS), FEW))

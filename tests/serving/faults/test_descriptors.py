@@ -29,7 +29,7 @@ from tests.helpers.python_models import write
 from tests.helpers.whole_server import all_pids, small_repository, until
 
 CONNECTIONS = 400
-LOOKS = 3
+LOOKS = 2
 PERIOD_S = 0.3  # the server looks more often
 SETTINGS = bytes(3) + b"\4" + bytes(5)  # the frame that a client of HTTP/2 begins with
 HALF_A_FRAME = (200).to_bytes(3) + b"\1\4" + (1).to_bytes(4) + b"\x82\x86"
@@ -226,6 +226,6 @@ def test_models_that_come_and_go_leave_no_descriptors(compiled_zoo: CompiledZoo,
 
         once()
         first = held()
-        for _ in range(4):
+        for _ in range(2):
             once()
             until(lambda: held() <= first)
