@@ -42,6 +42,7 @@ SLICE_SECONDS: Final = 0.0005  # of the loop's time for a connection in a turn, 
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_AT_ONCE: Final = b"x-accel-buffering: no\r\n"  # nginx speaks HTTP/1.0 to servers, and collects such an answer first
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -367,8 +368,8 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         """Begin an answer of pieces, with whose end the connection ends, too; return where the pieces go."""
         call.is_streaming = True
         coding = b"transfer-encoding: chunked\r\n" if call.is_modern else b""
-        head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%bconnection: close\r\n\r\n"
-        self.transport.write(head % (_STATUS_LINES[200], content_type, coding))
+        head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%b%bconnection: close\r\n\r\n"
+        self.transport.write(head % (_STATUS_LINES[200], content_type, _AT_ONCE, coding))
         return self.transport
 
     def send(self, call: HttpCall, piece: bytes) -> None:

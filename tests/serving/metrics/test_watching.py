@@ -68,6 +68,7 @@ def states(server: LiveServer) -> Iterator[Iterator[Any]]:
     try:
         assert response.status == 200
         assert response.getheader("content-type", "").startswith("text/event-stream")
+        assert response.getheader("x-accel-buffering") == "no"  # else nginx keeps states until there are many
         yield (json.loads(line[6:]) for line in iter(response.readline, b"") if line.startswith(b"data: "))
     finally:
         connection.close()
