@@ -20,10 +20,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
-from gangway.executor.messages import Bell
+from gangway.executor.messages import Bell, Ring, pack_submit
 from gangway.executor.segment import SLOT, Segment
 
 SLOT_BYTES: Final = SLOT.size_bytes
@@ -188,6 +189,9 @@ class SlotOutcome(NamedTuple):
     started_ns: int = 0  # it has decided to run it
 
 
+_counts_of = lru_cache(maxsize=1024)(SlotCounts)  # those of most requests are equal
+
+
 @dataclass(frozen=True)
 class SlotEntry:
     """One slot's state word."""
@@ -230,11 +234,19 @@ class SlotTable:
         """Hand the filled slot over; return the generation that `Submit` must name."""
         return _native.slot_submit(self._view, slot)
 
-    def hand_over(self, slot: int, request: tuple[object, ...]) -> int:
-        """Do both, for the fields of a SlotRequest in their order."""
+    def hand_over(self, slot: int, request: tuple[object, ...], ring: Ring) -> int | None:
+        """Do both, and tell the scheduler by its ring; return the generation. `request`: fields of a SlotRequest.
+
+        None, and the slot is DONE (UNAVAILABLE), if the ring is full. The scheduler's bell is to be rung afterwards.
+        Raises ValueError as `fill` does.
+        """
         view = self._view
         _native.slot_fill(view, slot, request)
-        return _native.slot_submit(view, slot)
+        generation = _native.slot_submit(view, slot)
+        if ring.send(pack_submit(slot, generation)):
+            return generation
+        self.finish(slot, generation, SlotStatus.UNAVAILABLE)
+        return None
 
     def cancel(self, slot: int) -> None:
         """Mark that no client waits for the answer. The scheduler is told by a `Cancel` message, too."""
@@ -268,7 +280,7 @@ class SlotTable:
             (end_ns - start_ns) / 1e3,
             ranks,
             attempts,
-            SlotCounts(*counts),
+            _counts_of(*counts),
             batch_rows,
             leads != 0,
             self._reason(slot, number) if number and attempts else "",

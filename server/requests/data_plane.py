@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
-from gangway.executor.messages import Bell, Cancel, Ring, pack_submit
+from gangway.executor.messages import Bell, Cancel, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
@@ -473,34 +473,31 @@ class Submission:
         `last`: the scheduler is woken; otherwise another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
-        plane, layout, external, placed = self._plane, self.layout, self.external, self._placed
-        plane.admission.note_priority(priority)
-        self._generation = generation = plane.slots.hand_over(
-            self.slot,
-            (  # a SlotRequest
-                layout.model_id,
-                self._rows,
-                _with_external(placed.input_offsets, external.inputs),
-                _with_external(placed.output_offsets, external.outputs),
-                priority,
-                arrival_ns,
-                deadline_ns,
-                layout.frame_bytes,
-                limit_ns,
-                rejects_late,
-                max_queue,
-                by_bell,
-                NEVER_JOINED if alone or compound else layout.join_key,
-                compound,
-                self._block + self._placement.places_at,
-                queue_end_ns,
-                delays,
-            ),
+        layout, external, placed = self.layout, self.external, self._placed
+        inputs, outputs = placed.input_offsets, placed.output_offsets
+        if external.inputs or external.outputs:
+            inputs, outputs = _with_external(inputs, external.inputs), _with_external(outputs, external.outputs)
+        request = (  # a SlotRequest
+            layout.model_id,
+            self._rows,
+            inputs,
+            outputs,
+            priority,
+            arrival_ns,
+            deadline_ns,
+            layout.frame_bytes,
+            limit_ns,
+            rejects_late,
+            max_queue,
+            by_bell,
+            NEVER_JOINED if alone or compound else layout.join_key,
+            compound,
+            self._block + self._placement.places_at,
+            queue_end_ns,
+            delays,
         )
         can_wait = priority >= 0 and not (deadline_ns or max_queue or queue_end_ns)
-        if not plane.submit(pack_submit(self.slot, generation), can_wait, last):
-            plane.slots.finish(self.slot, generation, SlotStatus.UNAVAILABLE)
-            raise PoolExhaustedError("the scheduler's queue is full")
+        self._generation = self._plane.hand_over(self.slot, request, priority, can_wait, last)
 
     def wait(self, until_ns: int) -> SlotOutcome | None:
         """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
@@ -716,24 +713,30 @@ class DataPlane:
         """
         self._at_end = at_end
 
-    def submit(self, message: bytes, can_wait: bool, wakes: bool = True) -> bool:
-        """Send a request to the scheduler; False if the ring is full.
+    def hand_over(
+        self, slot: int, request: tuple[object, ...], priority: int, can_wait: bool, wakes: bool = True
+    ) -> int:
+        """Send a request to the scheduler; return its generation. Raises PoolExhaustedError if the ring is full.
 
-        Wake it if it `wakes`, unless the request `can_wait` and it does not want to be woken for such. Where slots run
-        out it must make room (`scheduler/admission.py`), so then no request can wait.
+        Wake the scheduler if it `wakes`, unless the request `can_wait` and it does not want to be woken for such. Where
+        slots run out it must make room (`scheduler/admission.py`), so then no request can wait.
         """
-        sent = self._ring.send(message)
-        if sent and not wakes:
-            return True
-        if not sent or self._at_end is None:
-            self._wake(sent and can_wait)
+        self.admission.note_priority(priority)
+        generation = self.slots.hand_over(slot, request, self._ring)
+        if generation is None:
+            self._bell.ring()
+            raise PoolExhaustedError("the scheduler's queue is full")
+        if not wakes:
+            return generation
+        if self._at_end is None:
+            self._wake(can_wait)
         elif not self._is_woken:
             self._is_woken = True
             self._at_end(self._end_turn)
             self._wake(can_wait)
         else:
             self._others_can_wait = can_wait and self._others_can_wait is not False
-        return sent
+        return generation
 
     def _end_turn(self) -> None:
         others_can_wait, self._others_can_wait, self._is_woken = self._others_can_wait, None, False
@@ -777,4 +780,4 @@ class DataPlane:
 
 
 def _with_external(offsets: tuple[int, ...], external: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple([external.get(index, at) for index, at in enumerate(offsets)]) if external else offsets
+    return tuple([external.get(index, at) for index, at in enumerate(offsets)])

@@ -7,6 +7,8 @@ import time
 import pytest
 
 from gangway.executor import _native
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.messages import Submit, unpack
 from gangway.executor.segment import SLOT, Segment
 from gangway.executor.slots import (
     INLINE_PLACES,
@@ -316,3 +318,20 @@ def test_table_that_does_not_fit():
     with pytest.raises(ValueError, match="do not fit"):
         SlotTable(segment, 5)
     segment.close()
+
+
+def test_a_request_is_handed_over_at_one_go(table):
+    control = ControlSegment.create(ControlLayout(workers=1, front_ends=1, leases=1))
+    ring, request = control.submit_rings[0], SlotRequest(7, 3, (64,), (128,), by_bell=True)
+    slot = table.acquire()
+    generation = table.hand_over(slot, request, ring)
+    raw = ring.receive()
+    assert unpack(raw) == Submit(slot, generation)
+    assert table.entry(slot).state == SlotState.SUBMITTED
+    seen = table.request(slot)
+    assert (seen.model_id, seen.rows, seen.input_offsets[0], seen.output_offsets[0], seen.by_bell) == (7, 3, 64, 128, 1)
+    while ring.send(raw):
+        pass
+    refused = table.acquire()
+    assert table.hand_over(refused, request, ring) is None
+    assert (table.entry(refused).state, table.status(refused)) == (SlotState.DONE, SlotStatus.UNAVAILABLE)

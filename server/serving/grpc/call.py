@@ -419,8 +419,9 @@ class GrpcCall(Call):
             self.answer(RequestError(StatusCode.UNIMPLEMENTED, text))
 
     def _acknowledge(self) -> None:
-        size, self._unacknowledged = self._unacknowledged, 0
-        self._connection.acknowledge(self._stream, size)
+        if self._unacknowledged:
+            size, self._unacknowledged = self._unacknowledged, 0
+            self._connection.acknowledge(self._stream, size)
 
     # -- the answer
 

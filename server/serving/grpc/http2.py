@@ -20,9 +20,9 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import ngh2
 from ngh2 import events as h2
@@ -84,6 +84,7 @@ _SETTINGS: Final = {
 _GOAWAY: Final = struct.Struct(">BHBBIII")  # length (3 bytes), type, flags, stream, last stream, code
 _GOAWAY_TYPE: Final = 7
 _PING: Final = b"gangway!"
+_ANSWERING, _RECEIVING, _IDLE = Phase.ANSWERING, Phase.RECEIVING, Phase.IDLE
 _ANY_STREAM: Final = (1 << 31) - 1  # may have been dealt with, so the client repeats none by itself
 
 
@@ -492,18 +493,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     def _handle(self, events: Iterable[h2.Event]) -> None:
         for event in events:
-            if isinstance(event, h2.DataReceived):
-                self._data(event)
-            elif isinstance(event, h2.RequestReceived):
-                self._request(event)
-            elif isinstance(event, h2.StreamClosed):
-                self._receiving.discard(event.stream_id)
-                user = self.streams.pop(event.stream_id, None)
-                if user is not None:
-                    self._watching.discard(user)
-                    user.closed()
-            else:
-                self._other(event)
+            _HANDLERS.get(type(event), Http2Connection._other)(self, event)
 
     def _request(self, event: h2.RequestReceived) -> None:
         self._fruitless = 0
@@ -530,6 +520,13 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
             user.receive(data, ended)
         else:
             self.acknowledge(stream, len(data))
+
+    def _stream_closed(self, event: h2.StreamClosed) -> None:
+        self._receiving.discard(event.stream_id)
+        user = self.streams.pop(event.stream_id, None)
+        if user is not None:
+            self._watching.discard(user)
+            user.closed()
 
     def _other(self, event: h2.Event) -> None:
         """Frames that ask for nothing. Too many of them in a row are all that a client wants."""
@@ -599,8 +596,8 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     def _note_phase(self) -> None:
         """Say what the connection is doing."""
-        phase = Phase.ANSWERING if self.waiting else Phase.RECEIVING if self.streams else Phase.IDLE
-        if phase is not self.phase and not (phase is Phase.IDLE and self.phase is Phase.SILENT):
+        phase = _ANSWERING if self.waiting else _RECEIVING if self.streams else _IDLE
+        if phase is not self.phase and not (phase is _IDLE and self.phase is Phase.SILENT):
             self.since_s = self._shared.loop.time()
             self._shared.limit.enter(self, phase)
 
@@ -666,3 +663,10 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
             except ngh2.NGH2Error as error:
                 _note_late(error)
             self.flush()
+
+
+_HANDLERS: Final[dict[type[h2.Event], Callable[[Http2Connection, Any], None]]] = {
+    h2.DataReceived: Http2Connection._data,
+    h2.RequestReceived: Http2Connection._request,
+    h2.StreamClosed: Http2Connection._stream_closed,
+}
