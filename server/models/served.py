@@ -12,7 +12,7 @@ from gangway.artifact.suggestion import did_you_mean
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.errors import RequestError, internal, invalid, unavailable
 from gangway.server.messages import (
     MAX_VERSION,
     UNLOADED,
@@ -362,8 +362,7 @@ class Models:
         if isinstance(entry, ModelUnavailable):
             which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
             if entry.at_fault:
-                message = f"model '{name}'{which} is not executed any more: {entry.reason}"
-                raise RequestError(StatusCode.INTERNAL, message)
+                internal(f"model '{name}'{which} is not executed any more: {entry.reason}")
             unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
         return entry
 

@@ -29,6 +29,7 @@ from gangway.server.requests.regions import (
     RegionPart,
     RegionRange,
 )
+from gangway.server.requests.remembered import Remembered
 from gangway.server.statistics import versions_of
 
 if TYPE_CHECKING:
@@ -218,12 +219,11 @@ class Memo:
     """What was found out for the request before, which most often is true of the next one. For any threads.
 
     `layout` and what its frame begins with; of the answer what its frame began with, its size, where the outputs lay in
-    it, and the response. Each is replaced as a whole. `was_left`: by an instance of a Python model, to the front end.
+    it, and the response. Each is replaced as a whole.
     """
 
     layout: tuple[Layout, bytes] | None = None
     answer: FramedAnswer | None = None
-    was_left: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +234,8 @@ class Responses:
     outputs: tuple[Tensor, ...]  # that are wanted, in this order
     sinks: Sinks = field(default_factory=dict)
     classes: AllClasses = field(default_factory=dict)
-    _templates: dict[tuple[tuple[int, Shape, int], ...], ResponseTemplate] = field(
-        init=False, default_factory=dict, compare=False
+    _templates: Remembered[tuple[tuple[int, Shape, int], ...], ResponseTemplate] = field(
+        init=False, default_factory=lambda: Remembered(MAX_TEMPLATES), compare=False
     )
 
     def response_of(self, request_id: bytes, outputs: Sequence[Output], regions: Mapping[str, Region]) -> bytes:
@@ -244,15 +244,14 @@ class Responses:
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
         key = tuple([(tensor.index, shape, len(content)) for tensor, shape, content in outputs])
-        template = self._templates.get(key)
+        template = self._templates.known.get(key)
         if template is None:
             size_bytes = sum(size for _, _, size in key)
             if size_bytes > self.model.most_answer_bytes:
                 raise self.too_large(size_bytes)
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
             computed = [(tensor, shape, len(content)) for tensor, shape, content in outputs]
-            template = self._templates[key] = ResponseTemplate.of(self.model, computed, self.sinks)
+            template = ResponseTemplate.of(self.model, computed, self.sinks)
+            self._templates.add(key, template)
         tensors = [_NOTHING] * len(self.model.outputs)
         for tensor, _, content in outputs:
             tensors[tensor.index] = content

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from gangway.executor.slots import compound_number
-from gangway.protos import StatusCode
-from gangway.server.errors import RequestError, invalid
+from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
 from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
@@ -22,6 +21,7 @@ from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import Codec, Output, Responses, Shape
 from gangway.server.requests.python_codec import codecs_of
 from gangway.server.requests.regions import Region
+from gangway.server.requests.remembered import Remembered
 
 TensorName: TypeAlias = tuple[str, ...]
 
@@ -166,8 +166,7 @@ class _Builder:
     def _check(self, path: tuple[str, ...]) -> None:
         """The supervisor has looked at it, but an inner ensemble may have been replaced since."""
         if len(self.steps) > MAX_STEPS or len(path) >= MAX_DEPTH:
-            message = f"ensemble '{self.name}' has more than {MAX_STEPS} steps with those of inner ensembles"
-            raise RequestError(StatusCode.UNAVAILABLE, message)
+            unavailable(f"ensemble '{self.name}' has more than {MAX_STEPS} steps with those of inner ensembles")
 
     def _check_names(
         self, member: ServedModel, inputs: Mapping[str, TensorName], outputs: Mapping[str, TensorName], title: str
@@ -175,23 +174,22 @@ class _Builder:
         strangers = [name for name in inputs if name not in member.inputs]
         strangers += [name for name in outputs if name not in member.outputs]
         if strangers:
-            message = f"in ensemble '{self.name}', {title}: the model has no tensor '{strangers[0]}'"
-            raise RequestError(StatusCode.UNAVAILABLE, message)
+            self._refuse(title, f"the model has no tensor '{strangers[0]}'")
         if member.is_decoupled:
-            message = f"in ensemble '{self.name}', {title}: the model is decoupled, which steps cannot be"
-            raise RequestError(StatusCode.UNAVAILABLE, message)
+            self._refuse(title, "the model is decoupled, which steps cannot be")
         if member.sequence is not None:
-            message = f"in ensemble '{self.name}', {title}: the model has sequences, which steps cannot have"
-            raise RequestError(StatusCode.UNAVAILABLE, message)
+            self._refuse(title, "the model has sequences, which steps cannot have")
 
     def _find(self, name: str, version: int, title: str) -> ServedModel:
         try:
             is_latest = version == LATEST or (not version and self.models.served_as(name, 0) is None)
             return self.models.find(name, "" if is_latest else str(version))
         except RequestError as error:
-            # A composing model that is gone is no mistake of the client's.
-            message = f"in ensemble '{self.name}', {title}: {error.message}"
-            raise RequestError(StatusCode.UNAVAILABLE, message) from None
+            self._refuse(title, error.message)
+
+    def _refuse(self, title: str, reason: str) -> NoReturn:
+        """A composing model that is gone is no mistake of the client's."""
+        unavailable(f"in ensemble '{self.name}', {title}: {reason}")
 
 
 MAX_STEP_PLANS = 256  # that are remembered; those of a few requests with other shapes
@@ -205,23 +203,6 @@ class StepPlan(NamedTuple):
     shapes: Shapes
     codec: Codec
     fallback: Codec | None
-
-
-@dataclass(frozen=True)
-class StepPlans:
-    """Remembers the plans of one graph's steps. Safe for threads: at worst one is made twice."""
-
-    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepPlan] = field(default_factory=dict)
-
-    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepPlan:
-        """Return the plan of a step with these inputs, by their names in the model. Raises RequestError."""
-        key = index, tuple(inputs.items())
-        plan = self._known.get(key)
-        if plan is None:
-            if len(self._known) >= MAX_STEP_PLANS:
-                self._known.clear()
-            plan = self._known[key] = step_plan_of(step, inputs)
-        return plan
 
 
 def step_plan_of(step: Step, inputs: Mapping[str, Kind]) -> StepPlan:
@@ -259,12 +240,23 @@ class EnsembleCodec(Responses):
 
     graph: Graph
     shapes: Shapes
-    steps: StepPlans = field(default_factory=StepPlans)
+    _plans: Remembered[tuple[int, tuple[tuple[str, Kind], ...]], StepPlan] = field(
+        init=False, default_factory=lambda: Remembered(MAX_STEP_PLANS), compare=False
+    )
 
     @property
     def wanted(self) -> tuple[TensorName, ...]:
         """The tensors that the answer is made of."""
         return tuple((tensor.name,) for tensor in self.outputs)
+
+    def step_plan(self, index: int, inputs: Mapping[str, Kind]) -> StepPlan:
+        """Return the plan of a step with these inputs, by their names in its model. Raises RequestError."""
+        key = index, tuple(inputs.items())
+        plan = self._plans.known.get(key)
+        if plan is None:
+            plan = step_plan_of(self.graph.steps[index], inputs)
+            self._plans.add(key, plan)
+        return plan
 
     def answer(self, request_id: bytes, results: Mapping[TensorName, Result], regions: Mapping[str, Region]) -> bytes:
         """Return the serialised response. Outputs that belong to regions are written there.
@@ -282,7 +274,8 @@ class EnsembleCodec(Responses):
         model = self.model
         own = fitted(shape, tensor, model.least_rows)
         if not tensor.may_have(own, model.least_rows):
-            message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
-            message += f" Expected {list(tensor.shape)}, got {list(shape)}"
-            raise RequestError(StatusCode.INVALID_ARGUMENT, message)
+            invalid(
+                f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
+                f" Expected {list(tensor.shape)}, got {list(shape)}"
+            )
         return own

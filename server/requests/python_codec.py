@@ -11,7 +11,7 @@ from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import ERROR_CODES
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, unsupported
 from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequencePosition
 from gangway.server.models.served import ServedModel
@@ -175,8 +175,7 @@ class PythonCodec(Codec):
         """Return the response to a request that the model has answered in one go. Raises RequestError."""
         found = self.read(submission.outputs[0])
         if isinstance(found, Left):
-            message = f"model '{self.model.name}' waits for other models, which only a client's request can have"
-            raise RequestError(StatusCode.UNIMPLEMENTED, message)
+            unsupported(f"model '{self.model.name}' waits for other models, which only a client's request can have")
         return self.named_response(request_id, found.outputs, found.parameters, regions)
 
 

@@ -11,20 +11,21 @@ Value = TypeVar("Value")
 
 
 class Remembered(Generic[Key, Value]):
-    """Values by key. When there are too many, or they are too large, all are forgotten. For any threads.
+    """Values by key. When there are more than `most`, or they are too large, all are forgotten. For any threads.
 
     `known`: what is remembered, for a look that costs no call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
         self.known: dict[Key, Value] = {}
+        self._most = most
         self._size_bytes = 0
 
-    def add(self, key: Key, value: Value, size_bytes: int) -> None:
+    def add(self, key: Key, value: Value, size_bytes: int = 0) -> None:
         """Remember a value, unless it is too large. `size_bytes`: about what it takes beside what all values take."""
         if size_bytes > MAX_ENTRY_BYTES:
             return
-        if len(self.known) >= MAX_ENTRIES or self._size_bytes + size_bytes > MAX_BYTES:
+        if len(self.known) >= self._most or self._size_bytes + size_bytes > MAX_BYTES:
             self.known.clear()
             self._size_bytes = 0
         if self.known.setdefault(key, value) is value:

@@ -15,8 +15,7 @@ from types import TracebackType
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
-from gangway.protos import StatusCode
-from gangway.server.errors import RequestError, fault
+from gangway.server.errors import RequestError, fault, internal
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import Codec, Shape, copy_content
 from gangway.server.requests.data_plane import (
@@ -189,8 +188,7 @@ class StepRun(ModelRun):
         try:
             parts = self.codec.parts_in(views[0])
         except ValueError as error:
-            message = f"model '{self.model.name}' has written an answer that cannot be read: {error}"
-            raise RequestError(StatusCode.INTERNAL, message) from error
+            internal(f"model '{self.model.name}' has written an answer that cannot be read: {error}")
         if parts is None:
             return None
         for name, tensor in self.model.outputs.items():
@@ -209,8 +207,7 @@ class StepRun(ModelRun):
             raise answer.without_traceback()
         missing = [name for name in self.step.outputs if name not in answer.outputs]
         if missing:
-            message = f"the response of model '{self.model.name}' has no output '{missing[0]}'"
-            raise RequestError(StatusCode.INTERNAL, message)
+            internal(f"the response of model '{self.model.name}' has no output '{missing[0]}'")
         found = {}
         for name in self.step.outputs:
             own, (shape, content) = self.model.outputs[name], answer.outputs[name]
@@ -329,9 +326,8 @@ class EnsembleRun:
         step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
         try:
             inputs = self._tensors.inputs_of(step.inputs)
-            plan = self._codec.steps.of(
-                index, step, {name: (each.datatype, each.shape) for name, each in inputs.items()}
-            )
+            kinds = {name: (each.datatype, each.shape) for name, each in inputs.items()}
+            plan = self._codec.step_plan(index, kinds)
             codec = plan.fallback if whole and plan.fallback is not None else plan.codec
             submission, block = self._open(codec, plan.shapes.rows, list(inputs.values()))
         except PoolExhaustedError as error:
@@ -359,8 +355,8 @@ class EnsembleRun:
                 place = sources[tensor.index] = self._tensors.placed(value)
                 expected = rows * layout.input_bytes[tensor.index]
                 if place.size_bytes != expected:
-                    message = f"input '{tensor.name}' for model '{codec.model.name}' has {place.size_bytes} bytes"
-                    raise RequestError(StatusCode.INTERNAL, f"{message}, expected {expected}")
+                    given = f"input '{tensor.name}' for model '{codec.model.name}' has {place.size_bytes} bytes"
+                    internal(f"{given}, expected {expected}")
         sizes = layout.output_sizes(rows)
         block = plane.take(total_bytes(sizes))
         try:
