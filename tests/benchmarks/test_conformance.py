@@ -51,15 +51,21 @@ def cases() -> dict[str, Case]:
     return {case.name: case for case in cases_of(list(node_cases._NodeTestCases))}
 
 
-def test_a_sample_is_compiled_and_right(cases: dict[str, Case], tmp_path: Path) -> None:
-    with CaseRunner(tmp_path, available_cores()[0]) as runner:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what is compiled of the sample stays."""
+    return tmp_path_factory.mktemp("sample")
+
+
+def test_a_sample_is_compiled_and_right(cases: dict[str, Case], folder: Path) -> None:
+    with CaseRunner(folder, available_cores()[0]) as runner:
         outcomes = {name: runner.run(cases[name]) for name in SAMPLE}
     assert {name: outcome.error for name, outcome in outcomes.items() if not outcome.passed} == {}
     assert {name: outcome.how for name, outcome in outcomes.items() if outcome.how not in SAMPLE[name]} == {}
 
 
-def test_answers_do_not_show_what_lay_in_memory(cases: dict[str, Case], tmp_path: Path) -> None:
-    with CaseRunner(tmp_path, available_cores()[0], poisons=True) as runner:
+def test_answers_do_not_show_what_lay_in_memory(cases: dict[str, Case], folder: Path) -> None:
+    with CaseRunner(folder, available_cores()[0], poisons=True) as runner:
         outcomes = {name: runner.run(cases[name]) for name in SAMPLE}
     assert {name: outcome.error for name, outcome in outcomes.items() if not outcome.passed} == {}
 

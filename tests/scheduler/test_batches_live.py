@@ -12,6 +12,7 @@ from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.control.supervisor.shared_memory import FRONT_END
+from tests.helpers.sampled import sampled
 from tests.helpers.tiny_model import TASKS, make_artifact
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
@@ -352,7 +353,7 @@ def test_what_is_written_down_of_a_batch(batching):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["tiny_model", "staged_model"])
+@pytest.mark.parametrize("model", sampled(["tiny_model", "staged_model"], ["staged_model"]))
 def test_any_batches_while_workers_die_and_clients_leave(model, request):
     server = ChaosServer(*request.getfixturevalue(model))
     exact = model == "tiny_model"  # kernels of the other one count on where the batch before has left its copies

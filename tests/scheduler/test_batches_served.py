@@ -90,6 +90,7 @@ def test_a_killed_worker_in_the_middle_of_a_batch(joining):
         assert joining.outcome(request).status is SlotStatus.OK
 
 
+@pytest.mark.long
 def test_batches_survive_many_deaths_of_everything(joining):
     requests = [joining.request(task_us=50, rows=1 + index % 3) for index in range(60)]
     for _ in range(4):

@@ -86,7 +86,10 @@ def _times(snapshot: Snapshot, number: int, factor: float) -> tuple[tuple[tuple[
     return tuple(tuple(tuple(factor * time_us for time_us in times) for times in versions) for versions in layers)
 
 
-@pytest.mark.parametrize(("contention", "rate_per_s"), [(None, 160.0), (None, 400.0), (Contention(), 120.0)])
+@pytest.mark.parametrize(
+    ("contention", "rate_per_s"),
+    [(None, 160.0), pytest.param(None, 400.0, marks=pytest.mark.long), (Contention(), 120.0)],
+)
 def test_remembered_works_are_as_new_ones(contention: Contention | None, rate_per_s: float) -> None:
     scenario = make_scenario(read_mix("mix"), 16, contention=contention)
     policy = Compared(1)

@@ -15,6 +15,7 @@ from gangway.simulator.machine import Machine
 from gangway.simulator.results import Result
 from gangway.workload.arrivals import closed_loop, poisson
 from gangway.workload.mix import Mix, MixModel
+from tests.helpers.sampled import sampled
 from tests.scheduler.policies.test_gangway import LAZY, LONG, MODELS, SHORT, model, query
 
 SETTLED = 200  # queries of a closed loop, of which the first ones came together
@@ -63,7 +64,7 @@ def test_the_wait_of_several_models_counts_by_work() -> None:
         assert longest_us <= 3.5 * in_order.outcomes.latency_us[SETTLED:].max()
 
 
-@pytest.mark.parametrize("load", [0.8, 0.95, pytest.param(2.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("load", sampled([0.8, 0.95, 2.0], [0.95]))
 def test_who_is_in_time_stays_so(load: float) -> None:
     """In an open loop below capacity the bound is seldom reached; in an overload it does not hold."""
     mix = Mix("m", (MixModel("short", 10.0), MixModel("long", 1.0)))

@@ -190,6 +190,7 @@ def test_last_a_dead_collector_costs_spans_and_nothing_else(traced: Traced) -> N
     assert sum("spans" in line["message"] for line in lines) <= 2, "not one line for each batch"
 
 
+@pytest.mark.long  # it is tried again after 1, 2, 4 seconds
 def test_an_exporter_that_never_starts_says_what_is_lost_and_is_tried_less_and_less(
     tmp_path: Path, compiled_zoo: Any, simple_inputs: Any
 ) -> None:

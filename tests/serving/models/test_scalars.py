@@ -10,6 +10,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
@@ -17,7 +18,10 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.command import main as check
+from gangway.server.control.repository.completed_config import complete_config
+from gangway.server.errors import ConfigError
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.python_models import Array, inputs_of
 
@@ -231,6 +235,7 @@ def test_http(served: Served, name: str, binary: bool) -> None:
             assert (total.shape, total.item()) == (OWN.get(name, (1,)), 25)
 
 
+@pytest.mark.long
 def test_check_finds_nothing_to_mend(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_text() for path in served.repository.glob("*/config.pbtxt")}
     check([str(served.repository), f"--cache-dir={served.cache_dir}", "--fix"])
@@ -238,9 +243,9 @@ def test_check_finds_nothing_to_mend(served: Served, capsys: pytest.CaptureFixtu
     assert {path: path.read_text() for path in served.repository.glob("*/config.pbtxt")} == before
 
 
-def test_other_dims_of_a_scalar_are_refused(served: Served, tmp_path: Path) -> None:
-    save(tmp_path, "wrong", FORMS["ones"].replace('"k" data_type: TYPE_FP32 dims: [1]', '"k" dims: [2]'))
-    flags = [f"--cache-dir={served.cache_dir}"]
-    reason = r"input 'k': dims are \[2\], but the ONNX model has \[\]"
-    with pytest.raises(RuntimeError, match=reason), live_server(tmp_path, flags):
-        pass
+def test_other_dims_of_a_scalar_are_refused(served: Served) -> None:
+    path = served.repository / "ones" / "1" / "model.onnx"
+    made = compile_model(path, "ones", Cache(served.cache_dir), detect(), lambda *_: None).manifest
+    text = FORMS["ones"].replace('"k" data_type: TYPE_FP32 dims: [1]', '"k" dims: [2]')
+    with pytest.raises(ConfigError, match=r"input 'k': dims are \[2\], but the ONNX model has \[\]"):
+        complete_config(text_format.Parse(text, ModelConfig()), "ones", made.inputs, made.outputs, made.batched)

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.processes import children_of, descendants_of
 from tests.helpers.python_models import ADD, HEAD, TEXTS, TIMEOUT_S, Served, config_of, executes, four, write
+from tests.helpers.sampled import sampled
 from tests.helpers.whole_server import alive, until
 
 AGAIN_S = 3  # an instance starts within a second; others use the machine, too
@@ -152,7 +153,7 @@ def test_models_can_end_what_they_have_started(served: Served, folder: Path) -> 
     assert served.executed("starter", code) == f"-{signal.SIGTERM:d}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGKILL], [signal.SIGKILL]))
 def test_nothing_outlives_the_server(repository: Path, folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     with live_server(repository, [f"--cache-dir={tmp_path}"]) as server:
         with triton.InferenceServerClient(server.url) as client:
@@ -164,6 +165,7 @@ def test_nothing_outlives_the_server(repository: Path, folder: Path, tmp_path: P
         until(lambda: not alive(started))
 
 
+@pytest.mark.long
 def test_processes_that_are_not_of_models_stay(repository: Path, folder: Path, tmp_path: Path) -> None:
     """Whoever starts the server by `exec` may have started others before, and these leave others to the server."""
     gate, late = tmp_path / "gate", tmp_path / "late"
