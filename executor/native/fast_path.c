@@ -7,6 +7,10 @@
 #include "slot.h"
 #include "wait.h"
 
+/* Gains of smoothed delays, as shifts: when one is seen, and when a worker is chosen. */
+enum { DELAY_GAIN_BITS = 3, FORGET_BITS = 7 };
+enum { NO_DELAY_NS = 20 * 1000 };
+
 /* -- completions */
 
 /* What a worker was told to run and has not left. */
@@ -29,10 +33,17 @@ static void complete(struct fast_path *path, struct worker_slot *place) {
     place->taken = false;
 }
 
+/* How long a worker that was idle has needed to begin, smoothed over some requests: something else may have its core. */
+static void note_delay(struct fast_worker *worker, uint64_t delay_ns) {
+    worker->delay_ns += (delay_ns >> DELAY_GAIN_BITS) - (worker->delay_ns >> DELAY_GAIN_BITS);
+}
+
 static void leave(struct fast_path *path, struct fast_worker *worker, uint32_t run, const struct message *left) {
     struct worker_slot *place = worker->runs[run];
     uint64_t *joined_ns = &place->request.joined_ns;
     worker->runs[run] = worker->runs[--worker->run_count];
+    if (worker->woken_ns && left->gang.joined_ns > worker->woken_ns) note_delay(worker, left->gang.joined_ns - worker->woken_ns);
+    worker->woken_ns = 0;
     if (!*joined_ns || left->gang.joined_ns < *joined_ns) *joined_ns = left->gang.joined_ns;
     place->inside &= ~(UINT64_C(1) << left->gang.rank);
     if (!place->inside) complete(path, place);
@@ -84,11 +95,28 @@ static struct worker_slot *free_worker_slot(const struct fast_path *path, struct
 
 enum { IDLE_US = 1 }; /* a limit that only an idle worker is below */
 
+/* A slot of the first idle worker, or of one that seems to begin far sooner. What is known of others is forgotten in time, so that they
+ * are tried again. NULL: there is none. */
+static struct worker_slot *find_idle(struct fast_path *path, uint32_t *found) {
+    struct worker_slot *best = NULL;
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        struct fast_worker *worker = &path->workers[i];
+        struct worker_slot *place = free_worker_slot(path, worker, IDLE_US);
+        if (place && (!best || 2 * worker->delay_ns + NO_DELAY_NS < path->workers[*found].delay_ns)) {
+            best = place;
+            *found = i;
+        }
+        worker->delay_ns -= worker->delay_ns >> FORGET_BITS;
+    }
+    return best;
+}
+
 /* Finds so many workers, the first ones of those that are idle, and a slot of the first. A single one may also have less than QUEUED_US to
  * do. NULL: there are not so many. */
-static struct worker_slot *find_workers(const struct fast_path *path, uint32_t ranks, uint32_t *found) {
-    struct worker_slot *home = NULL;
+static struct worker_slot *find_workers(struct fast_path *path, uint32_t ranks, uint32_t *found) {
+    struct worker_slot *home = ranks == 1 ? find_idle(path, found) : NULL;
     uint32_t count = 0;
+    if (home) return home;
     for (uint32_t i = 0; i < path->worker_count && count < ranks; i++) {
         struct worker_slot *place = free_worker_slot(path, &path->workers[i], IDLE_US);
         if (!place) continue;
@@ -155,6 +183,7 @@ static void begin(struct fast_path *path, struct worker_slot *place) {
     for (uint32_t rank = model->ranks; rank-- > 0;) { /* rank 0 comes last: its core is often this one */
         struct fast_worker *worker = &path->workers[place->workers[rank]];
         struct message run = {.gang = {MESSAGE_RUN, place->lease, rank, request->lease_generation}};
+        worker->woken_ns = worker->run_count ? 0 : request->begun_ns;
         worker->runs[worker->run_count++] = place;
         ring_send(worker->commands, &run);
         bell_ring(worker->bell);

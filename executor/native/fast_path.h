@@ -60,6 +60,7 @@ struct fast_worker {
     struct worker_slot worker_slots[MAX_WORKER_SLOTS];
     struct worker_slot *runs[MAX_WORKER_SLOTS]; /* of whichever worker: what it was told to run, and has not left */
     uint32_t run_count;
+    uint64_t woken_ns, delay_ns; /* an idle worker was given a run, 0: none that it has not left; its smoothed delay until it begins */
 };
 
 struct fast_path {

@@ -302,9 +302,29 @@ def test_more_than_workers_have_slots_for_wait_a_moment(host):
 
 
 def test_of_more_than_that_the_policy_makes_batches(host):
-    requests = [host.request(last=number == 11) for number in range(12)]
-    assert [host.outcome(request).status for request in requests] == [SlotStatus.OK] * 12
+    for _ in range(20):
+        requests = [host.request(last=number == 11) for number in range(12)]
+        assert [host.outcome(request).status for request in requests] == [SlotStatus.OK] * 12
     assert any(len(snapshot.waiting) > 1 for snapshot in host.script.seen)
+
+
+def test_a_worker_that_begins_late_comes_after_others(host):
+    """Something else has its core, like the front end."""
+
+    def runs():
+        return [host.memory.control.status(core).runs for core in range(2)]
+
+    before = runs()
+    os.kill(host.workers[0].pid, signal.SIGSTOP)
+    late = host.request()
+    time.sleep(0.03)
+    os.kill(host.workers[0].pid, signal.SIGCONT)
+    assert host.outcome(late).status is SlotStatus.OK
+    for _ in range(5):
+        host.until(host.workers_are_asleep)
+        assert host.outcome(host.request()).status is SlotStatus.OK
+    host.until(host.workers_are_asleep)
+    assert [after - count for after, count in zip(runs(), before, strict=True)] == [1, 5]
 
 
 def test_a_worker_that_gets_no_core_is_given_no_more(host):
