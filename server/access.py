@@ -107,38 +107,9 @@ def port_of(target: str, port: int) -> str:
     return f"{target.rpartition(':')[0]}:{port}"
 
 
-def why_not_listening(target: str) -> str:
-    """Say why nobody can listen at an address. gRPC does not say, so this tries again with a socket."""
-    try:
-        if target.startswith(UNIX):
-            return f"cannot listen on {target}" + ": it is in use" * is_in_use(target)
-        host, port, family = socket_address(target)
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        return f"cannot listen on {target}: {error.strerror or error}"
-    return f"cannot listen on {target}"
-
-
-def is_in_use(target: str, reuse_port: bool = False) -> bool:
-    """Say whether an address is in use, before gRPC tries to listen there. `reuse_port`: servers that set it share the
-    address.
-
-    gRPC itself would take a "unix:PATH" away from its listener, and would write about a port to standard error. Nobody
-    can connect to the port meanwhile: it is only bound.
-    """
-    if not target.startswith(UNIX):
-        host, port, family = socket_address(target)
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
-            try:
-                trial.bind((host, port))
-            except OSError:
-                return True
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(target.removeprefix(UNIX)) == 0
+def why_not_bound(error: OSError) -> str:
+    """Return the words of the system, or of its resolver, for why nobody can listen at an address."""
+    return (error.strerror or str(error)).partition(" (while attempting ")[0]  # which `create_server` adds
 
 
 def remove_socket(target: str) -> None:

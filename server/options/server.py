@@ -39,6 +39,7 @@ URL = re.compile(r"(?:([^=/]+)=)?([A-Za-z][A-Za-z0-9+.-]*://.+)")
 COPIES = "repositories"  # in the cache folder
 
 Mode = Literal["none", "poll", "explicit"]
+BackendSetting: TypeAlias = tuple[str, str, str]  # the backend or "", what is set, the value
 ModelFile: TypeAlias = tuple[str, Path]  # a model's name, and the ONNX file that it is, without a repository
 
 
@@ -224,30 +225,29 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         arguments.precision,
         _default_max_batch_size(arguments.backend_config),
         _python_environment(arguments.backend_config),
-        _python_start_seconds(arguments.backend_config),
+        int(_last(arguments.backend_config, START_SETTING, str(ModelOptions.python_start_seconds))),
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )
 
 
-def _default_max_batch_size(settings: Sequence[tuple[str, str, str]]) -> int:
+def _default_max_batch_size(settings: Sequence[BackendSetting]) -> int:
     """Return the last one that is given; what is for the backend goes before what is for all."""
-    found = {backend: int(value) for backend, name, value in settings if name == BATCH_SETTING}
-    return found.get(BACKEND, found.get("", DEFAULT_MAX_BATCH_SIZE))
+    of_all = _last(settings, ("", BATCH_SETTING), str(DEFAULT_MAX_BATCH_SIZE))
+    return int(_last(settings, (BACKEND, BATCH_SETTING), of_all))
 
 
-def _python_environment(settings: Sequence[tuple[str, str, str]]) -> str:
-    """Return the last one that is given, as an absolute path; empty if there is none."""
-    given = [value for *setting, value in settings if tuple(setting) == ENVIRONMENT_SETTING]
-    return str(Path(given[-1]).absolute()) if given else ""
+def _python_environment(settings: Sequence[BackendSetting]) -> str:
+    """Return an absolute path; empty if none is given."""
+    given = _last(settings, ENVIRONMENT_SETTING, "")
+    return given and str(Path(given).absolute())
 
 
-def _python_start_seconds(settings: Sequence[tuple[str, str, str]]) -> int:
-    """Return the last one that is given."""
-    given = [int(value) for *setting, value in settings if tuple(setting) == START_SETTING]
-    return given[-1] if given else ModelOptions.python_start_seconds
+def _last(settings: Sequence[BackendSetting], setting: tuple[str, str], default: str) -> str:
+    """Return what is given last of a setting of a backend."""
+    return next((value for backend, name, value in reversed(settings) if (backend, name) == setting), default)
 
 
-def backend_setting(text: str) -> tuple[str, str, str]:
+def backend_setting(text: str) -> BackendSetting:
     """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
     setting, equals, value = text.partition("=")
     backend, _, name = setting.rpartition(",")

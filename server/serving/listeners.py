@@ -9,6 +9,7 @@ from typing import Final
 from gangway.server.access import UNIX, port_of, socket_address
 
 BACKLOG: Final = 1024
+PROBE_S: Final = 1.0  # until a server that has a path takes a connection
 _WILDCARDS: Final = ("0.0.0.0", "::")
 
 
@@ -48,6 +49,10 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
 
 def _listen_at_path(path: str) -> socket.socket:
     """Listen at a path, in place of the socket of a server that has ended."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        if probe.connect_ex(path) == 0:
+            raise OSError("it is in use")
     with suppress(OSError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)

@@ -24,7 +24,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.access import Ports, TlsError, is_in_use, remove_socket, why_not_listening
+from gangway.server.access import Ports, TlsError, remove_socket, why_not_bound
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
 from gangway.server.errors import RequestError
@@ -216,12 +216,10 @@ class FrontEnd:
         """
         if not target:
             return ""
-        if is_in_use(target, self._options.grpc.reuse_port):
-            raise CannotListenError(why_not_listening(target))
         try:
             address = self.server.bind(target)
-        except RuntimeError:
-            raise CannotListenError(why_not_listening(target)) from None
+        except OSError as error:
+            raise CannotListenError(f"cannot listen on {target}: {why_not_bound(error)}") from None
         self.server.start()
         self.ports.grpc = address
         return address

@@ -109,13 +109,6 @@ class ModelVariants:
         """Name and version."""
         return self.ready.name, self.ready.version
 
-    def spec_of(self, variant: LoadModel) -> LoadModel:
-        """Return what the scheduler is told of a variant: limits and batches are those of the model."""
-        own = self.spec
-        return ModelBatching.of_spec(own).applied_to(
-            replace(variant, limits=own.limits, limit_priority=own.limit_priority)
-        )
-
     def failed_for_now(self, sizes: Sizes) -> None:
         """Note that these sizes are not there, for a reason that may pass."""
         pauses = self.failed[sizes][0] if sizes in self.failed else _pauses()
@@ -161,6 +154,12 @@ class LoadedModel:
     engine: Engine
     variants: ModelVariants | None
     bf16_id: int = -1
+
+
+def part_of(whole: LoadModel, part: LoadModel) -> LoadModel:
+    """Return what the scheduler is told of a part of a model: limits and batches are those of the whole."""
+    limited = replace(part, limits=whole.limits, limit_priority=whole.limit_priority)
+    return ModelBatching.of_spec(whole).applied_to(limited)
 
 
 def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:

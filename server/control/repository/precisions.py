@@ -15,11 +15,10 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import BF16, DEADLINE, WantedPrecision
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.compile_jobs import Compiler
-from gangway.server.control.repository.loaded import IsolatedLatency, profile_message
+from gangway.server.control.repository.loaded import IsolatedLatency, part_of, profile_message
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady
-from gangway.server.models.settings import ModelBatching
 
 OTHER_TENSORS = "its tensors are others"
 _log = logging.getLogger(__name__)
@@ -111,9 +110,7 @@ class PrecisionPairs:
         try:
             require_memory(manifest)
             spec = self._make_spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
-            spec = ModelBatching.of_spec(exact).applied_to(
-                replace(spec, limits=exact.limits, limit_priority=exact.limit_priority, fp32_id=exact.model_id)
-            )
+            spec = part_of(exact, replace(spec, fp32_id=exact.model_id))
             await self._scheduler.load(spec)
         except ModelLoadError as error:
             _alone(exact.name, str(error))

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tarfile
-import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from gangway.artifact.format import FORMAT_VERSION, ITEM_BYTES, Engine, Layer, M
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import DescriptionWriter
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
-from gangway.server.control.repository.repository import ModelVersion, locked_folder
+from gangway.server.control.repository.repository import ModelVersion, TemporaryFolders
 from gangway.server.control.supervisor.python_instances import InstancePlan
 from gangway.server.errors import ConfigError, ModelLoadError, shortened
 from gangway.server.models.config import MAX_CONFIG_BYTES, PYTHON_BACKEND, check_supported
@@ -45,14 +44,12 @@ class Environment:
 class Environments:
     """Finds the environments of models; archives are unpacked once, and stay until `close`.
 
-    `default`: of models that name none; empty: the server's own. A server that is killed leaves archives unpacked, and
-    the next one removes them (`sweep_overrides`).
+    `default`: of models that name none; empty: the server's own.
     """
 
     def __init__(self, default: str = "") -> None:
         self._default = default
-        self._root: Path | None = None
-        self._lock_fd = -1
+        self._folders = TemporaryFolders()
         self._lock = threading.Lock()
         self._unpacked: dict[tuple[Path, int, int], Future[Path]] = {}
 
@@ -80,20 +77,17 @@ class Environments:
 
     def close(self) -> None:
         """Remove what was unpacked."""
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            os.close(self._lock_fd)
-            self._root = None
+        self._folders.close()
 
     def _archive(self, path: Path) -> Path:
         status = path.stat()
         key = path, status.st_size, status.st_mtime_ns
         with self._lock:  # models load beside each other, in threads
-            root, is_first = self._folder(), key not in self._unpacked
+            is_first = key not in self._unpacked
             unpacked = self._unpacked.setdefault(key, Future())
         if is_first:
             try:
-                folder = Path(tempfile.mkdtemp(dir=root))
+                folder = self._folders.make()
                 with tarfile.open(path) as archive:
                     archive.extractall(folder, filter="tar")
                 unpacked.set_result(folder)
@@ -101,11 +95,6 @@ class Environments:
                 self._unpacked.pop(key)  # the next load tries again
                 unpacked.set_exception(error)
         return unpacked.result()
-
-    def _folder(self) -> Path:
-        if self._root is None:
-            self._root, self._lock_fd = locked_folder()
-        return self._root
 
 
 def check_python(config: ModelConfig) -> PythonSettings:

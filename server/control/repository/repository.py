@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,14 +168,11 @@ Parameters = Mapping[str, pb.ModelRepositoryParameter]
 class OverrideStore:
     """Keeps what load requests bring: a configuration in place of config.pbtxt, and the model's files.
 
-    Files are kept in a temporary folder as long as the model is loaded. A server that is killed leaves its folder
-    behind; the next one removes it. A lock on the folder, which the kernel frees, tells whether its server still lives.
-    Any thread may call `take`.
+    Files are kept in a temporary folder as long as the model is loaded. Any thread may call `take`.
     """
 
     def __init__(self) -> None:
-        self._root: Path | None = None
-        self._lock_fd = -1
+        self._folders = TemporaryFolders()
 
     def take(self, path: str) -> Override | None:
         """Return what the request in this file brings along, None for nothing.
@@ -206,14 +204,11 @@ class OverrideStore:
 
     def close(self) -> None:
         """Remove all there is."""
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            os.close(self._lock_fd)
-            self._root = None
+        self._folders.close()
 
     def _write(self, name: str, parameters: Parameters, files: list[str]) -> Path:
         try:
-            folder = Path(tempfile.mkdtemp(dir=self._own_root()))
+            folder = self._folders.make()
         except OSError as error:
             unavailable(f"no place for the model's files: {error}")
         try:
@@ -224,18 +219,35 @@ class OverrideStore:
             raise
         return folder
 
-    def _own_root(self) -> Path:
-        if self._root is None:
-            self._root, self._lock_fd = locked_folder()
-        return self._root
 
+class TemporaryFolders:
+    """Folders that last as long as the server, in one that is made when the first is wanted. For any thread.
 
-def locked_folder() -> tuple[Path, int]:
-    """Make a temporary folder of this server, which lives as long as the descriptor; return both. Raises OSError."""
-    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
-    lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(lock_fd, fcntl.LOCK_EX)
-    return hidden.rename(hidden.with_name(hidden.name.removeprefix("."))), lock_fd
+    A server that is killed leaves it behind; the next one removes it (`sweep_overrides`). A lock on it, which the
+    kernel frees, tells whether its server still lives.
+    """
+
+    def __init__(self) -> None:
+        self._making = threading.Lock()
+        self._root: Path | None = None
+        self._lock_fd = -1
+
+    def make(self) -> Path:
+        """Return a new one. Raises OSError."""
+        with self._making:
+            if self._root is None:
+                hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
+                self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+                self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+        return Path(tempfile.mkdtemp(dir=self._root))
+
+    def close(self) -> None:
+        """Remove all of them."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._root = None
 
 
 def sweep_overrides() -> list[Path]:

@@ -22,6 +22,7 @@ from gangway.server.control.repository.loaded import (
     ModelVariants,
     Sizes,
     Trials,
+    part_of,
     profile_message,
     resolve_qos_us,
     warn_of_difference,
@@ -201,7 +202,7 @@ class ShapeCache:
             rows = model.ready.max_rows if manifest.batched else 1
             for each in (manifest, in_bf16.manifest) if not model.ready.max_batch_size else ():
                 rows = rows if each is None else min(rows, self._computable_rows(each))
-            spec = model.spec_of(self._make_spec(title, manifest, rows))
+            spec = part_of(model.spec, self._make_spec(title, manifest, rows))
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if isinstance(error, CompileError) and error.is_final:

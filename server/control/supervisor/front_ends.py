@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gangway.executor.process import raise_priority
-from gangway.server.access import UNIX, port_of, socket_address
+from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.exporter import ExporterControl
 from gangway.server.control.supervisor.log import ServerLog
@@ -273,8 +272,7 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         held.close()
-        reason = os.strerror(error.errno) if error.errno else error
-        raise BindError(f"{failure.format(port_of(target, port))}: {reason}") from None
+        raise BindError(f"{failure.format(port_of(target, port))}: {why_not_bound(error)}") from None
     return held
 
 

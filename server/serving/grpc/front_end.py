@@ -130,12 +130,9 @@ class GrpcFrontEnd:
     def bind(self, target: str) -> str:
         """Take the address ("host:port" or "unix:PATH") and return it with the port that it has got.
 
-        Raises RuntimeError if it cannot be had.
+        Raises OSError if it cannot be had.
         """
-        try:
-            self._sockets, address = listen(target, self._options.reuse_port)
-        except OSError as error:
-            raise RuntimeError(str(error)) from None
+        self._sockets, address = listen(target, self._options.reuse_port)
         return address
 
     def start(self) -> None:

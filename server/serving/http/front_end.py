@@ -1,13 +1,12 @@
 """The ports of HTTP and of the metrics: sockets, and what is served there, on the front end's event loop."""
 
 import asyncio
-import os
 import socket
 import threading
 from collections.abc import Callable
 from typing import Final
 
-from gangway.server.access import Ports, port_of, socket_address
+from gangway.server.access import Ports, port_of, socket_address, why_not_bound
 from gangway.server.descriptors import max_connections
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions, MetricsOptions
@@ -74,8 +73,7 @@ class HttpFrontEnd:
         try:
             listening = _bound(target, self._reuse_port)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error
-            raise OSError(f"cannot listen on {target} for HTTP: {reason}") from None
+            raise OSError(f"cannot listen on {target} for HTTP: {why_not_bound(error)}") from None
         self._ports.http = address = port_of(target, int(listening.getsockname()[1]))
         self._serving.run(self._serve(listening, self._site, self._certificates))
         return address
@@ -88,7 +86,7 @@ class HttpFrontEnd:
         try:
             listening = _bound(target, options.reuse_port)
         except OSError as error:
-            raise OSError(f"cannot serve metrics on {target}: {error.strerror or error}") from error
+            raise OSError(f"cannot serve metrics on {target}: {why_not_bound(error)}") from error
         site = MetricsSite(exposition, self._serving.loop.call_soon, self._ports)
         self._sites.append(site)
         self._serving.run(self._serve(listening, site, None))

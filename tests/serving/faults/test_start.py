@@ -64,6 +64,27 @@ def test_processes_are_small(gangway_server):
         assert not re.search(r"numpy|grpc|onnx|tvm", Path(f"/proc/{pid}/maps").read_text())
 
 
+NO_NAME = "Name or service not known|Temporary failure in name resolution"
+
+
+@pytest.mark.parametrize(
+    ("address", "front_ends", "why"),
+    [
+        ("203.0.113.1", 1, "Cannot assign requested address"),  # of a network for examples
+        ("203.0.113.1", 2, "Cannot assign requested address"),
+        ("nobody.invalid", 1, NO_NAME),
+        ("nobody.invalid", 2, NO_NAME),
+        ("unix:/proc/nowhere", 1, "No such file or directory"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_a_clear_error(repository, compiled_zoo, address, front_ends, why):
+    flags = [f"--grpc-address={address}", f"--front-ends={front_ends}"]
+    with started(repository, compiled_zoo.cache_dir, *flags) as server:
+        output, _ = server.communicate(timeout=TIMEOUT_SECONDS)
+    assert server.returncode == 1
+    assert re.search(rf"cannot listen on {re.escape(address)}(:\d+)?: ({why})$", output.splitlines()[-1])
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo, protocol):
     url = gangway_server.url if protocol == "grpc" else gangway_server.http_url
