@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final
 
 _log = logging.getLogger(__name__)
 
@@ -80,28 +80,24 @@ PAUSES: Final = 20  # times as long as a look takes, a tenth of a second for ten
 REPLACE_AFTER_S: Final = 10.0
 
 
-class Connections(Protocol):
-    """Connections that can be closed."""
-
-    def end_silent(self, descriptors: Sequence[int], wanted: int) -> int:
-        """Close those that have been silent for long, until so many descriptors are free; return how many."""
-        ...
-
-
 class DescriptorWatch:
     """Sees to it that health can be asked over new connections, whatever takes a front end's descriptors.
 
     When hardly any descriptor is free, it says so once, closes silent connections, and gives up its reserve.
-    `is_short` tells HTTP to take nothing but questions about health. A process that has none for long is of no use:
-    `end` is called, and it is replaced.
+    `end_silent` gets all descriptors and how many are wanted, closes that many that have been silent for long, and says
+    how many it has. `is_short` tells HTTP to take nothing but questions about health. A process that has none for long
+    is of no use: `end` is called, and it is replaced.
     """
 
     def __init__(
-        self, connections: Connections, end: Callable[[], object], replace_after_s: float = REPLACE_AFTER_S
+        self,
+        end_silent: Callable[[Sequence[int], int], int],
+        end: Callable[[], object],
+        replace_after_s: float = REPLACE_AFTER_S,
     ) -> None:
         """Take the reserve. Raises OSError."""
         self.is_short = False
-        self._connections = connections
+        self._end_silent = end_silent
         self._end = end
         self._replace_after_s = replace_after_s
         self._reserve: list[int] = []
@@ -119,7 +115,7 @@ class DescriptorWatch:
         """Count once, and do what is due."""
         now_s, descriptors, most = time.monotonic(), open_descriptors(), max_descriptors()
         free = most - len(descriptors)
-        free += self._connections.end_silent(descriptors, LEAST_FREE - free)
+        free += self._end_silent(descriptors, LEAST_FREE - free)
         if free > 0:
             self._some_free_s = now_s
         if self.is_short:

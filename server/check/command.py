@@ -23,7 +23,7 @@ from gangway.artifact.format import Engine
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.repairs import Change, Model, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
-from gangway.server.control.repository.ensembles import NOT_AVAILABLE
+from gangway.server.control.repository.ensembles import NOT_AVAILABLE, load_order
 from gangway.server.control.repository.repository import CONFIG_FILENAME, find_models
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
@@ -37,6 +37,7 @@ from gangway.server.models.config import (
     read_config,
     without_effect,
 )
+from gangway.server.models.config_table import parameter_of
 from gangway.server.models.python_settings import CODE_SUFFIX
 from gangway.server.options.server import backend_setting
 
@@ -155,17 +156,8 @@ def _candidates(directory: Path) -> Iterator[Candidate]:
 def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return ensembles behind the models that they are made of."""
     known = {candidate.name: candidate for candidate in candidates}
-    placed: dict[str, Candidate] = {}
-
-    def place(name: str, above: tuple[str, ...]) -> None:
-        if name in known and name not in placed and name not in above:
-            for member in composing_models(_written(known[name]) or ModelConfig()):
-                place(member, (*above, name))
-            placed[name] = known[name]
-
-    for name in known:
-        place(name, ())
-    return list(placed.values())
+    needs = {name: composing_models(_written(candidate) or ModelConfig()) for name, candidate in known.items()}
+    return [known[name] for name in load_order(needs)]
 
 
 def _written(candidate: Candidate) -> ModelConfig | None:
@@ -208,7 +200,7 @@ def _check(server: TrialServer, candidate: Candidate, lost: set[str]) -> Report:
         Verdict.CHANGES if changes else Verdict.MOVES,
         _served_by(outcome.config),
         changes,
-        without_effect(found.config, _engine(outcome.config) == Engine.PYTHON.value),
+        without_effect(found.config, parameter_of(outcome.config, ENGINE_PARAMETER) == Engine.PYTHON.value),
         found.config if found.changes else None,
     )
 
@@ -263,15 +255,10 @@ def _known_of(server: TrialServer, candidate: Candidate, written: ModelConfig) -
 def _served_by(config: ModelConfig) -> str:
     if is_ensemble(config):
         return f"ensemble of {', '.join(composing_models(config))}"
-    reason = config.parameters[FALLBACK_PARAMETER].string_value if FALLBACK_PARAMETER in config.parameters else ""
-    engine = _engine(config)
+    engine = parameter_of(config, ENGINE_PARAMETER)
     if engine == Engine.ONNXRUNTIME.value:
-        return f"served by onnxruntime: {reason}"
+        return f"served by onnxruntime: {parameter_of(config, FALLBACK_PARAMETER)}"
     return "compiled" if engine == Engine.NATIVE.value else "executed by its model.py"
-
-
-def _engine(config: ModelConfig) -> str:
-    return config.parameters[ENGINE_PARAMETER].string_value if ENGINE_PARAMETER in config.parameters else ""
 
 
 def _lines(report: Report) -> Iterator[str]:

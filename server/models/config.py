@@ -36,6 +36,7 @@ from gangway.server.models.config_table import (
     PARAMETERS,
     FieldSupport,
     Support,
+    parameter_of,
 )
 
 _log = logging.getLogger(__name__)
@@ -58,10 +59,8 @@ _OTHER_PARAMETERS = ("max_queue_size", "gangway_buckets", "batching")  # which o
 
 def precisions_of(config: ModelConfig) -> Collection[str]:
     """Return the precisions that a completed config says the model is there in; none if onnxruntime executes it."""
-    parameters = config.parameters
-    if CHOSEN_PRECISION_PARAMETER not in parameters:
-        return ()
-    return parameters[CHOSEN_PRECISION_PARAMETER].string_value.split(", ")
+    text = parameter_of(config, CHOSEN_PRECISION_PARAMETER)
+    return text.split(", ") if text else ()
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -374,8 +373,7 @@ def qos_of(config: ModelConfig) -> Qos:
 
 def is_batching_off(config: ModelConfig) -> bool:
     """Whether the parameter `batching` says that requests are neither joined nor split."""
-    parameters = config.parameters
-    return BATCHING_PARAMETER in parameters and parameters[BATCHING_PARAMETER].string_value == BATCHING_OFF
+    return parameter_of(config, BATCHING_PARAMETER) == BATCHING_OFF
 
 
 def bucket_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -383,7 +381,7 @@ def bucket_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     Returns the sizes of each dimension that it names, each once. Raises ConfigError.
     """
-    text = config.parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in config.parameters else ""
+    text = parameter_of(config, BUCKETS_PARAMETER)
     sizes: dict[str, tuple[int, ...]] = {}
     for part in text.split(";") if text.strip() else ():
         name, _, numbers = (piece.strip() for piece in part.rpartition("="))

@@ -1,4 +1,4 @@
-"""What becomes of every field of a model's configuration. Nothing but data: `config.py` acts on it.
+"""What becomes of every field of a model's configuration. Data, on which `config.py` acts, and how a parameter is read.
 
 A field is named after its message, as in model_config.proto. What stands for a field that holds a message and is
 refused or accepted as a whole stands for everything within it. `docs/generate.py` writes it into
@@ -8,6 +8,8 @@ docs/reference/config.md.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from gangway.protos.model_config_pb2 import ModelConfig
 
 
 class Support(StrEnum):
@@ -36,6 +38,11 @@ def _accepted(note: str) -> FieldSupport:
 
 def _refused(note: str) -> FieldSupport:
     return FieldSupport(Support.REFUSED, note)
+
+
+def parameter_of(config: ModelConfig, name: str, default: str = "") -> str:
+    """Return a parameter's text. To ask the map itself for what is not there would put it there."""
+    return config.parameters[name].string_value if name in config.parameters else default
 
 
 BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split

@@ -7,6 +7,7 @@ from typing import Final
 from gangway.executor.instance_addresses import MOST_INSTANCES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from gangway.server.errors import ConfigError, shortened
+from gangway.server.models.config_table import parameter_of
 
 CODE_FILENAME: Final = "model.py"
 CODE_SUFFIX: Final = ".py"
@@ -47,7 +48,7 @@ class PythonSettings:
             tuple(kinds) or (CPU,),
             timeout_s,
             int(memory_mib),
-            _text(config, ENVIRONMENT_PARAMETER),
+            parameter_of(config, ENVIRONMENT_PARAMETER),
             config.model_transaction_policy.decoupled,
         )
 
@@ -61,14 +62,10 @@ def _kind(kind: int) -> str:
     return MODEL if kind == ModelInstanceGroup.KIND_MODEL else CPU
 
 
-def _text(config: ModelConfig, name: str) -> str:
-    return config.parameters[name].string_value if name in config.parameters else ""
-
-
 def _number(config: ModelConfig, name: str, default: float, most: float) -> float:
     if name not in config.parameters:
         return default
-    text = _text(config, name)
+    text = parameter_of(config, name)
     try:
         number = float(text)
     except ValueError:

@@ -28,6 +28,7 @@ from gangway.server.models.config_table import (
     BATCHING_PARAMETER,
     MIN_COSINE_PARAMETER,
     PRECISION_PARAMETER,
+    parameter_of,
 )
 from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 
@@ -79,9 +80,7 @@ class ModelBatching:
 
 def mode_of(config: ModelConfig) -> str:
     """Return the parameter `batching`, `auto` without it. Raises ConfigError."""
-    if BATCHING_PARAMETER not in config.parameters:
-        return AUTO
-    mode = config.parameters[BATCHING_PARAMETER].string_value
+    mode = parameter_of(config, BATCHING_PARAMETER, AUTO)
     if mode not in MODES:
         raise ConfigError(f'parameter {BATCHING_PARAMETER}: expected "auto" or "off", got "{mode}"')
     return mode
@@ -89,14 +88,13 @@ def mode_of(config: ModelConfig) -> str:
 
 def precision_of(config: ModelConfig, default: str = FP32) -> WantedPrecision:
     """Return the precision that a configuration asks for; `default`: its name, if it names none. Raises ConfigError."""
-    parameters = config.parameters
-    name = parameters[PRECISION_PARAMETER].string_value if PRECISION_PARAMETER in parameters else default
+    name = parameter_of(config, PRECISION_PARAMETER, default)
     if name not in PRECISIONS:
         expected = ", ".join(f'"{one}"' for one in PRECISIONS)
         raise ConfigError(f'parameter {PRECISION_PARAMETER}: expected one of {expected}, got "{shortened(name)}"')
-    if MIN_COSINE_PARAMETER not in parameters:
+    if MIN_COSINE_PARAMETER not in config.parameters:
         return WantedPrecision(name)
-    text = parameters[MIN_COSINE_PARAMETER].string_value
+    text = parameter_of(config, MIN_COSINE_PARAMETER)
     try:
         least = float(text)
     except ValueError:

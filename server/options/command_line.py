@@ -8,7 +8,7 @@ import argparse
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from gangway.artifact.command_line import CommandParser
 from gangway.executor.python_process import start_of
@@ -121,25 +121,6 @@ class _Accept(argparse.Action):
             setattr(namespace, self.dest, (*given, self.option_strings[0]))
 
 
-class _Refuse(argparse.Action):
-    """Ends with the reason, unless the argument asks for nothing."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if values is not False:
-            refuse(self)
-
-
-def refuse(action: argparse.Action) -> NoReturn:
-    """End with what the help says of the flag."""
-    raise argparse.ArgumentError(action, f"is not supported: {action.help}")
-
-
 def add_accepted_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags that are accepted."""
     for flag in ACCEPTED:
@@ -150,8 +131,18 @@ def add_accepted_flags(parser: argparse._ArgumentGroup) -> None:
 def add_refused_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags that are refused."""
     for flag in REFUSED:
-        parser.add_argument(flag.name, action=_Refuse, dest="refused", type=flag.parse, metavar=flag.metavar,
-            help=flag.reason)  # fmt: skip
+        parser.add_argument(flag.name, type=_refused(flag), metavar=flag.metavar, help=flag.reason)
+
+
+def _refused(flag: TritonFlag) -> Callable[[str], bool]:
+    """Return a type of arguments that says why there are none, unless one asks for nothing."""
+
+    def parse(text: str) -> bool:
+        if flag.parse(text) is not False:
+            raise argparse.ArgumentTypeError(f"is not supported: {flag.reason}")
+        return False
+
+    return parse
 
 
 def read_compatibility(arguments: argparse.Namespace) -> CompatibilityOptions:

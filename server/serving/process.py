@@ -174,7 +174,7 @@ class FrontEnd:
             plane.admission,
             lambda: self.descriptors.is_short,
         )
-        self.descriptors = DescriptorWatch(self.server, end)
+        self.descriptors = DescriptorWatch(self.server.end_silent, end)
         self._options = options
         self._http: HttpFrontEnd | None = None
         self.ports = Ports()

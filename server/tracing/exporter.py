@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gangway.artifact.files import append_whole
 from gangway.executor.logs import LogLevels, ProcessLog
@@ -25,6 +25,9 @@ from gangway.executor.process import die_with_parent
 from gangway.server.process_options import from_stdin
 from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
 from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig
+
+if TYPE_CHECKING:
+    from gangway.server.tracing.spans import Spans  # which an extra brings
 
 _log = logging.getLogger(__name__)
 
@@ -211,20 +214,7 @@ STOP = b"stop"
 IDS_PER_LIFE = 10**9  # numbers of traces: those of a successor begin beyond
 
 
-class Sink(Protocol):
-    """Where traces go."""
-
-    def take(self, record: TraceRecord) -> None:
-        """Accept a trace."""
-
-    def tick(self) -> None:
-        """Do what is due; called a few times a second."""
-
-    def close(self) -> None:
-        """Write or send all that is left."""
-
-
-def make_sink(config: TraceConfig, predecessors: int) -> Sink:
+def make_sink(config: TraceConfig, predecessors: int) -> "TraceFile | Spans":
     """Return what the configuration says."""
     first_id = predecessors * IDS_PER_LIFE + 1
     if config.mode == OPENTELEMETRY:
@@ -234,7 +224,7 @@ def make_sink(config: TraceConfig, predecessors: int) -> Sink:
     return TraceFile(Path(config.file), first_id, continues=predecessors > 0)
 
 
-def serve(packets: socket.socket, sink: Sink) -> None:
+def serve(packets: socket.socket, sink: "TraceFile | Spans") -> None:
     """Take traces until the supervisor says stop, or has ended."""
     packets.settimeout(TICK_SECONDS)
     while True:

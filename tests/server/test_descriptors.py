@@ -3,20 +3,13 @@
 import os
 import resource
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from gangway.server.descriptors import DescriptorWatch, borrowed_socket, open_descriptors
 from tests.helpers.whole_server import until
-
-
-class NoConnections:
-    """There is nothing to close."""
-
-    def end_silent(self, descriptors: Sequence[int], wanted: int) -> int:
-        return 0
 
 
 @contextmanager
@@ -73,7 +66,7 @@ def test_descriptors_are_known_when_none_is_left() -> None:
 
 def test_a_process_without_any_descriptor_for_long_is_replaced() -> None:
     ended: list[bool] = []
-    watch = DescriptorWatch(NoConnections(), lambda: ended.append(True), replace_after_s=0.0)
+    watch = DescriptorWatch(lambda descriptors, wanted: 0, lambda: ended.append(True), replace_after_s=0.0)
     watch.look()
     assert not watch.is_short
     with no_further_descriptors():

@@ -8,8 +8,8 @@ model that cannot be loaded leaves in place what is served already.
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gangway.protos import StatusCode
@@ -75,11 +75,12 @@ class ModelControl:
         self._options = options
         self._loader = loader
         self._clients = clients
-        self.served = ServedModels(loader, clients, overrides, self._reload)
+        self.served = ServedModels(loader, clients, overrides, self._load_again)
         self._ensembles = self.served.ensembles
         self._along: set[str] = set()  # models that were loaded because ensembles need them
         # There only while a task holds one or waits for it, which has them in their order.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._pauses: dict[tuple[str, int, bool], Backoff] = {}  # by version, and whether it was at fault
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_first = True
 
@@ -279,8 +280,22 @@ class ModelControl:
             return self._ensembles.make(entry, self.served.by_name)
         return await self._loader.load(entry)
 
-    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> bool:
-        """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
+    async def _load_again(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        """Load a version again that has failed while it is wanted, until it is served, or something else becomes of it.
+
+        What no worker can load is tried at once, then after growing pauses: its artifact may have been removed from the
+        cache, while its source file is there. What ended worker processes is left alone for a minute, and each time
+        longer. A client's load or unload, or a change of the repository, ends that.
+        """
+        key = (entry.name, entry.version, broken.at_fault)
+        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
+        await asyncio.sleep(pauses.failed())
+        while not await self._is_settled(entry, broken):
+            await asyncio.sleep(pauses.failed())
+        pauses.works()
+
+    async def _is_settled(self, entry: ModelVersion, broken: BrokenModel) -> bool:
+        """Serve a version again, unless it is no longer refused for this reason; return whether it needs no more."""
         async with self._lock_of(entry.name):
             if not self.served.is_refused(broken):
                 return True
@@ -315,6 +330,14 @@ class ModelControl:
 
     def _lock_of(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
+
+
+def _quarantine() -> Backoff:
+    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
 
 
 def _absent(name: str) -> list[Entry]:
@@ -376,7 +399,7 @@ class ServedModels:
     """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
 
     A model that is served no more is unloaded when the last request has ended that uses it. Everything is called in the
-    supervisor's event loop, and nothing takes time. `reload`: see FailedModels.
+    supervisor's event loop, and nothing takes time. `load_again` does so with a version that is refused for a reason.
     """
 
     def __init__(
@@ -384,7 +407,7 @@ class ServedModels:
         loader: ModelLoader,
         clients: Announcements,
         overrides: OverrideStore,
-        reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
+        load_again: Callable[[ModelVersion, BrokenModel], Coroutine[Any, Any, None]],
     ) -> None:
         self._loader = loader
         self._clients = clients
@@ -392,7 +415,8 @@ class ServedModels:
         self.by_name: dict[str, dict[int, LoadedModel]] = {}  # and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
         self.ensembles = EnsembleBuilder(loader.schedules)
-        self._failed = FailedModels(reload)
+        self._load_again = load_again
+        self._failed: dict[asyncio.Task[None], ModelVersion] = {}  # versions that are being brought back
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -524,13 +548,13 @@ class ServedModels:
 
     def remove_unused(self, override: Override | None) -> None:
         """Remove what came with a client's request, unless something is made of it that is or shall be served."""
-        in_use = [*(model.entry for model in self.loaded), *self._failed.entries]
+        in_use = [*(model.entry for model in self.loaded), *self._failed.values()]
         if override is not None and not any(entry.override is override for entry in in_use):
             self._overrides.remove(override)
 
     def stop(self) -> None:
         """Wait for nothing any more, and bring back nothing."""
-        for task in (*self._releases, *self._failed.tasks):
+        for task in (*self._releases, *self._failed):
             task.cancel()
 
     def is_refused(self, broken: BrokenModel) -> bool:
@@ -547,7 +571,9 @@ class ServedModels:
                     del self.by_name[model.entry.name]
                 broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
                 self.refuse(broken)
-                self._failed.add(model.entry, broken)
+                task = asyncio.get_running_loop().create_task(self._load_again(model.entry, broken))
+                self._failed[task] = model.entry
+                task.add_done_callback(self._failed.pop)
                 self._release(model)
                 self._follow(model.entry.name)
 
@@ -621,52 +647,3 @@ class ServedModels:
 def _unavailable(broken: BrokenModel) -> ModelUnavailable:
     reason = broken.reason[:MAX_REASON_CHARACTERS]
     return ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault)
-
-
-class FailedModels:
-    """Loads models again that have failed while they are wanted.
-
-    A model that no worker can load is tried at once, then after growing pauses: its artifact may have been removed from
-    the cache, while its source file is there. One that ended worker processes is left alone for a minute, and each time
-    longer. A client's load or unload, or a change of the repository, ends that.
-
-    `reload` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
-    Everything is called in the supervisor's event loop.
-    """
-
-    def __init__(self, reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
-        self._bring_back = reload
-        self._pauses: dict[tuple[str, int, bool], Backoff] = {}
-        self._entries: dict[asyncio.Task[None], ModelVersion] = {}
-
-    @property
-    def entries(self) -> Iterable[ModelVersion]:
-        """The versions that are to be loaded again."""
-        return self._entries.values()
-
-    @property
-    def tasks(self) -> Iterable[asyncio.Task[None]]:
-        """What brings them back, to be cancelled."""
-        return self._entries.keys()
-
-    def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
-        """Bring back a version that is refused from now on, for this reason."""
-        task = asyncio.get_running_loop().create_task(self._reload(entry, broken))
-        self._entries[task] = entry
-        task.add_done_callback(self._entries.pop)
-
-    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> None:
-        key = (entry.name, entry.version, broken.at_fault)
-        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
-        await asyncio.sleep(pauses.failed())
-        while not await self._bring_back(entry, broken):
-            await asyncio.sleep(pauses.failed())
-        pauses.works()
-
-
-def _pauses() -> Backoff:
-    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
-
-
-def _quarantine() -> Backoff:
-    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)

@@ -7,7 +7,7 @@ know of the one in fp32; the scheduler takes the other one's place for a request
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -53,21 +53,15 @@ class Profiles(Protocol):
         """A model has been unloaded."""
 
 
+@dataclass(eq=False)
 class PrecisionPairs:
     """Everything is called in the supervisor's event loop. `make_spec`: of a model by itself."""
 
-    def __init__(
-        self,
-        compiler: Compiler,
-        scheduler: SchedulerControl,
-        profiles: Profiles,
-        make_spec: Callable[[str, Manifest, int], LoadModel],
-    ) -> None:
-        self._compiler = compiler
-        self._scheduler = scheduler
-        self._profiles = profiles
-        self._make_spec = make_spec
-        self._loaded: dict[int, LoadModel] = {}  # in bf16, by the number of the same in fp32
+    compiler: Compiler
+    scheduler: SchedulerControl
+    profiles: Profiles
+    make_spec: Callable[[str, Manifest, int], LoadModel]
+    _loaded: dict[int, LoadModel] = field(default_factory=dict, init=False)  # in bf16, by the same in fp32
 
     async def compiled(
         self, title: str, path: Path, exact: Manifest, wanted: WantedPrecision, sizes: Mapping[str, int]
@@ -79,7 +73,7 @@ class PrecisionPairs:
         if wanted.name != DEADLINE or exact.engine is not Engine.NATIVE:
             return NOT_WANTED
         try:
-            made = await self._compiler.compile(f"{title}, in bf16", path, sizes, precision=wanted.each[-1])
+            made = await self.compiler.compile(f"{title}, in bf16", path, sizes, precision=wanted.each[-1])
         except CompileError as error:
             return _alone(title, str(error))
         if made.precision != BF16:
@@ -109,9 +103,9 @@ class PrecisionPairs:
             return -1
         try:
             require_memory(manifest)
-            spec = self._make_spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
+            spec = self.make_spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
             spec = part_of(exact, replace(spec, fp32_id=exact.model_id))
-            await self._scheduler.load(spec)
+            await self.scheduler.load(spec)
         except ModelLoadError as error:
             _alone(exact.name, str(error))
             return -1
@@ -125,8 +119,8 @@ class PrecisionPairs:
         except BaseException:
             self.unload(exact.model_id)
             raise
-        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, qos_us))
-        self._profiles.add(spec.model_id, manifest)
+        self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, qos_us))
+        self.profiles.add(spec.model_id, manifest)
         _log.info(
             "%s: in fp32 and in bf16, whose weights take %.1f MiB more; the scheduler chooses by deadlines (%s)",
             exact.name,
@@ -138,20 +132,20 @@ class PrecisionPairs:
     def set_target(self, ready: ModelReady) -> None:
         """A model has another latency target."""
         if (spec := self._loaded.get(ready.model_id)) is not None:
-            self._scheduler.set_profile(profile_message(spec.model_id, ready, None, ready.qos_us))
+            self.scheduler.set_profile(profile_message(spec.model_id, ready, None, ready.qos_us))
 
     def withdrawn(self, model_id: int) -> None:
         """A model is not served any more, though requests that have begun may still use it."""
         if (spec := self._loaded.get(model_id)) is not None:
-            self._profiles.remove(spec.model_id)
+            self.profiles.remove(spec.model_id)
 
     def unload(self, model_id: int) -> int:
         """Unload what is there beside a model in fp32; return its number, -1 if nothing is."""
         spec = self._loaded.pop(model_id, None)
         if spec is None:
             return -1
-        self._profiles.remove(spec.model_id)
-        self._scheduler.unload(spec.model_id)
+        self.profiles.remove(spec.model_id)
+        self.scheduler.unload(spec.model_id)
         return spec.model_id
 
     def failed(self, model_id: int, reason: str) -> bool:
@@ -159,7 +153,7 @@ class PrecisionPairs:
         for exact_id, spec in self._loaded.items():
             if spec.model_id == model_id:
                 del self._loaded[exact_id]
-                self._profiles.remove(model_id)
+                self.profiles.remove(model_id)
                 _log.error("%s: requests are computed in fp32 until the model is loaded again: %s", spec.name, reason)
                 return True
         return False

@@ -13,7 +13,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangway.artifact.format import Manifest
@@ -71,35 +71,25 @@ class _Wanted:
     measurements: int = 0
 
 
+@dataclass(eq=False)
 class BackgroundProfiler:
     """Everything is called in the supervisor's event loop."""
 
-    def __init__(
-        self,
-        cache_dir: Path,
-        cores: tuple[int, ...],
-        control: ControlSegment,
-        compiler: Compiler,
-        scheduler: SchedulerControl,
-        seconds: float,
-        log: ServerLog,
-        jobs: Jobs,
-    ) -> None:
-        self._jobs = jobs
-        self._log = log
-        self._cache_dir = cache_dir
-        self._cores = cores
-        self._control = control
-        self._compiler = compiler
-        self._scheduler = scheduler
-        self._seconds = seconds
-        self._wanted: dict[int, _Wanted] = {}  # by model number, in the order of their loading
-        self._news = asyncio.Event()
+    cache_dir: Path
+    cores: tuple[int, ...]
+    control: ControlSegment
+    compiler: Compiler
+    scheduler: SchedulerControl
+    seconds: float
+    log: ServerLog
+    jobs: Jobs
+    _wanted: dict[int, _Wanted] = field(default_factory=dict, init=False)  # by model number, in order of their loading
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def add(self, model_id: int, manifest: Manifest) -> None:
         """A model has been loaded: use its profile, or make one later."""
         profile = self._use(model_id, manifest)
-        if self._seconds and pause_seconds(profile, 0) is not None:
+        if self.seconds and pause_seconds(profile, 0) is not None:
             self._wanted[model_id] = _Wanted(manifest, asyncio.get_running_loop().time())
             self._news.set()
 
@@ -158,14 +148,14 @@ class BackgroundProfiler:
             child = self._start(manifest)
         except OSError as error:
             return str(error)
-        job = self._jobs.begin("profile", manifest.model_name)
+        job = self.jobs.begin("profile", manifest.model_name)
         title = f"measuring {manifest.model_name}"
-        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self._cores)))
+        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self.cores)))
         try:
             disturbed = await self._watch(child)
         finally:
             share.cancel()
-            self._jobs.end(job)
+            self.jobs.end(job)
             if child.returncode is None:
                 child.kill()
         if disturbed:
@@ -177,23 +167,23 @@ class BackgroundProfiler:
         path = self._path(manifest)
         profile = _kept(manifest.model_name, path)
         if profile is not None:
-            self._scheduler.use_profile(model_id, path)
+            self.scheduler.use_profile(model_id, path)
         return profile
 
     def _path(self, manifest: Manifest) -> Path:
-        machine = machine_id(cpu_name(), len(self._cores), manifest.target.name)
-        return profile_path(self._cache_dir, manifest.key, machine)
+        machine = machine_id(cpu_name(), len(self.cores), manifest.target.name)
+        return profile_path(self.cache_dir, manifest.key, machine)
 
     def _start(self, manifest: Manifest) -> Child:
         arguments = {
-            "cache-dir": self._cache_dir,
+            "cache-dir": self.cache_dir,
             "key": manifest.key,
-            "cores": ",".join(map(str, self._cores)),
-            "seconds": self._seconds,
+            "cores": ",".join(map(str, self.cores)),
+            "seconds": self.seconds,
             "parent": os.getpid(),
         }
         start = start_of("gangway.measure.profiler", [f"--{name}={value}" for name, value in arguments.items()])
-        with self._log.details_of_child("measurement") as output:
+        with self.log.details_of_child("measurement") as output:
             process = subprocess.Popen(
                 start.command, env=start.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
@@ -202,19 +192,19 @@ class BackgroundProfiler:
     async def _wait_until_quiet(self, seconds: float) -> bool:
         """Return when the server has been idle for so long; say whether the rest of the machine was so, too."""
         loop = asyncio.get_running_loop()
-        seen, since, idle = self._activity(), loop.time(), idle_seconds(self._cores)
+        seen, since, idle = self._activity(), loop.time(), idle_seconds(self.cores)
         while (passed := loop.time() - since) < seconds:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._activity() != seen or self._compiler.busy:
-                seen, since, idle = self._activity(), loop.time(), idle_seconds(self._cores)
-        return is_quiet(idle, idle_seconds(self._cores), passed)
+            if self._activity() != seen or self.compiler.busy:
+                seen, since, idle = self._activity(), loop.time(), idle_seconds(self.cores)
+        return is_quiet(idle, idle_seconds(self.cores), passed)
 
     async def _watch(self, child: Child) -> bool:
         """Return when the measurement has ended, killed if it must not go on; say whether it was disturbed."""
         loop = asyncio.get_running_loop()
         seen, end = self._activity(), loop.time() + LONGEST_SECONDS
         while child.returncode is None:
-            disturbed = self._activity() != seen or self._compiler.busy
+            disturbed = self._activity() != seen or self.compiler.busy
             if disturbed or loop.time() > end:
                 child.kill()
                 await child.wait(1.0)
@@ -224,7 +214,7 @@ class BackgroundProfiler:
 
     def _activity(self) -> tuple[int, bool]:
         """Return what changes when a request arrives."""
-        statuses = [self._control.status(index) for index in range(len(self._cores))]
+        statuses = [self.control.status(index) for index in range(len(self.cores))]
         return sum(status.runs for status in statuses), any(status.busy for status in statuses)
 
 

@@ -357,14 +357,6 @@ def _is_utf8(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def read_repository(directories: Sequence[Path]) -> list[Entry]:
-    """Return what is to be served, by name and version. One broken model does not hinder the others.
-
-    Raises OSError when a directory cannot be listed.
-    """
-    return [entry for name, folders in find_models(directories).items() for entry in read_only_one(name, folders)]
-
-
 def read_only_one(name: str, folders: Sequence[Path], override: Override | None = None) -> list[Entry]:
     """Return the versions of a model that one folder alone must have, or one file."""
     if len(folders) > 1:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from gangway.protos import StatusCode
 from gangway.server.control.repository.repository import Override, OverrideStore, find_models
@@ -42,28 +43,20 @@ async def refresh_index(options: RepositoryOptions, clients: Announcements) -> N
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton says so in both other modes
 
 
+@dataclass(eq=False)
 class RepositoryService:
     """`load` and `unload` carry out calls for one model one after the other, for others at the same time.
 
     They raise RequestError; `unload` gets whether to unload dependents, too. `answer` gets the answer to each call.
     """
 
-    def __init__(
-        self,
-        options: RepositoryOptions,
-        clients: Announcements,
-        overrides: OverrideStore,
-        load: Callable[[str, Override | None], Awaitable[None]],
-        unload: Callable[[str, bool], Awaitable[None]],
-        answer: Callable[[RepositoryAnswer], None],
-    ) -> None:
-        self._options = options
-        self._clients = clients
-        self._overrides = overrides
-        self._load = load
-        self._unload = unload
-        self._send_answer = answer
-        self._tasks: set[asyncio.Task[RepositoryAnswer]] = set()
+    options: RepositoryOptions
+    clients: Announcements
+    overrides: OverrideStore
+    load: Callable[[str, Override | None], Awaitable[None]]
+    unload: Callable[[str, bool], Awaitable[None]]
+    answer: Callable[[RepositoryAnswer], None]
+    _tasks: set[asyncio.Task[RepositoryAnswer]] = field(default_factory=set, init=False)
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -83,7 +76,7 @@ class RepositoryService:
 
     def _send(self, task: "asyncio.Task[RepositoryAnswer]") -> None:
         if not task.cancelled():
-            self._send_answer(task.result())
+            self.answer(task.result())
 
     async def _answer(self, call: RepositoryCall) -> RepositoryAnswer:
         try:
@@ -100,15 +93,15 @@ class RepositoryService:
 
     async def _do(self, call: RepositoryCall) -> None:
         if call.kind == "index":
-            await refresh_index(self._options, self._clients)
+            await refresh_index(self.options, self.clients)
             return
-        if self._options.mode != "explicit":
+        if self.options.mode != "explicit":
             unavailable(NOT_EXPLICIT)
         if call.kind == "unload":
-            await self._unload(call.name, call.dependents)
+            await self.unload(call.name, call.dependents)
             return
         try:
-            override = await asyncio.to_thread(self._overrides.take, call.path)
+            override = await asyncio.to_thread(self.overrides.take, call.path)
         except FileNotFoundError:
             unavailable("the front end that has the request has ended")
-        await self._load(call.name, override)
+        await self.load(call.name, override)

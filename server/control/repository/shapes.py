@@ -10,7 +10,7 @@ is, when requests ask for it after a pause.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
@@ -67,33 +67,22 @@ class ShapeQueue:
             self._asked[model] = waiting
 
 
+@dataclass(eq=False)
 class ShapeCache:
     """Everything is called in the supervisor's event loop."""
 
-    def __init__(
-        self,
-        compiler: Compiler,
-        scheduler: SchedulerControl,
-        clients: Announcements,
-        make_spec: Callable[[str, Manifest, int], LoadModel],
-        limit: int,
-        computable_rows: Callable[[Manifest], int],
-        trials: Trials,
-        profiles: BackgroundProfiler,
-        pairs: PrecisionPairs,
-    ) -> None:
-        self._compiler = compiler
-        self._scheduler = scheduler
-        self._clients = clients
-        self._make_spec = make_spec
-        self._limit = limit
-        self._computable_rows = computable_rows
-        self._trials = trials
-        self._profiles = profiles
-        self._pairs = pairs
-        self._models: dict[tuple[str, int], ModelVariants] = {}
-        self._queue = ShapeQueue()
-        self._news = asyncio.Event()
+    compiler: Compiler
+    scheduler: SchedulerControl
+    clients: Announcements
+    make_spec: Callable[[str, Manifest, int], LoadModel]
+    limit: int
+    computable_rows: Callable[[Manifest], int]
+    trials: Trials
+    profiles: BackgroundProfiler
+    pairs: PrecisionPairs
+    _models: dict[tuple[str, int], ModelVariants] = field(default_factory=dict, init=False)
+    _queue: ShapeQueue = field(default_factory=ShapeQueue, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def prepare(
         self,
@@ -109,7 +98,7 @@ class ShapeCache:
         Clients are not told of it before `adopt`.
         """
         symbols = ready.symbols
-        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
+        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self.limit:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
@@ -126,7 +115,7 @@ class ShapeCache:
         """Take care of a model that has been announced."""
         self._models[model.key] = model
         for variant in model.loaded.values():
-            self._clients.announce_variant(variant)
+            self.clients.announce_variant(variant)
 
     def forget(self, model: ModelVariants) -> None:
         """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
@@ -159,12 +148,12 @@ class ShapeCache:
             return False
         model, sizes = found
         del model.loaded[sizes]
-        self._profiles.remove(model_id)
+        self.profiles.remove(model_id)
         if at_fault:
             model.refused.add(sizes)
         else:
             model.failed_for_now(sizes)
-        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self.clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         return True
 
     def _find(self, model_id: int) -> tuple[ModelVariants, Sizes] | None:
@@ -191,19 +180,19 @@ class ShapeCache:
         try:
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             precision = model.precision.each[0]
-            manifest = await self._compiler.compile(title, model.path, dimensions, precision=precision)
-            in_bf16 = await self._pairs.compiled(title, model.path, manifest, model.precision, dimensions)
+            manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision)
+            in_bf16 = await self.pairs.compiled(title, model.path, manifest, model.precision, dimensions)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"
                 )
-            while len(model.loaded) >= self._limit and self._drop_oldest(model):
+            while len(model.loaded) >= self.limit and self._drop_oldest(model):
                 pass
             rows = model.ready.max_rows if manifest.batched else 1
             for each in (manifest, in_bf16.manifest) if not model.ready.max_batch_size else ():
-                rows = rows if each is None else min(rows, self._computable_rows(each))
-            spec = part_of(model.spec, self._make_spec(title, manifest, rows))
-            await self._scheduler.load(spec)
+                rows = rows if each is None else min(rows, self.computable_rows(each))
+            spec = part_of(model.spec, self.make_spec(title, manifest, rows))
+            await self.scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if isinstance(error, CompileError) and error.is_final:
                 _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
@@ -220,21 +209,21 @@ class ShapeCache:
         ready = model.ready
         tensors = manifest.inputs, manifest.outputs
         variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
-        isolated = await self._trials.try_variant(ready, variant)
+        isolated = await self.trials.try_variant(ready, variant)
         if model.qos.multiple is not None:
             variant = replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
 
         def attempt(model_id: int) -> Awaitable[IsolatedLatency | None]:
-            return self._trials.try_variant(ready, replace(variant, model_id=model_id))
+            return self.trials.try_variant(ready, replace(variant, model_id=model_id))
 
         if not model.is_dropped:
-            await self._pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)
+            await self.pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)
         if model.is_dropped:
-            self._pairs.unload(spec.model_id)
-            self._scheduler.unload(spec.model_id)
+            self.pairs.unload(spec.model_id)
+            self.scheduler.unload(spec.model_id)
             return
-        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
-        self._profiles.add(spec.model_id, manifest)
+        self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
+        self.profiles.add(spec.model_id, manifest)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
         is_news = bool(manifest.difference) and not model.difference
@@ -244,23 +233,23 @@ class ShapeCache:
             model.ready = with_difference(model.ready, model.difference)
         if self._models.get(model.key) is model:
             if is_news:
-                self._clients.announce_target(model.ready)
-            self._clients.announce_variant(variant)
+                self.clients.announce_target(model.ready)
+            self.clients.announce_variant(variant)
         in_precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
         _log.info("%s: ready, compiled for these sizes%s", title, in_precision)
 
     def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
         model_id = model.loaded.pop(sizes).model_id
-        self._pairs.unload(model_id)
-        self._profiles.remove(model_id)
-        self._scheduler.unload(model_id)
+        self.pairs.unload(model_id)
+        self.profiles.remove(model_id)
+        self.scheduler.unload(model_id)
 
     def _drop_oldest(self, model: ModelVariants) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""
         sizes = next((sizes for sizes in model.loaded if sizes not in model.declared), None)
         if sizes is None:
             return False
-        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self.clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         self._unload(model, sizes)
         _log.info("%s: unloaded, because other sizes were used more recently", model.title(sizes))
         return True

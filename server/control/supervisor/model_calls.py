@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gangway.server.messages import OK, RepositoryAnswer, RepositoryCall
@@ -10,6 +11,7 @@ from gangway.server.messages import OK, RepositoryAnswer, RepositoryCall
 MOST_SECONDS: Final = 1800.0  # every wait ends; the load goes on
 
 
+@dataclass(eq=False)
 class ModelCalls:
     """Everything is called in the supervisor's event loop.
 
@@ -18,20 +20,13 @@ class ModelCalls:
     ensemble of the repository is made. `most_bytes`: of a message for a load.
     """
 
-    def __init__(
-        self,
-        perform: Callable[[RepositoryCall], "asyncio.Task[RepositoryAnswer]"],
-        is_ready: Callable[[str, int], bool],
-        settle: Callable[[], Awaitable[None]],
-        needs: Callable[[str], Awaitable[Sequence[str]]],
-        most_bytes: int,
-    ) -> None:
-        self._perform = perform
-        self._is_ready = is_ready
-        self._settle = settle
-        self._needs = needs
-        self._most_bytes = most_bytes
-        self._awaited: dict[str, list[str]] = {}  # by models that are being loaded: those that they have loaded
+    perform: Callable[[RepositoryCall], "asyncio.Task[RepositoryAnswer]"]
+    is_ready: Callable[[str, int], bool]
+    settle: Callable[[], Awaitable[None]]
+    needs: Callable[[str], Awaitable[Sequence[str]]]
+    most_bytes: int
+    # By models that are being loaded: those that they have loaded.
+    _awaited: dict[str, list[str]] = field(default_factory=dict, init=False)
 
     async def answer(self, asker: str, is_loading: bool, pid: int, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an instance of model `asker`, in process `pid`, which `is_loading` itself or not.
@@ -41,11 +36,11 @@ class ModelCalls:
         """
         what, name = str(call["control"]), str(call["name"])
         if what == "check model readiness":
-            await self._settle()
-            return {"ready": self._is_ready(name, int(call["version"]))}
+            await self.settle()
+            return {"ready": self.is_ready(name, int(call["version"]))}
         path = _path_of(pid, int(call.get("message", -1)))
-        if path and os.stat(path).st_size > self._most_bytes:
-            return {"error": f"config and files have more than {self._most_bytes} bytes"}
+        if path and os.stat(path).st_size > self.most_bytes:
+            return {"error": f"config and files have more than {self.most_bytes} bytes"}
         kind = RepositoryCall(0, "load" if what == "load model" else "unload", name, path, bool(call.get("dependents")))
         awaited = self._awaited.setdefault(asker, [])
         if is_loading:
@@ -54,8 +49,8 @@ class ModelCalls:
             if is_loading and await self._waits(name, asker):
                 return {"error": f"model '{asker}' is being loaded, and '{name}' would wait for it"}
             async with asyncio.timeout(MOST_SECONDS):
-                answer = await asyncio.shield(self._perform(kind))
-                await self._settle()
+                answer = await asyncio.shield(self.perform(kind))
+                await self.settle()
         except TimeoutError:
             return {"error": f"no answer from the model repository within {MOST_SECONDS:.0f} seconds"}
         finally:
@@ -74,7 +69,7 @@ class ModelCalls:
                 return True
             if each not in seen:
                 seen.add(each)
-                ahead += [*self._awaited.get(each, ()), *await self._needs(each)]
+                ahead += [*self._awaited.get(each, ()), *await self.needs(each)]
         return False
 
 

@@ -1,13 +1,26 @@
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gangway.server.control.repository.repository import BrokenModel, ModelVersion, misplaced_models, read_repository
+from gangway.server.control.repository.repository import (
+    BrokenModel,
+    Entry,
+    ModelVersion,
+    find_models,
+    misplaced_models,
+    read_only_one,
+)
 from gangway.server.errors import ConfigError
 from gangway.server.messages import MAX_VERSION, WHOLE_MODEL
 from gangway.server.models.config import Qos, parse_qos
+
+
+def read_repository(directories: Sequence[Path]) -> list[Entry]:
+    """What is to be served, by name and version."""
+    return [entry for name, folders in find_models(directories).items() for entry in read_only_one(name, folders)]
 
 
 def add_model(repository: Path, name: str, config: str | None = None, versions: tuple[str, ...] = ("1",)) -> Path:
