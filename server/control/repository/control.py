@@ -58,7 +58,7 @@ MAX_REASON_CHARACTERS = 2000
 NOT_FOUND = "failed to load '{}', failed to poll from model repository"
 
 
-class StartError(Exception):
+class ModelStartError(Exception):
     """Models that are to be served from the start cannot be loaded; the message names them."""
 
 
@@ -87,7 +87,7 @@ class ModelControl:
     async def start(self) -> dict[str, list[Entry]]:
         """Load what is to be served from the start, and return it. A broken model hinders no other one.
 
-        Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
+        Raises OSError when a repository cannot be listed, ModelStartError if that is to be the end of the server.
         """
         found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
         for sentence in await asyncio.to_thread(lambda: list(misplaced_models(self._options.folders))):
@@ -101,7 +101,7 @@ class ModelControl:
         await self._loader.look_up(versions)
         await asyncio.gather(*self.beside_each_other(found).values())
         if (broken := self.served.broken) and self._options.exit_on_error:
-            raise StartError(f"models cannot be loaded: {', '.join(sorted({each.name for each in broken}))}")
+            raise ModelStartError(f"models cannot be loaded: {', '.join(sorted({each.name for each in broken}))}")
         self._clients.initial_load_done(self._options.strict_readiness)
         return found
 

@@ -276,7 +276,7 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     return held
 
 
-Event = ShapeWanted | FirstAnswer | RepositoryCall | LogSettings
+FrontEndEvent = ShapeWanted | FirstAnswer | RepositoryCall | LogSettings
 
 
 class FrontEndControl:
@@ -295,7 +295,7 @@ class FrontEndControl:
         scheduler: SchedulerControl,
         exporter: ExporterControl,
         regions: RegionRegistry,
-        tell: Callable[[Event], None],
+        tell: Callable[[FrontEndEvent], None],
     ) -> None:
         """Start nothing yet."""
         self.log = log

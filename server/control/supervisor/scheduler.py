@@ -19,7 +19,7 @@ from gangway.server.messages import LogSettings
 _log = logging.getLogger(__name__)
 
 
-Event = slow.WorkerStuck | slow.ModelUnloaded | slow.ModelFailed | slow.ArtifactLost
+SchedulerEvent = slow.WorkerStuck | slow.ModelUnloaded | slow.ModelFailed | slow.ArtifactLost
 
 
 class SchedulerControl(PeerProcess[slow.ControlMessage]):
@@ -38,7 +38,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         trace: Path | None,
         timeline: Path | None,
         nodes: Nodes,
-        tell: Callable[[Event], None],
+        tell: Callable[[SchedulerEvent], None],
     ) -> None:
         super().__init__("scheduler", slow.control_peer)
         self._memory = memory

@@ -25,16 +25,14 @@ from gangway.server.control.repository.service import RepositoryService
 from gangway.server.control.repository.trials import ModelTrials
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics
 from gangway.server.control.supervisor.exporter import ExporterControl
-from gangway.server.control.supervisor.front_ends import Event as FrontEndEvent
-from gangway.server.control.supervisor.front_ends import FrontEndControl
+from gangway.server.control.supervisor.front_ends import FrontEndControl, FrontEndEvent
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.control.supervisor.model_calls import ModelCalls
 from gangway.server.control.supervisor.processes import HeartbeatWatch, StartError, reap_adopted
 from gangway.server.control.supervisor.python_instances import PythonInstances, Services
 from gangway.server.control.supervisor.regions import RegionRegistry
-from gangway.server.control.supervisor.scheduler import Event as SchedulerEvent
-from gangway.server.control.supervisor.scheduler import SchedulerControl
+from gangway.server.control.supervisor.scheduler import SchedulerControl, SchedulerEvent
 from gangway.server.control.supervisor.shared_memory import SharedMemory, place
 from gangway.server.control.supervisor.workers import WorkerSet
 from gangway.server.descriptors import allow_many_descriptors

@@ -146,6 +146,7 @@ class Worker(SupervisedProcess):
             self.has_become_ready()
         # A library that calls exit() while it computes ends the process as surely as a signal does.
         crashed = child.pid == self.stuck_pid or -status in CRASHES or (status > 0 and lease is not None)
+        self.stuck_pid = 0  # another process may get the number
         control.server_block.worker_restarted(self.index)
         control.forget_worker(self.index)
         self._set.scheduler.worker_died(self.index, child.pid, crashed, lease if crashed else None)
