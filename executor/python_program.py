@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_S: Final = 5.0  # to the first message of an instance, which ano
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
 _LENGTH: Final = struct.Struct("<I")
+_TIME: Final = struct.Struct("@ll")  # struct timeval
 LOWEST_MEMORY_BYTES: Final = 1 << 20
 KEPT_MEMORY_BYTES: Final = 8 << 20
 
@@ -64,12 +65,18 @@ class Instance:
             raise
         self._socket = connected
         self._connection = Connection(connected)
+        self._ended = select.poll()
+        self._ended.register(self._process, select.POLLIN)
         self._memory_fd, self._memory = -1, memoryview(b"")
         self._map: mmap.mmap | None = None
         try:
             hello = self._connection.receive()
             self._status = mmap.mmap(hello.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
             os.close(hello.descriptor)
+            # From now on the kernel limits the calls: with Python's time-outs each takes two calls more.
+            connected.settimeout(None)
+            self._answer_s = 0.0
+            self._limit(socket.SO_SNDTIMEO, CONNECT_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
@@ -82,9 +89,7 @@ class Instance:
     @property
     def has_ended(self) -> bool:
         """Whether its process has ended since the connection was made."""
-        poll = select.poll()
-        poll.register(self._process, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._ended.poll(0))
 
     def ask(self, header: dict[str, Any], parts: Sequence[memoryview], timeout_s: float) -> dict[str, Any]:
         """Send tensors and a header; return the answer's. Raises InstanceLostError; the process is ended if it is late.
@@ -93,9 +98,11 @@ class Instance:
         """
         try:
             self._send(header, parts)
-            self._socket.settimeout(timeout_s or None)
+            if timeout_s != self._answer_s:
+                self._answer_s = timeout_s
+                self._limit(socket.SO_RCVTIMEO, timeout_s)
             answer = self._connection.receive().header
-        except TimeoutError:
+        except BlockingIOError:
             self._kill()
             raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
         except (OSError, EOFError, ValueError) as error:
@@ -136,7 +143,6 @@ class Instance:
             for part, at in zip(parts, offsets, strict=True):
                 self._memory[at : at + len(part)] = part
             header["memory_bytes"] = len(self._memory)
-        self._socket.settimeout(CONNECT_TIMEOUT_S)
         self._connection.send(header, descriptor=descriptor)
 
     def _grow(self, size_bytes: int) -> int:
@@ -150,6 +156,11 @@ class Instance:
         self._memory.release()
         self._map = mmap.mmap(self._memory_fd, size_bytes)
         self._memory = memoryview(self._map)
+
+    def _limit(self, option: int, seconds: float) -> None:
+        """Have calls that wait raise BlockingIOError after so long; 0: never."""
+        time = _TIME.pack(*divmod(math.ceil(seconds * 1e6), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, time)
 
     def _kill(self) -> None:
         with suppress(OSError):
