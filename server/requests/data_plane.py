@@ -403,6 +403,7 @@ class Placement:
 
 
 BLOCKS_AT_ONCE = 8  # are given back while the lock is held: some tenths of a millisecond
+_CROWDED: Final = SlotStatus.CROWDED
 KEPT_PLACED: Final = 4096  # blocks are used again and again, for requests of the same kind
 KEPT_SHARE = 1 / 16  # of the memory limit is what freed blocks keep at most
 ROOMY = 1 / 2  # of the slots: while fewer are taken the scheduler need not make room for newcomers
@@ -516,7 +517,7 @@ class Submission:
 
     def _noted(self, status: SlotStatus) -> SlotStatus:
         self._cancelled = True
-        if status is SlotStatus.CROWDED:
+        if status is _CROWDED:
             self._plane.admission.scheduler_refused()
         return status
 

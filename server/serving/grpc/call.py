@@ -50,6 +50,7 @@ EXPIRED: Final = RequestError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 _BEGIN: Final[Sequence[Header]] = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _ANSWER: Final[Sequence[Header]] = (*_BEGIN, (b"grpc-accept-encoding", ENCODINGS))
 _OK: Final = status_headers(StatusCode.OK, "")
+_NO_COMPRESSION: Final = Compression.NONE
 
 
 def refusal_headers(error: RequestError) -> list[Header]:
@@ -206,7 +207,7 @@ class GrpcCall(Call):
         self._head = head
         self._method = method
         self._is_collected = method.arriving is None  # the message, before anything is made of it
-        if shared.compression is not Compression.NONE:
+        if shared.compression is not _NO_COMPRESSION:
             self._encoding = encoding_for(shared.compression, head.accepted)
         shared.count += 1
         shared.arriving.enter(self)

@@ -84,7 +84,7 @@ _SETTINGS: Final = {
 _GOAWAY: Final = struct.Struct(">BHBBIII")  # length (3 bytes), type, flags, stream, last stream, code
 _GOAWAY_TYPE: Final = 7
 _PING: Final = b"gangway!"
-_ANSWERING, _RECEIVING, _IDLE = Phase.ANSWERING, Phase.RECEIVING, Phase.IDLE
+_SILENT, _IDLE, _RECEIVING, _ANSWERING = Phase  # an attribute of an Enum takes longer
 _ANY_STREAM: Final = (1 << 31) - 1  # may have been dealt with, so the client repeats none by itself
 
 
@@ -191,7 +191,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self.streams: dict[int, StreamUser] = {}
         self._receiving: set[int] = set()  # streams of which the client may send more
         self.waiting = 0
-        self.phase = Phase.SILENT
+        self.phase = _SILENT
         self.since_s = self._received_s = shared.loop.time()
         self.is_for_health = False
         self._timer: asyncio.TimerHandle | None = None
@@ -493,14 +493,14 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     def _handle(self, events: Iterable[h2.Event]) -> None:
         for event in events:
-            _HANDLERS.get(type(event), Http2Connection._other)(self, event)
+            _HANDLERS.get(type(event), _OTHER)(self, event)
 
     def _request(self, event: h2.RequestReceived) -> None:
         self._fruitless = 0
         stream = event.stream_id
-        if self.phase is Phase.SILENT or self.is_for_health:
+        if self.phase is _SILENT or self.is_for_health:
             self.is_for_health = self._shared.limit.is_reserved(self)
-            self._shared.limit.enter(self, Phase.RECEIVING)  # also if it is answered before anybody looks
+            self._shared.limit.enter(self, _RECEIVING)  # also if it is answered before anybody looks
         if not event.end_stream:
             self._receiving.add(stream)
         user = self._shared.application.begin(self, stream, event.headers)
@@ -597,7 +597,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
     def _note_phase(self) -> None:
         """Say what the connection is doing."""
         phase = _ANSWERING if self.waiting else _RECEIVING if self.streams else _IDLE
-        if phase is not self.phase and not (phase is _IDLE and self.phase is Phase.SILENT):
+        if phase is not self.phase and not (phase is _IDLE and self.phase is _SILENT):
             self.since_s = self._shared.loop.time()
             self._shared.limit.enter(self, phase)
 
@@ -670,3 +670,4 @@ _HANDLERS: Final[dict[type[h2.Event], Callable[[Http2Connection, Any], None]]] =
     h2.RequestReceived: Http2Connection._request,
     h2.StreamClosed: Http2Connection._stream_closed,
 }
+_OTHER: Final = Http2Connection._other

@@ -18,7 +18,7 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, unsupported
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
-from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Layout, Submission
+from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import Answer, Left, PythonCodec
@@ -40,7 +40,8 @@ from gangway.server.serving.pending import drive
 from gangway.server.serving.slots import Slots
 from gangway.server.serving.tracing import Tracer
 
-COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
+_OK: Final = SlotStatus.OK
+COMPUTED: Final = frozenset({_OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
 
 
 class Cancellable(Protocol):
@@ -153,48 +154,41 @@ class ClientRequest(ModelRun):
 
     async def _attempt(self) -> SlotStatus:
         """Hand the request to the scheduler; return how it has ended there. Raises RequestError."""
-        contents, resources, placed = self.given, self._resources, self.placed
+        contents, plan, codec, slots, placed = self.given, self.plan, self._codec, self._resources.slots, self.placed
         if placed is not None:
             submission, self.placed = placed, None
         else:
             external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
-            if self._codec.states is not None:
-                external = self._codec.states.tensors()
-            layout = self._codec.layout(contents)
-            submission = await self._open(layout, external)
+            if codec.states is not None:
+                external = codec.states.tensors()
+            layout, rows = codec.layout(contents), self.shapes.rows
+            try:
+                submission = slots.open(layout, rows, external, LARGE_BYTES if external is NO_EXTERNAL else None)
+            except ColdError:
+                await slots.aside.run(slots.plane.warm, layout, rows)
+                submission = slots.open(layout, rows)
         self.submission, slot = submission, submission.slot
         try:
             if placed is not None:
                 pass
             elif sum(map(len, submission.inputs)) > LARGE_BYTES:
-                await resources.slots.aside.run(self._codec.write, submission, contents)
+                await slots.aside.run(codec.write, submission, contents)
             else:
-                self._codec.write(submission, contents)
+                codec.write(submission, contents)
             self.given = contents = ()
-            ended = resources.slots.expect(slot, self.clock.end_ns)
-            plan = self.plan
+            ended = slots.expect(slot, self.clock.end_ns)
             self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell=True)
         except BaseException:
-            resources.slots.forget(slot)
+            slots.forget(slot)
             submission.close()
             raise
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
-        resources.cancel_with(self.call, submission)
+        self._resources.cancel_with(self.call, submission)
         if not await ended:
             self._abandon(submission)
             raise self.expired()
         self.by_slot = True
         return submission.status()
-
-    async def _open(self, layout: Layout, external: ExternalTensors) -> Submission:
-        """Take a slot and memory. Raises RequestError."""
-        slots, rows = self._resources.slots, self.shapes.rows
-        if external is NO_EXTERNAL:
-            try:
-                return slots.open(layout, rows, most_cold_bytes=LARGE_BYTES)
-            except ColdError:
-                await slots.aside.run(slots.plane.warm, layout, rows)
-        return slots.open(layout, rows, external)
 
     def _abandon(self, submission: Submission) -> None:
         """Let an attempt that has not ended in its time end by itself."""
@@ -217,10 +211,18 @@ class ClientRequest(ModelRun):
         try:
             if external is not NO_EXTERNAL and status in COMPUTED and external.has_lost_memory():
                 self._maps = False
-            elif status is SlotStatus.OK and isinstance(codec, PythonCodec):
+            elif status is _OK and isinstance(codec, PythonCodec):
                 response = await self._python_response(codec, submission)
-            elif status is SlotStatus.OK:
-                response = await self._response(submission)
+            elif status is _OK:
+                if sum(map(len, submission.outputs)) > LARGE_BYTES or codec.classes:  # which may import numpy
+                    answering = self._resources.slots.aside.run(
+                        codec.answer, self.response_id, submission, self.regions
+                    )
+                    response, self.by_slot = await answering, False
+                else:
+                    response = codec.answer(self.response_id, submission, self.regions)
+                if response is not None and self.model.chooses_precision:
+                    response += PRECISION_REPORTS[submission.outcome().counts.bf16]
             elif status is SlotStatus.UNAVAILABLE and plan.fallback is not None and codec is not plan.fallback:
                 self._codec, self._maps = plan.fallback, False
             else:
@@ -233,18 +235,6 @@ class ClientRequest(ModelRun):
             if response is None:
                 submission.close()
         self.end_ns = time.monotonic_ns()
-        return response
-
-    async def _response(self, submission: Submission) -> bytes | None:
-        """Make the response from what has been computed; None if there was too little room for that."""
-        codec, size_bytes = self._codec, sum(map(len, submission.outputs))
-        if size_bytes > LARGE_BYTES or codec.classes:  # which may import numpy
-            response = await self._resources.slots.aside.run(codec.answer, self.response_id, submission, self.regions)
-            self.by_slot = False
-        else:
-            response = codec.answer(self.response_id, submission, self.regions)
-        if response is not None and self.model.chooses_precision:
-            response += PRECISION_REPORTS[submission.outcome().counts.bf16]
         return response
 
     async def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
