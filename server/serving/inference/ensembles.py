@@ -294,11 +294,7 @@ class EnsembleRun:
     # -- steps
 
     async def _start_all(self, ready: deque[int]) -> None:
-        """Hand over steps that can begin now; empties it. Those of compound tasks follow each other at once."""
-        if len(ready) < 2 or not self._codec.graph.compounds:
-            while ready:
-                await self._start(ready.popleft())
-            return
+        """Hand over steps that can begin now, one right after the other; empties it."""
         prepared: deque[StepRun] = deque()
         try:
             while ready:
