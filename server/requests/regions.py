@@ -12,9 +12,9 @@ and a segment that is too small is an error of that request. Workers are prepare
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import posix_ipc
 
@@ -54,29 +54,21 @@ class Registration:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class OpenFile:
-    """A client's segment: a descriptor, and which file that is (device and inode)."""
-
-    descriptor: int
-    identity: tuple[int, int]
-
-
+@dataclass(eq=False)
 class Region:
     """An open segment. Its descriptor is closed when it is neither registered nor used by a request.
 
-    `offered`, `mapped` and `closed` belong to the `Mapper`: whether workers were to map it, what came of that, and
-    whether the descriptor is closed.
+    `identity`: which file that is (device and inode). `offered`, `mapped` and `closed` belong to `Mappings`: whether
+    workers were to map it, what came of that, and whether the descriptor is closed.
     """
 
-    def __init__(self, registration: Registration, file: OpenFile) -> None:
-        self.registration = registration
-        self.descriptor = file.descriptor
-        self.identity = file.identity
-        self.users = 1  # the registration itself
-        self.offered = False
-        self.mapped: MappedRegion | None = None
-        self.closed = False
+    registration: Registration
+    descriptor: int
+    identity: tuple[int, int]
+    users: int = 1  # the registration itself
+    offered: bool = False
+    mapped: MappedRegion | None = None
+    closed: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -151,22 +143,16 @@ def _seek(descriptor: int, begin: int, whence: int, end: int) -> int:
 NO_REGIONS: Final[Mapping[str, Region]] = {}
 
 
-class Mapper(Protocol):
-    """Has workers map regions."""
-
-    def forget(self, region: Region) -> None:
-        """The region is about to be closed: no request uses it."""
-
-
 class Regions:
     """All regions of a server. For the loop's thread.
 
     They are gone when the front end is: clients register again, as they must when Triton has been started again.
     """
 
-    def __init__(self, mapper: Mapper | None = None) -> None:
+    def __init__(self, forget: Callable[[Region], None] = lambda region: None) -> None:
+        """`forget` is told of a region that is about to be closed: no request uses it."""
         self._regions: dict[str, Region] = {}
-        self._mapper = mapper
+        self._forget = forget
 
     def register(self, registration: Registration) -> None:
         """Open a segment under a new name. Raises RequestError."""
@@ -179,7 +165,7 @@ class Regions:
         if len(self._regions) >= max_regions():
             message = f"{len(self._regions)} shared memory regions are registered already"
             raise RequestError(StatusCode.RESOURCE_EXHAUSTED, message)
-        self._regions[name] = Region(registration, _open(registration))
+        self._regions[name] = _open(registration)
 
     def unregister(self, name: str) -> None:
         """Forget a region, all of them if the name is empty. Requests that use it finish; an unknown name is fine."""
@@ -217,8 +203,7 @@ class Regions:
     def _let_go(self, region: Region) -> None:
         region.users -= 1
         if region.users == 0:
-            if self._mapper is not None:
-                self._mapper.forget(region)
+            self._forget(region)
             os.close(region.descriptor)
 
 
@@ -252,7 +237,7 @@ def open_segment(key: str) -> int:
     internal(f"Unable to open shared memory region: '{key}': {reason}")
 
 
-def _open(registration: Registration) -> OpenFile:
+def _open(registration: Registration) -> Region:
     key = registration.key
     descriptor = open_segment(key)
     try:
@@ -268,7 +253,7 @@ def _open(registration: Registration) -> OpenFile:
     except BaseException:
         os.close(descriptor)
         raise
-    return OpenFile(descriptor, (status.st_dev, status.st_ino))
+    return Region(registration, descriptor, (status.st_dev, status.st_ino))
 
 
 REGION = "shared_memory_region"

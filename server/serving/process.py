@@ -133,7 +133,7 @@ class FrontEnd:
         `serving` need not run yet; its maker stops it.
         """
         self._serving = serving
-        regions = Regions(mappings)
+        regions = Regions() if mappings is None else Regions(mappings.forget)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
         self.tracer = tracer or Tracer(options.traces, serving)
