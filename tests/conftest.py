@@ -21,7 +21,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-LONG_FIRST = ("docs", "measure", "serving", "compiler", "scheduler", "benchmarks", "executor", "clients", "zoo")
+LONG_FIRST = (
+    "docs", "measure", "wire", "serving", "compiler", "scheduler", "benchmarks", "executor", "packaging", "simulator",
+    "clients", "zoo", "server",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
