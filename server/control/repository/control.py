@@ -63,7 +63,7 @@ class ModelStartError(Exception):
 
 
 class ModelControl:
-    """Everything is called in the supervisor's event loop."""
+    """Loads and unloads models: one load or unload of a name after the other, those of other names beside it."""
 
     def __init__(
         self,
@@ -398,8 +398,8 @@ def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
 class ServedModels:
     """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
 
-    A model that is served no more is unloaded when the last request has ended that uses it. Everything is called in the
-    supervisor's event loop, and nothing takes time. `load_again` does so with a version that is refused for a reason.
+    A model that is served no more is unloaded when the last request has ended that uses it. Nothing
+    takes time here. `load_again` does so with a version that is refused for a reason.
     """
 
     def __init__(

@@ -185,8 +185,7 @@ class Composition:
 class EnsembleBuilder:
     """The ensembles that are to be served, made again whenever a model of theirs changes.
 
-    Nothing is compiled or loaded for an ensemble, so this takes no time. Everything is called in the supervisor's event
-    loop.
+    Nothing is compiled or loaded for an ensemble, so this takes no time.
     """
 
     def __init__(self, schedules: FoundSchedules) -> None:

@@ -55,7 +55,7 @@ class Profiles(Protocol):
 
 @dataclass(eq=False)
 class PrecisionPairs:
-    """Everything is called in the supervisor's event loop. `make_spec`: of a model by itself."""
+    """What is loaded in bf16, by the same in fp32. `make_spec`: of a model by itself."""
 
     compiler: Compiler
     scheduler: SchedulerControl

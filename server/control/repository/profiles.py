@@ -73,7 +73,7 @@ class _Wanted:
 
 @dataclass(eq=False)
 class BackgroundProfiler:
-    """Everything is called in the supervisor's event loop."""
+    """Has loaded models measured on these cores. `seconds`: of each measurement, 0: none is made."""
 
     cache_dir: Path
     cores: tuple[int, ...]

@@ -69,7 +69,7 @@ class ShapeQueue:
 
 @dataclass(eq=False)
 class ShapeCache:
-    """Everything is called in the supervisor's event loop."""
+    """Compiles models for sizes, at most `limit` of each, and unloads what was not used for long."""
 
     compiler: Compiler
     scheduler: SchedulerControl

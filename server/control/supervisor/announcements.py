@@ -38,10 +38,9 @@ class _Retiring:
 
 
 class Announcements:
-    """Everything is called in the supervisor's event loop.
+    """What front ends know. `send` tells all of them, `present` returns the numbers of those that run.
 
-    `send` tells all front ends, `present` returns the numbers of those that run. Models that are served get rows of
-    `statistics`, as far as there are any.
+    Models that are served get rows of `statistics`, as far as there are any.
     """
 
     def __init__(

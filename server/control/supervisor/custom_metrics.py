@@ -61,7 +61,7 @@ class _Metric:
 
 
 class CustomMetrics:
-    """Everything is called in the supervisor's event loop, with what models have given: it may be anything."""
+    """The families and metrics of all models. What models give may be anything."""
 
     def __init__(self, table: CustomMetricsTable) -> None:
         self._table = table

@@ -11,10 +11,7 @@ TELL_EVERY_S: Final = 1.0  # of a job's phases, which may change far more often
 
 
 class Jobs:
-    """All jobs under way. `tell` gets them whenever one begins or ends, and phases now and then.
-
-    For the supervisor's event loop.
-    """
+    """All jobs under way. `tell` gets them whenever one begins or ends, and phases now and then."""
 
     def __init__(self, tell: Callable[[JobsUnderWay], None]) -> None:
         self._tell = tell

@@ -13,11 +13,11 @@ MOST_SECONDS: Final = 1800.0  # every wait ends; the load goes on
 
 @dataclass(eq=False)
 class ModelCalls:
-    """Everything is called in the supervisor's event loop.
+    """Answers instances. `perform` does what a client may ask of the repository.
 
-    `perform` does what a client may ask of the repository. `is_ready` tells whether a version of a model is, or any
-    (-1). `settle` returns when all front ends know what they have been told. `needs` returns the models of which an
-    ensemble of the repository is made. `most_bytes`: of a message for a load.
+    `is_ready` tells whether a version of a model is, or any (-1). `settle` returns when all front ends know what they
+    have been told. `needs` returns the models of which an ensemble of the repository is made. `most_bytes`: of a
+    message for a load.
     """
 
     perform: Callable[[RepositoryCall], "asyncio.Task[RepositoryAnswer]"]

@@ -436,7 +436,7 @@ class HeartbeatWatch:
     Each writes a heartbeat into shared memory (`executor/control.py`), and so does the supervisor, for the server's
     health. `Blame` (`scheduler/watchdog.py`) decides as for workers. A process that is stopped or sleeps is killed
     soon, one that computes without a heartbeat after `computing_us`. One that waits for a core is never killed.
-    `front_ends`: by number, as in Heartbeats. Everything happens in the supervisor's event loop.
+    `front_ends`: by number, as in Heartbeats.
     """
 
     def __init__(

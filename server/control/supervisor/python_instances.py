@@ -350,7 +350,7 @@ def _doing(pid: int) -> str:
 
 
 class ModelInstances:
-    """All instances of one model, which has this number. Everything is called in the supervisor's event loop."""
+    """All instances of one model, which has this number."""
 
     def __init__(self, plan: InstancePlan, sockets: str, model_id: int, services: Services) -> None:
         self._plan, self._model_id, self._services = plan, model_id, services

@@ -103,7 +103,7 @@ class _Shared:
 
 
 class RegionRegistry:
-    """`lost` says which regions have lost memory. Everything happens in the event loop's thread."""
+    """All regions, with the processes that hold or map them. `lost` says which ones have lost memory."""
 
     def __init__(self, lost: LostRegions) -> None:
         self._lost = lost
