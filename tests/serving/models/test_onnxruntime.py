@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -307,20 +306,18 @@ def test_a_request_that_is_given_up_disturbs_nobody(served: Served) -> None:
 
 @pytest.mark.parametrize("name", ["loop", "islands"])
 def test_a_killed_worker_costs_no_request(served: Served, name: str) -> None:
-    answers: list[Array] = []
     feeds = {"count": np.array([LONG_STEPS])} if name == "loop" else island_feeds(LONG_STEPS)
     expected = np.eye(32) if name == "loop" else served.infer(name, island_feeds(2))["y"]
-    request = threading.Thread(target=lambda: answers.append(served.infer(name, feeds)["y"]))
     before = served.server.pids()["worker"]
-    request.start()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not served.server.busy_slots():
-        assert time.monotonic() < deadline
-    time.sleep(0.2)  # it runs; nobody can see how far it is
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    request.join(TIMEOUT_SECONDS)
-    np.testing.assert_array_equal(answers[0], expected)
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(served.infer, name, feeds)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not served.server.busy_slots():
+            assert time.monotonic() < deadline
+        time.sleep(0.2)  # it runs; nobody can see how far it is
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        np.testing.assert_array_equal(request.result(TIMEOUT_SECONDS)["y"], expected)
     assert not set(before) & set(served.server.pids()["worker"])
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -236,19 +235,18 @@ def test_states_of_sequences(served: Served) -> None:
 
 
 def test_a_killed_worker_costs_no_request(served: Served) -> None:
-    answers: list[dict[str, Array]] = []
     feeds = {"x": image(3), "count": np.array([LONG_STEPS])}
     expected = served.check("places", {**feeds, "count": np.array([1])})
-    request = threading.Thread(target=lambda: answers.append(served.infer("places", feeds)))
     before = served.server.pids()["worker"]
     idle_ns = sum(map(cpu_ns, before))
-    request.start()
-    while sum(map(cpu_ns, before)) - idle_ns < BEGUN_NS:  # it is in the tail: all that comes before is quick
-        assert request.is_alive()
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    request.join(TIMEOUT_SECONDS)
-    for name, answer in answers[0].items():
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(served.infer, "places", feeds)
+        while sum(map(cpu_ns, before)) - idle_ns < BEGUN_NS:  # it is in the tail: all that comes before is quick
+            assert not request.done()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        answers = request.result(TIMEOUT_SECONDS)
+    for name, answer in answers.items():
         assert_same(answer, expected[name])
     assert not set(before) & set(served.server.pids()["worker"])
     served.check("detector", {"image": image(1)})

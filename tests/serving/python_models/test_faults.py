@@ -165,9 +165,11 @@ def others(served: Served) -> Iterator[None]:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    yield
-    stop.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
     assert not failures
     assert answers
     assert all(answers)

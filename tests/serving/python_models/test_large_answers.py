@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -144,11 +145,13 @@ def nobody_pays(served: Served) -> Iterator[None]:
                 client.infer("other", inputs_of({"x": four(1)}), client_timeout=TIMEOUT_S)
                 own_time.waited(begin)
 
-    thread = threading.Thread(target=ask_other)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_other)
+        try:
+            yield
+        finally:
+            stop.set()
+        asking.result(TIMEOUT_S)
     assert own_time.longest_s < SLOWEST_S
     assert {pid: grown for pid in pids if (grown := highest_bytes(pid) - before[pid]) > SPARE_BYTES} == {}
 
