@@ -44,8 +44,8 @@ FRAME_BYTES: Final = 16384  # larger pieces save nothing; unless freed memory is
 WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
 CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
 READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
-PIECE_BYTES: Final = 16 << 10  # of them are understood at once: some tens of calls
-FEW_EVENTS: Final = 8  # are dealt with at once
+PIECES_BYTES: Final = (1 << 10, 16 << 10)  # of them are understood at once: some tens of calls, or of a message
+FEW_EVENTS: Final = 8  # are dealt with at once, and a longer piece is understood then
 SLICE_S: Final = 0.0005  # of the loop's time for a connection in a turn, if there are more
 WRITE_BYTES: Final = 256 << 10  # are given to the transport at once,
 TURN_BYTES: Final = 512 << 10  # and so many in a turn
@@ -159,6 +159,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         "_http",
         "_is_acknowledged",
         "_is_paused",
+        "_is_sparse",
         "_is_waiting",
         "_last_ping_s",
         "_pinged_s",
@@ -207,6 +208,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._due: deque[h2.Event] = deque()  # what has come, and is to be dealt with
         self._rest = memoryview(b"")  # of what has come, and is to be understood
         self._is_waiting = False  # for its turn; nothing is read
+        self._is_sparse = False  # there were few events in the last piece
         self._taken: dict[int, int] = {}  # bytes by stream that the client is to be told of
         self._watching: set[StreamUser] = set()
 
@@ -306,26 +308,23 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         """Do what is to be done of what has come, as long as the turn lasts. `more`: there is more to be read."""
         if self._ends:
             return
-        shared, http, due, end_s = self._shared, self._http, self._due, 0.0
+        shared, http, due = self._shared, self._http, self._due
+        end_s = time.monotonic() + SLICE_S if due else 0.0
         self._will_flush = True  # all that is answered at once leaves together
         shared.turn.begin()
         try:
             while not self._ends and (due or self._rest):
-                if end_s and time.monotonic() >= end_s:
-                    more = True
-                    break
                 if due:
                     self._handle((due.popleft(),))
-                    continue
-                http.receive_data(self._rest[:PIECE_BYTES])
-                self._rest = self._rest[PIECE_BYTES:]
-                events = http.events()
-                if len(events) <= FEW_EVENTS:
-                    self._handle(events)
                 else:
-                    due.extend(events)
-                if (due or self._rest) and not end_s:
+                    self._understand_piece()
+                if not (due or self._rest):
+                    break
+                if not end_s:
                     end_s = time.monotonic() + SLICE_S
+                elif time.monotonic() >= end_s:
+                    more = True
+                    break
             if self._rest:
                 self._rest = memoryview(bytes(self._rest))  # others need the scratch memory
             if more or self._is_waiting:
@@ -343,6 +342,19 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
             self._break_off(ErrorCode.ENHANCE_YOUR_CALM if denied else ErrorCode.PROTOCOL_ERROR)
         finally:
             shared.turn.end()
+
+    def _understand_piece(self) -> None:
+        """Understand some of what has come, and deal with it if that is little."""
+        size_bytes = PIECES_BYTES[self._is_sparse]
+        piece, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
+        self._http.receive_data(piece)
+        events = self._http.events()
+        has_few = len(events) <= FEW_EVENTS
+        self._is_sparse = has_few and len(piece) == size_bytes
+        if has_few:
+            self._handle(events)
+        else:
+            self._due.extend(events)
 
     def _take_turns(self, more: bool) -> None:
         """Read nothing until the next turn if there is `more` to do, and then read on."""

@@ -37,7 +37,7 @@ GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side i
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
 READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
-PIECE_BYTES: Final = 4 * 1024  # of all else are understood at once: some tens of requests
+PIECE_BYTES: Final = 2 * 1024  # of all else are understood at once: some tens of requests
 SLICE_SECONDS: Final = 0.0005  # of the loop's time for a connection in a turn, if there is more
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
