@@ -1,102 +1,129 @@
-"""No client holds the loop for long, whatever it sends at once: CPU time of the longest turn of the loop."""
+"""Coroutines that enter one at a time, are closed with their calls, and do long work in slices."""
 
-import gc
-import socket
-import time
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import pytest
 
-from benchmarks.lib.raw_connection import RawConnection
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.errors import RequestError
+from gangway.server.serving.call import Call
 from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import Pending, drive, result_of
+from gangway.server.serving.turns import HELD_S, Slices, Turns, drive_for
 
-MOST_TURN_S = 0.003
-LARGE_BYTES = 16 << 20
-TRIES = 3  # the system may have something to do in the loop's name, such as finding memory
-CALLS = 1000
-EMPTY = b"\0\0\0\0\0"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+MANY = 2000  # more than there may be frames
+WAIT_S = 20
 
 
-class Turns:
-    """Measures the turns of a loop while the block lasts: each asks for a further one."""
+class EmptyCall(Call):
+    """One of which only the end matters."""
 
-    def __init__(self, serving: ServingLoop) -> None:
-        self._serving = serving
-        self._last_s = 0.0
-        self.longest_s = 0.0
-        self._is_over = False
+    def time_remaining(self) -> None:
+        return None
 
-    def __enter__(self) -> "Turns":
-        self._serving.call(self._begin)
-        return self
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
 
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-
-    def _begin(self) -> None:
-        self._last_s = time.thread_time()
-        self._next()
-
-    def _next(self) -> None:
-        now_s = time.thread_time()
-        self.longest_s, self._last_s = max(self.longest_s, now_s - self._last_s), now_s
-        if not self._is_over:
-            self._serving.loop.call_soon(self._next)
+    def answer(self, result: bytes | RequestError) -> None:
+        return None
 
 
-def large_call(server: Any) -> None:
-    """A message that is collected, since nothing takes it."""
-    request = pb.ModelInferRequest(model_name="nobody", raw_input_contents=[bytes(LARGE_BYTES)]).SerializeToString()
-    with RawConnection(server.address) as connection:
-        stream = connection.begin("ModelInfer")
-        connection.send_message(stream, b"\0" + len(request).to_bytes(4) + request)
-        assert connection.answer(stream)[0]["grpc-status"] == "5"
+@pytest.fixture
+def serving() -> Iterator[ServingLoop]:
+    loop = ServingLoop()
+    loop.start()
+    yield loop
+    loop.stop()
 
 
-def large_body(server: Any) -> None:
-    head = b"POST /v2/models/image/infer HTTP/1.1\r\ninference-header-content-length: 0\r\ncontent-length: %d\r\n\r\n"
-    with connected(server.http_address) as connection:
-        connection.sendall(head % LARGE_BYTES + bytes(LARGE_BYTES))
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+def settled_on(serving: ServingLoop, act: Callable[[], object]) -> None:
+    """Have the loop do so; return when it has, and all that follows from it."""
+
+    async def do() -> None:
+        act()
+
+    result_of(serving, do())
 
 
-def many_calls(server: Any) -> None:
-    with RawConnection(server.address) as connection:
-        connection.read()
-        streams = [connection.begin("ServerLive", flush=False) for _ in range(CALLS)]
-        for stream in streams:
-            connection.http.send_data(stream, EMPTY, end_stream=True)
-        connection.send(connection.begin("ServerLive", flush=False), EMPTY, end=True)
-        assert {connection.answer(stream)[0]["grpc-status"] for stream in streams} == {"0"}
+def test_one_at_a_time_in_order(serving: ServingLoop) -> None:
+    turns, first = Turns(serving.loop), Pending[None]()
+    seen: SimpleQueue[int] = SimpleQueue()
+
+    async def work(number: int) -> None:
+        async with turns:
+            if number == 0:
+                await first
+            seen.put(number)
+
+    for number in range(MANY):
+        serving.call(drive, work(number))
+    settled_on(serving, lambda: None)
+    assert seen.empty()
+    serving.call(first.settle, None)
+    assert [seen.get(timeout=WAIT_S) for _ in range(MANY)] == list(range(MANY))
 
 
-def many_requests(server: Any) -> None:
-    with connected(server.http_address) as connection:
-        connection.sendall(LIVE * CALLS)
-        received = b""
-        while received.count(b"HTTP/1.1 200 ") < CALLS:
-            received += connection.recv(1 << 16)
+def test_those_whose_call_is_over_are_passed_over(serving: ServingLoop) -> None:
+    turns, first = Turns(serving.loop), Pending[None]()
+    seen: SimpleQueue[int] = SimpleQueue()
+    calls = [EmptyCall() for _ in range(5)]
+
+    async def work(number: int) -> None:
+        async with turns:
+            if number == 0:
+                await first
+            seen.put(number)
+
+    for number, call in enumerate(calls):
+        serving.call(drive_for, call, work(number))
+    for number in (1, 3):
+        serving.call(calls[number].end)
+    serving.call(first.settle, None)
+    serving.call(calls[2].end)  # whose turn it is, but it does not know
+    assert seen.get(timeout=WAIT_S) == 0
+    assert seen.get(timeout=WAIT_S) == 4
+    settled_on(serving, lambda: drive_for(EmptyCall(), work(5)))
+    assert seen.get(timeout=WAIT_S) == 5
 
 
-def connected(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+def test_a_coroutine_whose_call_is_over_is_closed(serving: ServingLoop) -> None:
+    call, gone = EmptyCall(), EmptyCall()
+    gone.end()
+    closed: SimpleQueue[str] = SimpleQueue()
+
+    async def wait(name: str, value: Pending[None]) -> None:
+        try:
+            await value
+            closed.put(f"{name} goes on")
+        except GeneratorExit:
+            closed.put(f"{name} is closed")
+            raise
+
+    def begin() -> None:
+        first, second, third = Pending[None](), Pending[None](), Pending[None]()
+        drive_for(call, wait("first", first))
+        drive_for(call, wait("second", second))
+        second.settle(None)
+        call.end()
+        first.settle(None)
+        drive_for(gone, wait("third", third))
+        third.settle(None)
+
+    settled_on(serving, begin)
+    assert [closed.get(timeout=WAIT_S) for _ in range(3)] == ["second goes on", "first is closed", "third is closed"]
+    assert closed.empty()
 
 
-@pytest.mark.parametrize("send", [large_call, large_body, many_calls, many_requests])
-def test_the_longest_turn(
-    start_front_end: Callable[..., Any], send: Callable[[Any], None], request: pytest.FixtureRequest
-) -> None:
-    server = start_front_end(GrpcOptions(max_message_bytes=2 * LARGE_BYTES))
-    longest_s = []
-    gc.freeze()  # as a front end does
-    request.addfinalizer(gc.unfreeze)
-    for _ in range(TRIES):
-        with Turns(server.serving) as turns:
-            send(server)
-        longest_s.append(turns.longest_s)
-    assert min(longest_s) < MOST_TURN_S, longest_s
+def test_others_have_their_turn_in_long_work(serving: ServingLoop) -> None:
+    other = threading.Event()
+
+    async def work() -> int:
+        slices, count = Slices(serving.loop), 0
+        serving.loop.call_later(2 * HELD_S, other.set)
+        while not other.is_set():
+            count += 1
+            await slices.rest()
+        return count
+
+    assert result_of(serving, work()) > 1
