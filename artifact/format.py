@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+import msgspec
+
 FORMAT_VERSION = 11
 Precision = Literal["fp32", "bf16"]
 ALIGNMENT_BYTES = 64
@@ -67,8 +69,7 @@ class Space(IntEnum):
     OUTPUT = 3  # a request's output tensor, `index` says which
 
 
-@dataclass(frozen=True)
-class BufferRef:
+class BufferRef(msgspec.Struct, frozen=True):
     """Where a kernel's argument begins: byte `offset_bytes` of a space; `index` is 0 for weights and arena."""
 
     space: Space
@@ -96,8 +97,7 @@ class TensorSpec:
     value_symbol: str = ""
 
 
-@dataclass(frozen=True)
-class BatchKernel:
+class BatchKernel(msgspec.Struct, frozen=True):
     """A kernel that computes 1 to `rows` rows in one call, for two rows and more.
 
     `symbol` is a C function `void symbol(void *arg0, ..., void *argN, const int64_t *batch, int32_t begin, int32_t
@@ -163,8 +163,7 @@ class TargetSpec:
     extensions: tuple[str, ...] = ()  # the same of what only kernels of low precision need; sorted
 
 
-@dataclass(frozen=True)
-class FileSpec:
+class FileSpec(msgspec.Struct, frozen=True):
     """Size of a file that lies beside the manifest, and its checksum (see `files.py`)."""
 
     size_bytes: int
@@ -234,8 +233,7 @@ class Manifest:
         return sum(file.size_bytes for name, file in self.files.items() if name != self.whole_file)
 
 
-@dataclass(frozen=True)
-class Staging:
+class Staging(msgspec.Struct, frozen=True):
     """Places for inputs and outputs in the arena, by number of the input or output: bytes from the start of a row.
 
     A batch kernel computes several rows in one call, and there is one stride between them. Rows of different requests

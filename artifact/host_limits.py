@@ -9,9 +9,10 @@ import ctypes
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
@@ -64,8 +65,7 @@ def idle_seconds(cores: Sequence[int], proc: Path = PROC) -> tuple[float, ...] |
         return None
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
+class MemoryLimit(msgspec.Struct, frozen=True):
     """How much memory processes may take, and the name of the limit."""
 
     size_bytes: int

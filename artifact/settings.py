@@ -4,9 +4,10 @@ import argparse
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from gangway.artifact.suggestion import did_you_mean, nearest
 
@@ -26,8 +27,7 @@ class SettingError(ValueError):
     """A file or a variable that cannot be used; the message says where and why."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """What is said of a flag, and where: in a file, in a variable or on the command line.
 
     `values` of a flag that has no argument are ON or OFF.

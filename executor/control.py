@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gangway.executor import _native
 from gangway.executor.leases import LEASE_BYTES, LeaseTable
 from gangway.executor.messages import Bell, Ring, RingGroup, ring_bytes
@@ -59,8 +61,7 @@ _TEXT_HEADER, _TEXT_HEADER_AT = DECISION_BLOCK.writing("sequence", "text_bytes")
 _TEXT_AT: Final = DECISION_BLOCK.offset("text")
 
 
-@dataclass(frozen=True)
-class ControlLayout:
+class ControlLayout(msgspec.Struct, frozen=True):
     """Counts, and the offsets that follow from them. Everything is aligned to cache lines."""
 
     workers: int
@@ -131,8 +132,7 @@ class ControlLayout:
         return self.decision_block + DECISION_BLOCK.size_bytes
 
 
-@dataclass(frozen=True)
-class WorkerStatus:
+class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker's status block."""
 
     pid: int
@@ -316,8 +316,7 @@ class SchedulerBlock:
         return bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
 
 
-@dataclass(frozen=True)
-class ServerStatus:
+class ServerStatus(msgspec.Struct, frozen=True):
     """The server as the supervisor knows it. Lists are by worker."""
 
     started_s: float  # since 1970

@@ -4,15 +4,15 @@ Each process of an instance has an address of its own: what a predecessor has le
 """
 
 import os
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 MOST_INSTANCES: Final = 64  # of a model
 ADDRESS_BYTES: Final = 128
 
 
-@dataclass(frozen=True)
-class InstanceAddresses:
+class InstanceAddresses(msgspec.Struct, frozen=True):
     """`fd`: of the memory; of each model number, a place for each instance; zeros: it is not ready."""
 
     fd: int

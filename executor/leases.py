@@ -4,9 +4,10 @@ The scheduler initialises a free lease, sends `Run(lease, rank, generation)` to 
 gets exactly one `Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gangway.executor import _native
 from gangway.executor.segment import Segment
@@ -82,8 +83,7 @@ def passes_for(pass_layers: int, pass_rows: int, rows: int, ranks: int) -> int:
     return max(1, min(-(-rows // (pass_rows * ranks)), _MOST_PASS_PHASES // pass_layers))
 
 
-@dataclass(frozen=True)
-class LeaseProgress:
+class LeaseProgress(msgspec.Struct, frozen=True):
     """A lease at one moment. Exact when all ranks have left."""
 
     kind: PhaseKind

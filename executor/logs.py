@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
+
 PERIOD_SECONDS: Final = 30.0
 BURST: Final = 100  # lines of one kind in a period
 OFTEN: Final = {"burst": 10}  # `extra` of lines that any client can cause as often as it likes
@@ -31,8 +33,7 @@ _Kind = tuple[str, int, str]
 _OTHERS: Final[_Kind] = ("", logging.WARNING, "(of many kinds)")
 
 
-@dataclass(frozen=True)
-class LogLevels:
+class LogLevels(msgspec.Struct, frozen=True):
     """Which lines are wanted. `verbose` 0: no details."""
 
     info: bool = True

@@ -10,9 +10,10 @@ goes on where the dead process was, or calls `discard` first. Threads of one pro
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gangway.executor import _native
 from gangway.executor.segment import (
@@ -79,8 +80,7 @@ class Submit(NamedTuple):
         return pack_submit(self.slot, self.generation)
 
 
-@dataclass(frozen=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """Front end to scheduler: no client waits for this answer."""
 
     slot: int
@@ -91,8 +91,7 @@ class Cancel:
         return _REQUEST.pack(MessageKind.CANCEL, self.slot, self.generation)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Scheduler to worker: join the lease, in its present generation, as this rank. Answered by exactly one Left."""
 
     lease: int
@@ -104,8 +103,7 @@ class Run:
         return _RUN.pack(MessageKind.RUN, self.lease, self.rank, self.generation)
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits.
 
     `at_once`: no gang can have this worker before, so the load need not give way to one.
@@ -123,8 +121,7 @@ class Load:
         return _MODEL.pack(MessageKind.LOAD, self.model_id, self.at_once, raw)
 
 
-@dataclass(frozen=True)
-class Unload:
+class Unload(msgspec.Struct, frozen=True):
     """Scheduler to worker: forget the model."""
 
     model_id: int
@@ -134,8 +131,7 @@ class Unload:
         return _MODEL.pack(MessageKind.UNLOAD, self.model_id, 0, b"")
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """Scheduler to worker: end with status 0."""
 
     def pack(self) -> bytes:
@@ -158,8 +154,7 @@ class Left(NamedTuple):
         return _LEFT.pack(MessageKind.LEFT, *self)
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """Worker to scheduler: the answer to Load; `error` says why not, cut at ERROR_BYTES."""
 
     model_id: int
@@ -171,8 +166,7 @@ class Loaded:
         return _MODEL.pack(MessageKind.LOADED, self.model_id, self.ok, self.error.encode()[:ERROR_BYTES])
 
 
-@dataclass(frozen=True)
-class Unloaded:
+class Unloaded(msgspec.Struct, frozen=True):
     """Worker to scheduler: the answer to Unload."""
 
     model_id: int
@@ -182,8 +176,7 @@ class Unloaded:
         return _MODEL.pack(MessageKind.UNLOADED, self.model_id, 0, b"")
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """Worker to scheduler, its first message: older commands are discarded, no model is loaded, new ones are taken."""
 
     pid: int

@@ -7,11 +7,11 @@
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class PythonStart:
+class PythonStart(msgspec.Struct, frozen=True):
     """What `subprocess.Popen` gets: the command, and all variables of the new process."""
 
     command: list[str]

@@ -20,8 +20,9 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gangway.executor import _native
 from gangway.executor.peer import Peer
@@ -32,8 +33,7 @@ MAPPING_NICE: Final = 15  # a hundredth of a core that a gang wants, too
 _WORDS: Final = struct.Struct("<4Q")
 
 
-@dataclass(frozen=True)
-class OfferRegion:
+class OfferRegion(msgspec.Struct, frozen=True):
     """`size_bytes` from `offset` on in the file. `token` is the front end's own name for this."""
 
     token: int
@@ -41,23 +41,20 @@ class OfferRegion:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class RegionMapped:
+class RegionMapped(msgspec.Struct, frozen=True):
     """The answer to OfferRegion. `number`: what slots call it; 0: it is not mapped, and must not be withdrawn."""
 
     token: int
     number: int
 
 
-@dataclass(frozen=True)
-class WithdrawRegion:
+class WithdrawRegion(msgspec.Struct, frozen=True):
     """The end of what has been mapped for a token."""
 
     token: int
 
 
-@dataclass(frozen=True)
-class MapRegion:
+class MapRegion(msgspec.Struct, frozen=True):
     """Map `size_bytes` from `offset` on in the file, under this number."""
 
     number: int
@@ -65,20 +62,17 @@ class MapRegion:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class UnmapRegion:
+class UnmapRegion(msgspec.Struct, frozen=True):
     """Unmap it; no request uses it."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class AllMapped:
+class AllMapped(msgspec.Struct, frozen=True):
     """From here on the worker may say that it is ready."""
 
 
-@dataclass(frozen=True)
-class RegionDone:
+class RegionDone(msgspec.Struct, frozen=True):
     """The last order is done, or could not be (`ok` 0)."""
 
     ok: int

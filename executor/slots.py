@@ -18,10 +18,11 @@ INLINE_PLACES inputs and as many outputs. More of either are in a list in the re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gangway.executor import _native
 from gangway.executor.messages import Bell, Ring, pack_submit
@@ -192,8 +193,7 @@ class SlotOutcome(NamedTuple):
 _counts_of = lru_cache(maxsize=1024)(SlotCounts)  # those of most requests are equal
 
 
-@dataclass(frozen=True)
-class SlotEntry:
+class SlotEntry(msgspec.Struct, frozen=True):
     """One slot's state word."""
 
     slot: int

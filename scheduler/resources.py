@@ -3,7 +3,9 @@
 import mmap
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Load, Unload
@@ -397,6 +399,6 @@ class WorkerTable:
     def _send_job(self, worker: Worker) -> None:
         job = worker.jobs[0]
         if isinstance(job, Load):
-            job = replace(job, at_once=not worker.in_service)
+            job = msgspec.structs.replace(job, at_once=not worker.in_service)
         if not self._control.command(worker.index, job.pack()):
             raise RuntimeError(f"the command ring of worker {worker.index} is full")

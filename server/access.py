@@ -16,6 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
+
 
 class TlsError(ValueError):
     """A file cannot be used; the message says which one and why."""
@@ -25,8 +27,7 @@ class TlsError(ValueError):
         self.file = file
 
 
-@dataclass(frozen=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True):
     """PEM files of a server that speaks TLS. With `mutual` clients must show a certificate that one in `root` signs."""
 
     certificate: Path
@@ -166,8 +167,7 @@ CATEGORY_OF_METHOD: Mapping[str, Category] = {
 }
 
 
-@dataclass(frozen=True)
-class Restriction:
+class Restriction(msgspec.Struct, frozen=True):
     """A caller of a method of these categories must send the header `key` (lower case) with this value."""
 
     categories: tuple[Category, ...]
@@ -183,8 +183,7 @@ class Restriction:
         return sum(hmac.compare_digest(_digest(value), wanted) for value in given) > 0
 
 
-@dataclass(frozen=True)
-class Restrictions:
+class Restrictions(msgspec.Struct, frozen=True):
     """All restrictions of one protocol; each category is in one of them at most.
 
     `is_visible`: values of some stand on the server's command line.

@@ -89,8 +89,7 @@ class ModelReady:
         return open_symbols(self.inputs, self.batched)
 
 
-@dataclass(frozen=True)
-class ModelUnavailable:
+class ModelUnavailable(msgspec.Struct, frozen=True, tag=True):
     """This version of the model answers no requests. `version` may be WHOLE_MODEL.
 
     UNKNOWN: the repository has it, and no client has asked for it. `at_fault`: its requests ended worker processes.
@@ -109,8 +108,7 @@ class ModelUnavailable:
         return self.state == "LOADING" or (self.state == "UNAVAILABLE" and wanted)
 
 
-@dataclass(frozen=True)
-class ModelRemoved:
+class ModelRemoved(msgspec.Struct, frozen=True, tag=True):
     """The repository does not have this entry any more (WHOLE_MODEL: the one that stood for no version)."""
 
     name: str
@@ -123,8 +121,7 @@ def is_of_use(message: ModelReady | ModelUnavailable | ModelRemoved) -> bool:
     return is_wanted and message.version != WHOLE_MODEL
 
 
-@dataclass(frozen=True)
-class ModelPresence:
+class ModelPresence(msgspec.Struct, frozen=True, tag=True):
     """Whether anybody can answer for a Python model with this number. `reason`: why not; empty: somebody can.
 
     It is told when that changes, and stays READY in all other respects.
@@ -134,15 +131,13 @@ class ModelPresence:
     reason: str
 
 
-@dataclass(frozen=True)
-class ModelRetired:
+class ModelRetired(msgspec.Struct, frozen=True, tag=True):
     """From a front end: no request uses this number any more, in the place of which it serves another one, or none."""
 
     model_id: int
 
 
-@dataclass(frozen=True)
-class ModelTarget:
+class ModelTarget(msgspec.Struct, frozen=True, tag=True):
     """A model that is READY has another latency target from now on. All fields are as in ModelReady."""
 
     model_id: int
@@ -153,8 +148,7 @@ class ModelTarget:
     isolated_us: float
 
 
-@dataclass(frozen=True)
-class VariantReady:
+class VariantReady(msgspec.Struct, frozen=True, tag=True):
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
     `inputs`, `outputs` and `tail` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in
@@ -172,8 +166,7 @@ class VariantReady:
     tail: bool = False
 
 
-@dataclass(frozen=True)
-class VariantGone:
+class VariantGone(msgspec.Struct, frozen=True, tag=True):
     """It is not compiled for these sizes any more."""
 
     name: str
@@ -181,8 +174,7 @@ class VariantGone:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ShapeWanted:
+class ShapeWanted(msgspec.Struct, frozen=True, tag=True):
     """From a front end: a request of these sizes was answered by onnxruntime. `oldest`: compiled ones, by last use."""
 
     name: str
@@ -191,8 +183,7 @@ class ShapeWanted:
     oldest: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class FirstAnswer:
+class FirstAnswer(msgspec.Struct, frozen=True, tag=True):
     """From a front end: a request was answered by a model whose `isolated_us` is not known.
 
     `row_us`: first task to last, divided by the rows that were computed together.
@@ -204,8 +195,7 @@ class FirstAnswer:
     row_us: float
 
 
-@dataclass(frozen=True)
-class InitialLoadDone:
+class InitialLoadDone(msgspec.Struct, frozen=True, tag=True):
     """Every model that is to be served from the start has been loaded or has failed: ServerReady may answer true.
 
     It does so only while every model is ready, if readiness is strict.
@@ -214,8 +204,7 @@ class InitialLoadDone:
     strict_readiness: bool = True
 
 
-@dataclass(frozen=True)
-class RepositoryCall:
+class RepositoryCall(msgspec.Struct, frozen=True, tag=True):
     """From a front end: what a client asks of the repository. Answered by a RepositoryAnswer with this number.
 
     `path`: a file with the client's message (RepositoryModelLoadRequest), there until the answer has come; empty: there
@@ -229,8 +218,7 @@ class RepositoryCall:
     dependents: bool = False
 
 
-@dataclass(frozen=True)
-class RepositoryAnswer:
+class RepositoryAnswer(msgspec.Struct, frozen=True, tag=True):
     """`code` is the name of a gRPC status. What has been announced before the answer is known before it."""
 
     number: int
@@ -275,24 +263,21 @@ class LogSettings(msgspec.Struct, frozen=True, tag=True):
 Change = RegionChange | TraceOverrides | LogSettings
 
 
-@dataclass(frozen=True)
-class Proposed:
+class Proposed(msgspec.Struct, frozen=True, tag=True):
     """From a front end: all are to make this change. Answered by Settled with this number."""
 
     number: int
     change: Change
 
 
-@dataclass(frozen=True)
-class Agreed:
+class Agreed(msgspec.Struct, frozen=True, tag=True):
     """To every front end: make this change (None: just answer), and say Applied with this number (0: say nothing)."""
 
     number: int
     change: Change | None = None
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True, tag=True):
     """From a front end: it has made a change, or why it could not. `code` is the name of a gRPC status."""
 
     number: int
@@ -300,8 +285,7 @@ class Applied:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True, tag=True):
     """To a front end: what it proposed has been done by all, or by none, and why. `code` as in Applied."""
 
     number: int
@@ -309,8 +293,7 @@ class Settled:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """What the supervisor has others do in the background. `phase` empty: none is known. `since_s`: since 1970."""
 
     kind: Literal["compile", "profile"]
@@ -319,25 +302,21 @@ class Job:
     phase: str = ""
 
 
-@dataclass(frozen=True)
-class JobsUnderWay:
+class JobsUnderWay(msgspec.Struct, frozen=True, tag=True):
     """To a front end: these are all jobs at the moment, in the order of their begin."""
 
     jobs: tuple[Job, ...]
 
 
-@dataclass(frozen=True)
-class AllKnown:
+class AllKnown(msgspec.Struct, frozen=True, tag=True):
     """To a front end, once: it has been told all there is, so clients may come."""
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True, tag=True):
     """Say that neither server nor models are ready, but serve: whoever distributes calls shall send none here."""
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True, tag=True):
     """Refuse new requests, finish the running ones, then exit with 0."""
 
 
@@ -353,8 +332,7 @@ class Listening:
     http_address: str = ""
 
 
-@dataclass(frozen=True)
-class BindFailed:
+class BindFailed(msgspec.Struct, frozen=True, tag=True):
     """The front end could not listen and is about to exit with 1."""
 
     reason: str

@@ -32,9 +32,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 from gangway.artifact.precision import BF16, FP32
 from gangway.executor import _native
@@ -173,8 +174,7 @@ ComputePart = Literal["compute_input", "compute_infer", "compute_output"]
 COMPUTE_PARTS: tuple[ComputePart, ...] = ("compute_input", "compute_infer", "compute_output")
 
 
-@dataclass(frozen=True)
-class Duration:
+class Duration(msgspec.Struct, frozen=True):
     """How often, and how long altogether."""
 
     count: int
@@ -193,8 +193,7 @@ class BatchFigures(NamedTuple):
     compute_output: Duration
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """All counters of one version of a model at one instant, or between two, added up over all front ends.
 
     `words`: what they are read from, as the layout above has them before the batch sizes.

@@ -10,11 +10,11 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -343,8 +343,7 @@ MAX_FILENAME_BYTES = 255
 MAX_CONFIG_BYTES = 256_000  # serialised; it travels to the front end in one message
 
 
-@dataclass(frozen=True)
-class Qos:
+class Qos(msgspec.Struct, frozen=True):
     """A latency target: absolute, as a multiple of the model's isolated latency, or (neither) none."""
 
     milliseconds: float | None = None

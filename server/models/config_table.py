@@ -6,8 +6,9 @@ docs/reference/config.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from gangway.protos.model_config_pb2 import ModelConfig
 
@@ -20,8 +21,7 @@ class Support(StrEnum):
     REFUSED = "refused"  # the model is not ready, the reason names it
 
 
-@dataclass(frozen=True)
-class FieldSupport:
+class FieldSupport(msgspec.Struct, frozen=True):
     """One field. `note`: how it is honoured, why it means nothing here, or why it is refused."""
 
     support: Support

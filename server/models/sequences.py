@@ -5,10 +5,11 @@ parameters.
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
@@ -39,8 +40,7 @@ class ControlKind(IntEnum):
         return f"CONTROL_SEQUENCE_{self.name}"
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(msgspec.Struct, frozen=True):
     """An input that the server fills in. `no` and `yes` are its contents; empty for CORRID, which has the id."""
 
     name: str
@@ -50,8 +50,7 @@ class Control:
     yes: bytes = b""
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """An output that is an input of the sequence's next request.
 
     `dims` are without the batch dimension, -1 is any size; `initial_dims` are those that a sequence begins with.
@@ -71,8 +70,7 @@ class State:
         return math.prod(self.initial_dims)
 
 
-@dataclass(frozen=True)
-class SequenceSettings:
+class SequenceSettings(msgspec.Struct, frozen=True):
     """`slots`: sequences that have a place at a time, others wait. `idle_us`: a silent sequence ends after that."""
 
     slots: int
@@ -246,8 +244,7 @@ FOLDER: Final = "initial_state"  # in the model's folder: what `data_file` names
 MAX_STATE_BYTES: Final = 256 << 20  # as much as one message may have
 
 
-@dataclass(frozen=True)
-class StateTensor:
+class StateTensor(msgspec.Struct, frozen=True):
     """A state: the input, the place of the output in the model, and what a sequence begins with.
 
     `shape` is that of the beginning, as the model gets it. `initial` None: the file has gone.
@@ -259,8 +256,7 @@ class StateTensor:
     initial: bytes | None
 
 
-@dataclass(frozen=True)
-class SequenceTensors:
+class SequenceTensors(msgspec.Struct, frozen=True):
     """What of a model with sequences no client sees: inputs for controls and states, and what states begin with.
 
     `controls` are in the order of the settings', `control_shape` is their shape, but of scalars.
@@ -409,8 +405,7 @@ UINT64_MASK: Final = 2**64 - 1  # negative numbers are those that Triton takes t
 _CORRID_FORMS: Final = {"UINT64": "<Q", "INT64": "<q", "UINT32": "<I", "INT32": "<i"}
 
 
-@dataclass(frozen=True)
-class SequencePosition:
+class SequencePosition(msgspec.Struct, frozen=True):
     """A request's place in its sequence. `timeout_us`: it waits no longer for a slot; 0: as long as it takes."""
 
     identity: int | str  # 0 and "" are none

@@ -7,6 +7,8 @@ from functools import cached_property
 from itertools import count
 from typing import Final
 
+import msgspec
+
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.artifact.suggestion import did_you_mean
 from gangway.protos import StatusCode
@@ -46,8 +48,7 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
     return Statistics(response_bounds_ns)
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
 
     `max_rows`: how many it can compute at a time. `qos_us`: its own latency target; None: the model's. `tail`: the

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gangway.artifact.command_line import CommandParser
 from gangway.executor.python_process import start_of
 from gangway.server.access import UNIX
@@ -38,8 +40,7 @@ _SAGEMAKER = "SageMaker's protocol is not served"
 _VERTEX = "Vertex AI's protocol is not served"
 
 
-@dataclass(frozen=True)
-class TritonFlag:
+class TritonFlag(msgspec.Struct, frozen=True):
     """A flag by its name, what its argument must be, and why it has no effect or is refused."""
 
     name: str

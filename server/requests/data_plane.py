@@ -21,6 +21,8 @@ from itertools import count
 from types import TracebackType
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
@@ -566,8 +568,7 @@ class Submission:
         self.close()
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What is taken at this moment. `heap_bytes` include blocks."""
 
     requests: int

@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, NoReturn, TypeAlias
 
+import msgspec
+
 from gangway.executor.slots import compound_number
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.messages import Compounds
@@ -26,8 +28,7 @@ from gangway.server.requests.remembered import Remembered
 TensorName: TypeAlias = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One model's part. `title` says where it stands, for people. Maps go from the model's names to tensors.
 
     `ensembles`: the inner ensembles that it belongs to, outermost first, as places in `Graph.inner`.

@@ -11,8 +11,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gangway.artifact.format import ITEM_BYTES
 from gangway.executor import _native
@@ -125,8 +126,7 @@ LEAST_BYTES: Final = 128 << 10  # of all such tensors of a request: copying as m
 LEAST_TENSOR_BYTES: Final = 4 << 10
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True):
     """What of a request can be in place, if regions and their places allow it.
 
     `inputs`: (which of the request's contents, place in the model, alignment); `outputs`: (place in the model, where it

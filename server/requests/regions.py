@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+import msgspec
 import posix_ipc
 
 from gangway.executor.memory_budget import memory_budget
@@ -44,8 +45,7 @@ _LONGEST_BYTES: Final = 255  # of a segment's name
 _BLOCK_BYTES: Final = 512  # of stat
 
 
-@dataclass(frozen=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """What a client said: `size_bytes` from `offset` on in the POSIX segment `key` are called `name`."""
 
     name: str
@@ -263,8 +263,7 @@ SIZE = "shared_memory_byte_size"
 AnyTensor: TypeAlias = "pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor"
 
 
-@dataclass(frozen=True)
-class RegionRange:
+class RegionRange(msgspec.Struct, frozen=True):
     """What a request says of a tensor that is not in the message: `size_bytes` from `offset` on in the region of this
     name.
 
@@ -306,8 +305,7 @@ class RegionRange:
             )
 
 
-@dataclass(frozen=True)
-class RegionPart:
+class RegionPart(msgspec.Struct, frozen=True):
     """A place in a region that is held open. Its size is `len`, as that of bytes."""
 
     region: Region

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus, ServerStatus, WorkerStatus
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotState, SlotTable
@@ -20,8 +22,7 @@ from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import Figures, Statistics, StatisticsTable
 
 
-@dataclass(frozen=True)
-class Peers:
+class Peers(msgspec.Struct, frozen=True):
     """What a front end sees of the others: their slots, and counters of their memory and of calls refused unread."""
 
     tables: tuple[SlotTable, ...] = ()
@@ -74,8 +75,7 @@ _IDLE_FIELDS = (3, 4)  # idle, iowait
 _COUNTED_FIELDS = 8  # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already
 
 
-@dataclass(frozen=True)
-class MachineReading:
+class MachineReading(msgspec.Struct, frozen=True):
     """`utilization` is the share (0 to 1) of all cores' time that was not idle, since the last interval."""
 
     utilization: float
@@ -133,8 +133,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
-@dataclass(frozen=True)
-class ModelReading:
+class ModelReading(msgspec.Struct, frozen=True):
     """One version of a model. `waiting` requests have not begun; `in_flight` counts those, too."""
 
     labels: Labels
@@ -175,7 +174,7 @@ class Source:
         plane: DataPlane,
         control: ControlSegment,
         machine: Machine | None,
-        peers: Peers = Peers(),
+        peers: Peers = Peers(),  # noqa: B008 - frozen
     ) -> None:
         self._models = models
         self._plane = plane

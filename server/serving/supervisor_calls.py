@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -74,8 +73,7 @@ class Answer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """A question that has not been answered. `held`: what stays until it is."""
 
     answered: Pending[Answer | None]

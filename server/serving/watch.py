@@ -9,9 +9,10 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from gangway.executor.control import TOLD_S, ControlSegment
 from gangway.executor.leases import LeaseGlance
@@ -41,8 +42,7 @@ _FREE: Final = _Hold(IDLE, 0)
 Run = list[int]  # looks in a row, number of the model, cores of its gang
 
 
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(msgspec.Struct, frozen=True):
     """What rates are differences of, by `ServedModel.load`."""
 
     at_s: float

@@ -10,8 +10,10 @@ is, when requests ask for it after a pause.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import WantedPrecision
@@ -211,10 +213,10 @@ class ShapeCache:
         variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
         isolated = await self.trials.try_variant(ready, variant)
         if model.qos.multiple is not None:
-            variant = replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
+            variant = msgspec.structs.replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
 
         def attempt(model_id: int) -> Awaitable[IsolatedLatency | None]:
-            return self.trials.try_variant(ready, replace(variant, model_id=model_id))
+            return self.trials.try_variant(ready, msgspec.structs.replace(variant, model_id=model_id))
 
         if not model.is_dropped:
             await self.pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import msgspec
+
 from gangway.executor.process import raise_priority
 from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
@@ -351,7 +353,7 @@ class FrontEndControl:
         """
         if message.number in self._callers:
             caller, number = self._callers.pop(message.number)
-            answer = replace(message, number=number)
+            answer = msgspec.structs.replace(message, number=number)
             self._agreements.begin(None, lambda code, text: self._send(caller, answer))
 
     async def settled(self) -> None:
@@ -428,7 +430,7 @@ class FrontEndControl:
             case RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
-                self._tell(replace(message, number=own))
+                self._tell(msgspec.structs.replace(message, number=own))
             case ModelRetired(model_id):
                 self.announcements.front_end_retired(process.index, model_id)
             case Proposed(number, change):

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Literal
+
+import msgspec
 
 from gangway.server.messages import Job, JobsUnderWay
 
@@ -29,7 +30,7 @@ class Jobs:
     def advance(self, number: int, phase: str) -> None:
         """A job has come to this phase: a name, a comma, and how far it is."""
         before = self._jobs[number].phase
-        self._jobs[number] = replace(self._jobs[number], phase=phase)
+        self._jobs[number] = msgspec.structs.replace(self._jobs[number], phase=phase)
         is_new = before.partition(",")[0] != phase.partition(",")[0]
         if is_new or time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._tell_all()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+import msgspec
+
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
 from gangway.protos import StatusCode
@@ -167,8 +169,7 @@ class Arriving(Place, Protocol):
         """Answer the call."""
 
 
-@dataclass(frozen=True)
-class GrpcMethod:
+class GrpcMethod(msgspec.Struct, frozen=True):
     """A method. `take` deals with the one message of a call, or `open` returns what deals with all of them.
 
     `arriving` returns what takes the rest of a long message while it comes, and deals with it then.

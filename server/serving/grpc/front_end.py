@@ -7,11 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from socket import socket
 from typing import Final, Protocol
 
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from gangway.executor.logs import OFTEN
@@ -273,7 +273,7 @@ class GrpcFrontEnd:
             served, is_health = self._methods.by_name.get(method.name), method.name in HEALTH
             if method.name == "ModelInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
-                made = replace(made, arriving=self._arriving)
+                made = msgspec.structs.replace(made, arriving=self._arriving)
             elif method.name == "ModelStreamInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
             elif served is None:

@@ -9,9 +9,10 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, cast
 from urllib.parse import quote
+
+import msgspec
 
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError
@@ -261,8 +262,7 @@ def compressed(message: bytes, encoding: bytes) -> Sequence[bytes]:
     return framed(short, is_compressed=True) if len(short) < len(message) else framed(message)
 
 
-@dataclass(frozen=True)
-class CallHead:
+class CallHead(msgspec.Struct, frozen=True):
     """What the headers of a call say.
 
     `refusal`: the call cannot be taken. `is_http`: it is no call of gRPC at all. `resets`: its stream is reset.

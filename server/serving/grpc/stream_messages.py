@@ -1,8 +1,8 @@
 """The messages of ModelStreamInfer: requests taken apart, and answers around the responses to them. Pure."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from gangway.protos import grpc_service_pb2 as pb
@@ -29,8 +29,7 @@ _FINAL, _NOT_FINAL = (
 )  # to be appended to a response: one field after the other is one message
 
 
-@dataclass(frozen=True)
-class StreamedRequest:
+class StreamedRequest(msgspec.Struct, frozen=True):
     """One ModelInferRequest of a stream: what inference needs of it, and where it stands among the others.
 
     Requests with the same `sequence` (None: none) are answered one after the other.
