@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import socket
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,14 @@ def test_stalled_and_hostile_scrapers_hold_nobody(scraped: Scraped) -> None:
     for begin in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nX: ", b"\xff\x00\r\n\r\n", b"A" * 70_000):
         for _ in range(12):
             stalled.append(socket.create_connection(scraped.address(), timeout=TIMEOUT_S))
-            stalled[-1].sendall(begin)
+            with suppress(ConnectionError):  # the server may close while the longest one is sent
+                stalled[-1].sendall(begin)
     assert scraped.scrape()("gangway_cores") >= 1
     tensor = triton.InferInput("input", [1, 16], "FP32")
     tensor.set_data_from_numpy(np.zeros((1, 16), np.float32))
     with triton.InferenceServerClient(scraped.server.url) as client:
         client.infer("mlp", [tensor], client_timeout=TIMEOUT_S)
-    assert open_descriptors(front_end) < before + 30
+    until(lambda: open_descriptors(front_end) < before + 30)
     for connection in stalled:
         connection.close()
     until(lambda: open_descriptors(front_end) <= before + 1)
