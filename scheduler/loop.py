@@ -209,11 +209,13 @@ class LiveScheduler:
     def _wait(self, seen: int) -> None:
         """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
         skip_completions, waited = self._may_skip_completions(), False
+        end_us = _now_us() + WATCH_WAIT_US  # whoever looks on sees that it gets on
         while skip_completions and self.fast_path is not None and self.fast_path.may_begin():
             self._execution.settled()  # nobody could begin, and nobody grow: there is nothing to decide
             self.fast_path.poll(self._control_seq, self._spin_us, self._wait_us(), WATCH_WAIT_US)
             waited = True
-            if not self._hear_workers(_now_us()):
+            now_us = _now_us()
+            if not self._hear_workers(now_us) or now_us >= end_us:
                 break  # it is something else; after one of them has left others may come as before
             skip_completions = self._may_skip_completions()
         if not waited:
