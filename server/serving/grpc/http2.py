@@ -62,6 +62,7 @@ MAX_FRUITLESS: Final = 10_000  # frames in a row without a request, bytes of a m
 SETTINGS_TIMEOUT_S: Final = 20.0  # for the client's hello, and to acknowledge ours
 STALL_S: Final = 60.0  # a client that takes no byte for so long, while the transport has some for it, counts as gone
 CLOSE_S: Final = 5.0  # for a client to take what is sent last
+RESET_S: Final = 1.0  # after an answer, for a client to say that it sends nothing more
 INTERNAL_ERROR: Final = ErrorCode.INTERNAL_ERROR
 UNCALLED_PING_S: Final = 7200.0  # between pings of clients without calls, unless they may
 
@@ -472,7 +473,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
             elif events:
                 self._handle(events)
             if self._to_reset:
-                self._reset_answered()
+                self._settle_answered()
             if self._watching:
                 for user in tuple(self._watching):
                     user.progressed()
@@ -596,15 +597,25 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self.flush()
         self._note_phase()
 
-    def _reset_answered(self) -> None:
-        """End streams that are answered, but whose client has not said that it sends nothing more."""
+    def _settle_answered(self) -> None:
+        """Leave it to clients to end what they are still sending: some lose an answer that a reset comes with."""
         open_streams = [stream for stream in self._to_reset if stream in self._receiving and stream in self.streams]
-        self._to_reset = [stream for stream in open_streams if self.unsent_bytes(stream)]
-        if len(open_streams) > len(self._to_reset):
-            for stream in open_streams:
-                if stream not in self._to_reset:
-                    self._http.reset_stream(stream, ErrorCode.NO_ERROR)
-            self.flush()
+        self._to_reset = []
+        if open_streams:
+            self._shared.loop.call_later(RESET_S, self._reset_answered, open_streams)
+
+    def _reset_answered(self, streams: Sequence[int]) -> None:
+        """End streams that are answered, but whose client has not said that it sends nothing more."""
+        if self._ends:
+            return
+        for stream in streams:
+            if stream not in self._receiving or stream not in self.streams:
+                continue
+            if self.unsent_bytes(stream):
+                self._to_reset.append(stream)
+            else:
+                self._http.reset_stream(stream, ErrorCode.NO_ERROR)
+        self.flush()
 
     def _note_phase(self) -> None:
         """Say what the connection is doing."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamReset, TrailersReceived
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 from tritonclient.utils import InferenceServerException
@@ -360,6 +360,22 @@ def test_a_half_sent_message_can_be_completed(server: Any) -> None:
         headers, body = connection.answer(stream)
     assert headers["grpc-status"] == "0"
     assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
+
+
+def test_an_early_answer_is_not_followed_by_a_reset_at_once(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node's gRPC loses the status if a reset comes with it, so the client may end the call first."""
+    monkeypatch.setattr(http2, "RESET_S", 0.2)
+    with RawConnection(server.address) as connection:
+        stream = connection.begin("ModelInfer")
+        connection.send(stream, framed(bytes(server.max_message_bytes + 1))[:100])
+        while not any(isinstance(event, StreamEnded) for event in connection.events):
+            connection.read()
+        answered_s = time.monotonic()
+        assert not any(isinstance(event, StreamReset) for event in connection.events)
+        while not (resets := [event for event in connection.events if isinstance(event, StreamReset)]):
+            connection.read()
+        assert time.monotonic() - answered_s > 0.1
+        assert [(event.stream_id, event.error_code) for event in resets] == [(stream, ErrorCodes.NO_ERROR)]
 
 
 def ends(connection: RawConnection, count: int) -> dict[int, str]:
