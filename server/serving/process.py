@@ -152,8 +152,9 @@ class FrontEnd:
         self._jobs: tuple[Job, ...] = ()
         self._watch: Watch | None = None
         if control is not None and options.http.page:
-            source = Source(lambda: self.models, plane, control, None, peers)
-            self._watch = Watch(source, lambda: self.models, lambda: self._jobs, control)
+            # A thread reads them. What is answered is counted by the loop alone.
+            source = Source(lambda: self._answers.models, plane, control, None, peers)
+            self._watch = Watch(source, lambda: self._answers.models, lambda: self._jobs, control)
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)

@@ -4,7 +4,6 @@ is answered (`request.py`). None of it blocks.
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Container, Sequence
 from typing import NamedTuple
@@ -51,7 +50,7 @@ def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
 
 
 class ResponseCache:
-    """Answers of models whose configuration allows it, for requests that are equal byte by byte. Safe for threads.
+    """Answers of models whose configuration allows it, for requests that are equal byte by byte.
 
     It holds at most `size_bytes`; the least recently used answers go when there is no room. A model that is loaded
     again has another `load` number, so its former answers are never found, and `keep` frees them.
@@ -59,31 +58,26 @@ class ResponseCache:
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        self._lock = threading.Lock()
         self._answers: LRUCache[Key, bytes] = LRUCache(size_bytes, _cost)
 
     def get(self, key: Key) -> bytes | None:
         """Return the answer that was given before, without an id."""
-        with self._lock:
-            return self._answers.get(key)
+        return self._answers.get(key)
 
     def put(self, key: Key, answer: bytes) -> None:
         """Keep an answer, unless it is larger than the cache."""
         if _cost(answer) <= self._size_bytes:
-            with self._lock:
-                self._answers[key] = answer
+            self._answers[key] = answer
 
     def keep(self, loads: Container[int]) -> None:
         """Forget the answers of all other models."""
-        with self._lock:
-            for key in [key for key in self._answers if key.load not in loads]:
-                del self._answers[key]
+        for key in [key for key in self._answers if key.load not in loads]:
+            del self._answers[key]
 
     @property
     def used_bytes(self) -> int:
         """How much is taken."""
-        with self._lock:
-            return int(self._answers.currsize)
+        return int(self._answers.currsize)
 
 
 def _cost(answer: bytes) -> int:

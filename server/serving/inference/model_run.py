@@ -1,7 +1,6 @@
 """One run of a model, for a client's request or for a step of an ensemble: its deadline, how it ends, how it counts."""
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -125,39 +124,34 @@ class ShapeWatch:
 
     def __init__(self, tell: Callable[[ShapeWanted | FirstAnswer], bool]) -> None:
         self._tell = tell
-        self._lock = threading.Lock()
         self._asked: OrderedDict[tuple[str, int, Sizes], float] = OrderedDict()
         self._used: dict[tuple[str, int, Sizes], float] = {}
         self._answered: dict[tuple[str, int], int] = {}  # number of the model whose first answer was told
 
     def used(self, model: ServedModel, sizes: Sizes) -> None:
-        """A request of these sizes has been answered. Safe for threads."""
+        """A request of these sizes has been answered."""
         now = time.monotonic()
         key = (model.name, model.version, sizes)
         if sizes in model.compiled:
             self._used[key] = now
             return
-        with self._lock:
-            if now - self._asked.get(key, -ASK_AGAIN_S) < ASK_AGAIN_S:
-                return
-            self._asked[key] = now
-            if len(self._asked) > MAX_REMEMBERED:
-                self._asked.popitem(last=False)
-            oldest = sorted(model.compiled, key=lambda other: self._used.get((model.name, model.version, other), 0.0))
-            self._used = {
-                known: at for known, at in list(self._used.items()) if known[:2] != key[:2] or known[2] in oldest
-            }
-            if not self._tell(ShapeWanted(model.name, model.version, sizes, tuple(oldest))):
-                del self._asked[key]
+        if now - self._asked.get(key, -ASK_AGAIN_S) < ASK_AGAIN_S:
+            return
+        self._asked[key] = now
+        if len(self._asked) > MAX_REMEMBERED:
+            self._asked.popitem(last=False)
+        oldest = sorted(model.compiled, key=lambda other: self._used.get((model.name, model.version, other), 0.0))
+        self._used = {known: at for known, at in self._used.items() if known[:2] != key[:2] or known[2] in oldest}
+        if not self._tell(ShapeWanted(model.name, model.version, sizes, tuple(oldest))):
+            del self._asked[key]
 
     def answered(self, model: ServedModel, shapes: Shapes, row_us: float) -> None:
-        """A request was answered by a model whose time alone is not known. Safe for threads."""
+        """A request was answered by a model whose time alone is not known."""
         key = (model.name, model.version)
         if model.is_ensemble or (model.symbols and model.compiled_for(shapes) is not None):
             return  # a compiled size has a time of its own
-        with self._lock:
-            if self._answered.get(key) != model.load and self._tell(FirstAnswer(model.model_id, *key, row_us)):
-                self._answered[key] = model.load
+        if self._answered.get(key) != model.load and self._tell(FirstAnswer(model.model_id, *key, row_us)):
+            self._answered[key] = model.load
 
 
 class ModelRun:

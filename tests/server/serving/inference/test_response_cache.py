@@ -1,7 +1,6 @@
 """The response cache: what is found, what is forgotten, and what of it is counted."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -49,23 +48,6 @@ def test_a_model_that_is_gone_leaves_nothing() -> None:
     cache.keep({2, 3})
     assert cache.get(Key(1, b"a")) is None and cache.get(Key(2, b"a")) == b"second"
     assert cache.used_bytes == ENTRY_BYTES + 6
-
-
-def test_many_threads() -> None:
-    cache = ResponseCache(SIZE_BYTES)
-
-    def work(seed: int) -> None:
-        for number in range(500):
-            key = Key(seed % 3, bytes([number * seed % 50]))
-            if (found := cache.get(key)) is not None:
-                assert found == key.digest * 50
-            cache.put(key, key.digest * 50)
-            if number % 100 == 0:
-                cache.keep({0, 1})
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(1, 9)))
-    assert cache.used_bytes <= SIZE_BYTES
 
 
 @pytest.fixture
