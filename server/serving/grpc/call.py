@@ -282,9 +282,11 @@ class GrpcCall(Call):
             if reader is None:
                 reader = self._reader = MessageReader(self._shared.message_bytes)
             self._half_closed = self._half_closed or ended
-            self._unacknowledged += len(data)
-            reader.feed(data)
-            self.read_on()
+            if reader.feed(data) or ended:
+                self._unacknowledged += len(data)
+                self.read_on()
+            else:
+                self._connection.acknowledge(self._stream, len(data))
 
     def progressed(self) -> None:
         """Something of an answer has been sent."""

@@ -44,8 +44,8 @@ FRAME_BYTES: Final = 16384  # larger pieces save nothing; unless freed memory is
 WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
 CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
 READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
-PIECES_BYTES: Final = (1 << 10, 16 << 10)  # of them are understood at once: some tens of calls, or of a message
-FEW_EVENTS: Final = 8  # are dealt with at once, and a longer piece is understood then
+PIECE_BYTES: Final = (1 << 10, 64 << 10)  # of them are understood at once: some tens of calls; of a long message, more
+FEW_EVENTS: Final = 8  # are dealt with at once, and a longer piece is understood next
 SLICE_S: Final = 0.0005  # of the loop's time for a connection in a turn, if there are more
 WRITE_BYTES: Final = 256 << 10  # are given to the transport at once,
 TURN_BYTES: Final = 512 << 10  # and so many in a turn
@@ -160,9 +160,9 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         "_http",
         "_is_acknowledged",
         "_is_paused",
-        "_is_sparse",
         "_is_waiting",
         "_last_ping_s",
+        "_piece_bytes",
         "_pinged_s",
         "_pings",
         "_received_s",
@@ -209,7 +209,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._due: deque[h2.Event] = deque()  # what has come, and is to be dealt with
         self._rest = memoryview(b"")  # of what has come, and is to be understood
         self._is_waiting = False  # for its turn; nothing is read
-        self._is_sparse = False  # there were few events in the last piece
+        self._piece_bytes = PIECE_BYTES[0]
         self._taken: dict[int, int] = {}  # bytes by stream that the client is to be told of
         self._watching: set[StreamUser] = set()
 
@@ -346,16 +346,17 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     def _understand_piece(self) -> None:
         """Understand some of what has come, and deal with it if that is little."""
-        size_bytes = PIECES_BYTES[self._is_sparse]
+        size_bytes, (least_bytes, most_bytes) = self._piece_bytes, PIECE_BYTES
         piece, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
         self._http.receive_data(piece)
         events = self._http.events()
-        has_few = len(events) <= FEW_EVENTS
-        self._is_sparse = has_few and len(piece) == size_bytes
-        if has_few:
-            self._handle(events)
-        else:
+        if len(events) > FEW_EVENTS:
+            self._piece_bytes = least_bytes
             self._due.extend(events)
+            return
+        if len(piece) == size_bytes < most_bytes:
+            self._piece_bytes *= 4
+        self._handle(events)
 
     def _take_turns(self, more: bool) -> None:
         """Read nothing until the next turn if there is `more` to do, and then read on."""

@@ -138,13 +138,22 @@ class MessageReader:
             return 0
         return self._limit if self.is_compressed else self.due_bytes
 
-    def feed(self, data: bytes) -> None:
-        """Take further bytes."""
-        if self._place is not None:
-            data = self._write(self._place, data)
+    def feed(self, data: bytes) -> bool:
+        """Take further bytes; return whether they are more than a piece of a message that has its place."""
+        place = self._place
+        if place is not None:
+            taken = place.write(data)
+            if taken == len(data):
+                return place.is_complete
+            if place.is_complete:
+                data = data[taken:]
+            else:  # it is not as it was expected, so it is collected from its begin
+                self._place, data = None, place.collected() + data[taken:]
+                place.drop()
         if data:
             self._kept.append(data)
             self._kept_bytes += len(data)
+        return True
 
     def has_head(self) -> bool:
         """Whether the length of the next message is known. Raises RequestError if it is beyond the limit."""
@@ -201,14 +210,6 @@ class MessageReader:
         if self._place is not None:
             self._place.drop()
             self._place = None
-
-    def _write(self, place: Place, data: bytes) -> bytes:
-        """Write as much as belongs there; return the rest. What is not as it was expected is kept from its begin."""
-        taken = place.write(data)
-        if taken < len(data) and not place.is_complete:
-            self._place, data, taken = None, place.collected() + data[taken:], 0
-            place.drop()
-        return data[taken:] if taken else data
 
     def _cut(self, size: int) -> bytes:
         """Take so many of the kept bytes, which are there."""
