@@ -1,21 +1,26 @@
-"""Clients that were made for other servers of the protocol: KServe's and MLServer's own.
+"""Clients that were made for other servers of the protocol, and those of other languages, straight and through proxies.
 
-Each library is installed into an environment of its own in `tools/clients`, which git ignores: they want other versions
-of packages than we do. What is asked of them is in `client_kserve.py` and `client_mlserver.py`.
+KServe's and MLServer's libraries, and Python's HTTP clients, are installed into environments of their own in
+`tools/clients`, which git ignores: they want other versions of packages than we do. The `programs` are built there,
+too. What cannot be had is said in the table.
 """
 
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from benchmarks.lib.fetching import TOOLS, FetchError, run, succeeds
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo
+from benchmarks.other_clients.programs import OVER_HTTP, PROGRAMS, ask_http
+from benchmarks.other_clients.programs import ask as ask_program
+from benchmarks.other_clients.proxies import PROXIES
 from gangway.zoo import DEFAULT_NAMES
 
 ROOT = TOOLS / "clients"
@@ -48,6 +53,9 @@ LIBRARIES: Mapping[str, Library] = {
     "mlserver": Library(("mlserver==1.7.1",), "mlserver", "client_mlserver.py"),
 }
 
+HTTP = Library(("requests", "urllib3", "httpx[http2]", "aiohttp"), "aiohttp", "client_http.py")
+STRAIGHT = "straight"
+
 
 def ask(name: str, server: LiveServer) -> list[Row]:
     """Return a row for each check of a library."""
@@ -67,8 +75,35 @@ def ask(name: str, server: LiveServer) -> list[Row]:
     return rows or [_row(name, "all", done.stderr.strip()[-300:])]
 
 
-def _row(client: str, check: str, problem: str) -> Row:
-    return {"client": client, "check": check, "result": problem or "pass"}
+def _row(client: str, check: str, problem: str, through: str = STRAIGHT) -> Row:
+    return {"client": client, "through": through, "check": check, "result": problem or "pass"}
+
+
+def rows_of(client: str, found: Iterator[tuple[str, str]], through: str = STRAIGHT) -> Iterator[Row]:
+    """Yield a row for each check of a program, or why it could not be run."""
+    try:
+        for check, problem in found:
+            yield _row(client, check, problem, through)
+    except FetchError as error:
+        yield _row(client, "installation", str(error), through)
+
+
+def ask_programs(names: Sequence[str], proxies: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of programs in other languages, without TLS and with it, through each proxy."""
+    for name in names:
+        if name == "python-http":
+            yield from rows_of(name, _ask_python())
+        elif name in OVER_HTTP:
+            yield from rows_of(name, ask_http(OVER_HTTP[name]()))
+        elif name in PROGRAMS:
+            for through, secure in product(proxies, (False, True)):
+                found = ask_program(name, "" if through == STRAIGHT else through, secure)
+                yield from rows_of(name, found, f"{through}, TLS" if secure else through)
+
+
+def _ask_python() -> Iterator[tuple[str, str]]:
+    script = Path(__file__).with_name(HTTP.script)
+    yield from ask_http([str(HTTP.python()), str(script)])
 
 
 def ask_all(names: Sequence[str], server: LiveServer) -> list[Row]:
@@ -80,11 +115,18 @@ def main() -> int:
     """Run every check; return 1 if one failed."""
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
-    parser.add_argument("--clients", nargs="+", default=list(LIBRARIES), choices=list(LIBRARIES), help="which clients")
+    names = [*LIBRARIES, *PROGRAMS, *OVER_HTTP, "python-http"]
+    add = parser.add_argument
+    add("--clients", nargs="+", default=list(LIBRARIES), choices=names, help="which clients")
+    add("--through", nargs="+", default=[STRAIGHT], choices=[STRAIGHT, *PROXIES], help="how the programs' gRPC goes")
     options = parser.parse_args()
     report = start_report("Other people's clients")
-    with live_server(ensure_zoo(options.repository, sorted({*DEFAULT_NAMES, *MODELS}))) as server:
-        rows = ask_all(options.clients, server)
+    libraries = [name for name in options.clients if name in LIBRARIES]
+    rows: list[Row] = []
+    if libraries:
+        with live_server(ensure_zoo(options.repository, sorted({*DEFAULT_NAMES, *MODELS}))) as server:
+            rows += ask_all(libraries, server)
+    rows += ask_programs(options.clients, options.through)
     report.table("clients", rows)
     report.target("checks that failed", sum(row["result"] != "pass" for row in rows), 0)
     return report.finish(options.json)
