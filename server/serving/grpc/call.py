@@ -191,6 +191,7 @@ class GrpcCall(Call):
     _reader: MessageReader | None = None
     _messages: Messages | None = None
     _unacknowledged = 0
+    _looked_bytes = 0  # of a long message's begin, when it was last looked where the rest goes
     _reads = True  # a message is due, and none is being inflated
     _is_reading = _half_closed = False
     _asked = _is_let_in = False  # for the place of a long message, and it has been granted
@@ -369,14 +370,20 @@ class GrpcCall(Call):
         return True
 
     def _place(self, reader: MessageReader) -> bool:
-        """Have the message written where it is used, if that is known; False if it is not known yet."""
+        """Have the message written where it is used, if that is known; False if it is not known yet.
+
+        It is looked again when twice as much is there: a begin that comes byte by byte is read a few times only.
+        """
         assert self._method.arriving is not None, "it is not collected"
-        begin = reader.begin()
-        arriving = None if reader.is_compressed else self._method.arriving(begin, reader.due_bytes)
-        if arriving is not None:
-            reader.place(arriving, arriving.known_bytes)
-        elif len(begin) < HEAD_BYTES and not reader.is_compressed:
-            return False
+        if not reader.is_compressed:
+            if reader.kept_bytes < min(2 * self._looked_bytes, HEAD_BYTES):
+                return False
+            self._looked_bytes = reader.kept_bytes
+            arriving = self._method.arriving(reader.begin(), reader.due_bytes)
+            if arriving is not None:
+                reader.place(arriving, arriving.known_bytes)
+            elif reader.kept_bytes < HEAD_BYTES:
+                return False
         self._is_collected = True
         return True
 

@@ -117,16 +117,16 @@ class MessageReader:
     """Takes the bytes of a stream, of which messages come out: `feed`, then `has_head`, `collect` and `take` by turns.
 
     `due_bytes`: the length of the message that is coming, -1: it is not known yet. Bytes are kept as they come until
-    the message has a place.
+    the message has a place; they are `kept_bytes`.
     """
 
-    __slots__ = ("_at", "_kept", "_kept_bytes", "_limit", "_place", "due_bytes", "is_compressed")
+    __slots__ = ("_at", "_kept", "_limit", "_place", "due_bytes", "is_compressed", "kept_bytes")
 
     def __init__(self, limit: int) -> None:
         """Make it. `limit`: the longest message."""
         self._limit = limit
         self._kept: deque[bytes] = deque()
-        self._kept_bytes = self._at = 0  # `_at`: so much of the first piece is taken
+        self.kept_bytes = self._at = 0  # `_at`: so much of the first piece is taken
         self._place: Place | None = None
         self.is_compressed = False
         self.due_bytes = -1
@@ -152,14 +152,14 @@ class MessageReader:
                 place.drop()
         if data:
             self._kept.append(data)
-            self._kept_bytes += len(data)
+            self.kept_bytes += len(data)
         return True
 
     def has_head(self) -> bool:
         """Whether the length of the next message is known. Raises RequestError if it is beyond the limit."""
         if self.due_bytes >= 0:
             return True
-        if self._kept_bytes < PREFIX_BYTES:
+        if self.kept_bytes < PREFIX_BYTES:
             return False
         head = self._cut(PREFIX_BYTES)
         (length,) = _LENGTH.unpack_from(head, 1)
@@ -172,13 +172,13 @@ class MessageReader:
     def begin(self) -> bytes:
         """Return what is kept of the coming message, in one piece."""
         if len(self._kept) != 1 or self._at:
-            pieces = [self._cut(self._kept_bytes)] if self._kept_bytes else []
-            self._kept, self._kept_bytes, self._at = deque(pieces), sum(map(len, pieces)), 0
+            pieces = [self._cut(self.kept_bytes)] if self.kept_bytes else []
+            self._kept, self.kept_bytes, self._at = deque(pieces), sum(map(len, pieces)), 0
         return self._kept[0][: self.due_bytes] if self._kept else b""
 
     def place(self, place: Place, known_bytes: int = 0) -> None:
         """Have the message written there, but for `known_bytes` of its begin, which are kept."""
-        kept = self._cut(self._kept_bytes) if self._kept_bytes else b""
+        kept = self._cut(self.kept_bytes) if self.kept_bytes else b""
         self._place = place
         self.feed(kept[known_bytes:])
 
@@ -198,7 +198,7 @@ class MessageReader:
             if not self._place.is_complete:
                 return None
             message = cast("bytes", self._place.message) if isinstance(self._place, Collected) else self._place
-        elif self._kept_bytes < self.due_bytes:
+        elif self.kept_bytes < self.due_bytes:
             return None
         else:
             message = self._cut(self.due_bytes)
@@ -213,7 +213,7 @@ class MessageReader:
 
     def _cut(self, size: int) -> bytes:
         """Take so many of the kept bytes, which are there."""
-        self._kept_bytes -= size
+        self.kept_bytes -= size
         parts = []
         while size > 0:
             part = self._kept[0][self._at : self._at + size]

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import time
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,18 @@ def test_two_tensors(server: Any, order: str, change: int) -> None:
         assert expected in headers["grpc-message"]
     else:
         assert response_of(body).raw_output_contents[0] == b"b" * HALF_BYTES
+
+
+def test_a_begin_that_comes_in_small_pieces_is_read_a_few_times(server: Any) -> None:
+    """Many fields take about as much time as one, which is not read before all of it is there."""
+    with RawConnection(server.address) as connection:
+        costs_s = []
+        for begin in (b"\x12\xff\xff\xff\x01" + bytes(8000), b"\x12\x00" * 4000):
+            stream = connection.begin("ModelInfer")
+            began_s = time.process_time()
+            for piece in cut(struct.pack(">BI", 0, 1 << 20), [5]) + cut(begin, [2] * 4000):
+                connection.http.send_data(stream, piece)
+            connection.reset(stream)
+            connection.answer(connection.call("ServerLive", b""))
+            costs_s.append(time.process_time() - began_s)
+    assert costs_s[1] < 3 * costs_s[0]
