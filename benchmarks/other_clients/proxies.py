@@ -131,7 +131,7 @@ def caddy(way: Way) -> str:
       tls_client_auth {secrets.client_certificate} {secrets.client_key}
       tls_trusted_ca_certs {secrets.root}
       tls_server_name localhost
-      versions h2
+      versions 2
     }}
   }}"""
     return f"""
