@@ -329,7 +329,7 @@ class GrpcCall(Call):
             self.answer(error)
         finally:
             self._is_reading = False
-        if self._half_closed and self._wants() and not self._asked:
+        if self._half_closed and self._wants() and self._is_let_in == self._asked:
             self._has_ended()
 
     def _wants(self) -> bool:

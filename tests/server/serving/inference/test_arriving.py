@@ -132,6 +132,22 @@ def test_other_messages_are_as_ever(server: Any, kind: str) -> None:
     until(lambda: not requests_in(server))
 
 
+@pytest.mark.parametrize("kind", ["", "tensor first", "compressed", "typed"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_message_that_is_cut_off_by_the_end_of_the_call(server: Any, kind: str, method: str) -> None:
+    plain = framed(image_request().SerializeToString())
+    message, metadata, _ = others()[kind] if kind else (plain, {}, "")
+    with RawConnection(server.address) as connection:
+        stream = connection.begin(method, metadata)
+        connection.send_message(stream, message[:HALF_BYTES])
+        headers, body = connection.answer(stream)
+        assert connection.answer(connection.call("ServerLive", b""))[0]["grpc-status"] == "0"
+    if method == "ModelInfer":
+        assert "requires exactly one request message" in headers["grpc-message"]
+    assert not body
+    until(lambda: not requests_in(server))
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 @pytest.mark.parametrize("change", [0, 1])
 def test_two_tensors(server: Any, order: str, change: int) -> None:
