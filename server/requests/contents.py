@@ -134,7 +134,7 @@ class RequestHead(NamedTuple):
                 if tag & 7 != LENGTH_DELIMITED or not 8 <= tag < _RAW_TAG or position + length >= len(begin):
                     return None
                 if tag == _ID_TAG:
-                    if request_id:
+                    if kept:  # a second one
                         return None
                     request_id = _checked_id(begin[position : position + length])
                     header, kept = header + begin[kept:start], position + length

@@ -108,6 +108,7 @@ def others() -> dict[str, tuple[bytes, dict[str, str], str]]:
         "cut off": (framed(plain[:-1]), {}, "field 7 has 602112 bytes, but only 602111 follow"),
         "unknown": (framed(plain.replace(b"image", b"egami")), {}, "'egami' is not found"),
         "another id": (framed(plain + b"\x1a\x01x"), {}, ""),
+        "two ids": (framed(b"\x1a\x00\x1a\x01x" + plain), {}, "expected one id"),
     }
 
 
