@@ -40,7 +40,7 @@ Headers: TypeAlias = Sequence[Header]
 
 MAX_STREAMS: Final = 1024  # of a connection at a time, as many as request slots
 TABLE_BYTES: Final = 4096  # of headers that the client may refer to, and the server: HTTP/2's own
-FRAME_BYTES: Final = 16384  # larger pieces save nothing; unless freed memory is kept, each costs page faults
+FRAME_BYTES: Final = 65536  # an image comes in ten steps, not in forty; freed memory of longer ones costs page faults
 WINDOW_BYTES: Final = 4 << 20  # of a stream may come unasked
 CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, until the server has acknowledged them
 READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
