@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gangway.clients.connection import SERVICE
@@ -71,6 +71,17 @@ class Channel(Protocol):
 Connect = Callable[[str, Sequence[bytes], float, float, Tls | None], Channel]
 
 
+def ready_of(wanted: Mapping[int, int], timeout_s: float | None) -> dict[int, int]:
+    """Return events of `poll` by descriptor: what is ready of what is wanted. `select` takes no descriptor above 1023.
+
+    It waits for up to `timeout_s`, to the millisecond; None: as long as it takes.
+    """
+    poller = select.poll()
+    for descriptor, events in wanted.items():
+        poller.register(descriptor, events)
+    return dict(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+
 def call_blocking(channel: Channel, call: int, request: int, what: str, timeout_s: float) -> None:
     """Make one call while no other runs, and wait for its answer. `what` names it in errors.
 
@@ -81,10 +92,11 @@ def call_blocking(channel: Channel, call: int, request: int, what: str, timeout_
         channel.start(call, request)
         while True:
             left_s = max(until_s - time.monotonic(), 0)
-            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
-            if writable:
+            wanted = select.POLLIN | (select.POLLOUT if channel.wants_write else 0)
+            ready = ready_of({channel.fileno(): wanted}, left_s).get(channel.fileno(), 0)
+            if ready & select.POLLOUT:
                 channel.flush()
-            for ended in channel.receive() if readable else ():
+            for ended in channel.receive() if ready & ~select.POLLOUT else ():
                 if ended.status != "OK":
                     raise RefusedError(f"{what}: {ended.status}: {ended.message}")
                 return

@@ -22,7 +22,7 @@ import ngh2
 from ngh2 import events as http2
 from ngh2.enums import ErrorCode, Setting
 
-from gangway.clients.channel import INFER_METHOD, CallResult
+from gangway.clients.channel import INFER_METHOD, CallResult, ready_of
 from gangway.clients.errors import UnreachableError
 from gangway.clients.tls import Tls, TlsSocket
 from gangway.protos import StatusCode
@@ -166,7 +166,7 @@ class RawChannel:
         self.flush()
         while self._limit is None:
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
+            if left_s <= 0 or not ready_of({self.fileno(): select.POLLIN}, left_s):
                 raise TimeoutError("no settings in time")
             self.receive()
 

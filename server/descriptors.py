@@ -133,8 +133,12 @@ class DescriptorWatch:
                 max(free, 0),
                 most,
             )
-            while self._reserve:
-                os.close(self._reserve.pop())
+            self.close()
+
+    def close(self) -> None:
+        """Give the reserve up."""
+        while self._reserve:
+            os.close(self._reserve.pop())
 
     def _take_reserve(self) -> None:
         while len(self._reserve) < RESERVED:

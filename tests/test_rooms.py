@@ -50,6 +50,7 @@ COMMAND_LINE = ("server.check", "server.cli", "server.serve_command")
 ONLY_IN = {
     "tvm": ("compiler",),
     "onnx": ("compiler", "zoo"),
+    "h2": (),  # of tests
     "httptools": ("server.serving",),
     "ngh2": ("clients.raw_channel", "server.own_client", "server.serving.grpc.http2"),
     "uvloop": ("server.serving",),

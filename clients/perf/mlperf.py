@@ -18,8 +18,8 @@ from typing import Any
 
 import mlperf_loadgen as loadgen
 import numpy as np
-from h2.exceptions import ProtocolError
 
+from gangway.clients.channel import ready_of
 from gangway.clients.errors import ClientError, UnreachableError
 from gangway.clients.open_loop import CLIENTS, OpenLoopRun
 from gangway.clients.perf.measure import Run, Session
@@ -150,23 +150,25 @@ class _Sender:
         try:
             while not self._stopping:
                 self._step()
-        except (OSError, ProtocolError) as error:
+        except OSError as error:
             self._failure = f"connection lost: {error}"
         except UnreachableError as error:
             self._failure = str(error)
+        except Exception as error:
+            self._failure = f"a fault of the load: {type(error).__name__}: {error}"
         while not self._stopping:  # loadgen waits for an answer to everything it issues
             self._answer_all("UNAVAILABLE")
-            select.select([self._wakeup], [], [])
+            ready_of({self._wakeup: select.POLLIN}, None)
             self._clear_wakeup()
 
     def _step(self) -> None:
         channel = self._channel
         socket = channel.fileno()
-        writable = [socket] if channel.wants_write else []
-        ready, can_write, _ = select.select([socket, self._wakeup], writable, [], self._timeout_s)
-        if not ready and not can_write and self._waiting:
+        wanted = select.POLLIN | (select.POLLOUT if channel.wants_write else 0)
+        ready = ready_of({socket: wanted, self._wakeup: select.POLLIN}, self._timeout_s)
+        if not ready and self._waiting:
             raise UnreachableError(f"the server answered nothing for {self._timeout_s:g} s")
-        if can_write:
+        if ready.get(socket, 0) & select.POLLOUT:
             channel.flush()
         if self._wakeup in ready:
             self._clear_wakeup()
@@ -175,7 +177,7 @@ class _Sender:
             call = len(self._done) + len(self._waiting)
             self._waiting[call] = query
             channel.start(call, query[1])
-        if socket in ready:
+        if ready.get(socket, 0) & ~select.POLLOUT:
             for ended in channel.receive():
                 if ended.status != OK:
                     self._messages.setdefault(ended.status, ended.message)

@@ -2,9 +2,12 @@
 
 import base64
 import json
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,19 @@ def test_mlperf_s_load_generator_gives_its_verdict(gangway_server: LiveServer, t
     (run,) = written["runs"]
     assert (run["total"]["queries"], run["total"]["errors"]) == (100, {})
     assert 55 <= run["models"][0]["queries"] <= 95  # of 100, three quarters
+
+
+def test_mlperf_s_load_generator_where_many_descriptors_are_open(gangway_server: LiveServer, perf: Perf) -> None:
+    """`select` ends at 1023, and the load generator waits for ever for what is not answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    load = ("--mix", "simple=1", "--rate", "400", "--queries", "20", "--scenario", "mlperf-server")
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.enter_context(Path(os.devnull).open("rb"))
+        done = perf(gangway_server.url, *load, "--qos", "10000", "--isolated", "simple=1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_arrivals_from_a_file_and_inputs_from_a_folder(gangway_server: LiveServer, tmp_path: Path, perf: Perf):

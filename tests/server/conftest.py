@@ -204,6 +204,7 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
     front_end.http.stop()
     front_end.server.stop(5)
     serving.stop()
+    front_end.descriptors.close()
     os.close(event_fd)
     scheduler.stop()
     thread.join(20)
