@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import hashlib
+import logging
 import os
 import shutil
 import sys
@@ -40,6 +41,13 @@ def pytest_collection_finish() -> None:
 def _order(item: pytest.Item) -> int:
     room = item.path.relative_to(Path(__file__).parent).parts[0]
     return LONG_FIRST.index(room) if room in LONG_FIRST else len(LONG_FIRST)
+
+
+@pytest.fixture(autouse=True)
+def log_level_of_each_test() -> Iterator[None]:
+    """A log level that a test sets is none for the next one: lines would lack, or take most of its time."""
+    yield
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)

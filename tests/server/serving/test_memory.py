@@ -62,7 +62,7 @@ def test_nobody_is_let_in_while_memory_is_full(plane: DataPlane) -> None:
     free_bytes, told = 1 << 30, []
     budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes)
     guard = MemoryGuard(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
-    kept = plane.hold(1 << 20)
+    kept = plane.take(1 << 20)
     plane.drop(kept)
     for is_full in (False, True, False):
         free_bytes = budget.reserve_bytes // 4 if is_full else 1 << 30
