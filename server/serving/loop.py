@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Due = Callable[[], float | None]  # what a timer does; it may return in how many seconds it is due again
 
+SLICE_S: Final = 0.0005  # of a turn that one connection, or long work, has if others wait
 THREADS: Final = 2  # for work that would stop the loop
 LAG_WINDOW_S: Final = 10.0
 

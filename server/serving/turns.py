@@ -4,11 +4,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
+from gangway.server.serving.loop import SLICE_S
 from gangway.server.serving.pending import Driven, Pending
-
-HELD_S: Final = 0.0005  # between two turns of others, about
 
 
 class Slices:
@@ -22,7 +21,7 @@ class Slices:
 
     async def rest(self) -> None:
         """Let all others on the loop have their turn, if this one has been long enough."""
-        if time.monotonic() - self._begin_s > HELD_S:
+        if time.monotonic() - self._begin_s > SLICE_S:
             others: Pending[None] = Pending()
             self._loop.call_soon(others.settle, None)
             await others

@@ -211,6 +211,15 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
     assert not thread.is_alive()
 
 
+@pytest.fixture
+def serving() -> Iterator[ServingLoop]:
+    """A loop that runs."""
+    loop = ServingLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
 @pytest.fixture(scope="module")
 def running_server() -> Iterator[Server]:
     with front_end_server(GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES)) as server:

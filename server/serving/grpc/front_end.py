@@ -11,7 +11,6 @@ from functools import partial
 from socket import socket
 from typing import Final, Protocol
 
-import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from gangway.executor.logs import OFTEN
@@ -273,7 +272,6 @@ class GrpcFrontEnd:
             served, is_health = self._methods.by_name.get(method.name), method.name in HEALTH
             if method.name == "ModelInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
-                made = msgspec.structs.replace(made, arriving=self._arriving)
             elif method.name == "ModelStreamInfer":
                 made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
             elif served is None:
@@ -296,7 +294,8 @@ class GrpcFrontEnd:
     ) -> GrpcMethod:
         category = CATEGORY_OF_METHOD.get(name)
         restriction = self._options.restrictions.of(category) if category else None
-        return GrpcMethod(f"/{service}/{name}", take, open, restriction, admission, health)
+        arriving = self._arriving if name == "ModelInfer" else None
+        return GrpcMethod(f"/{service}/{name}", take, open, restriction, admission, health, arriving)
 
     def _take_request(self, call: GrpcCall, message: bytes) -> None:
         self._inference.begin_message(message, call)

@@ -30,7 +30,7 @@ from ngh2.enums import ErrorCode, Setting
 
 from gangway.server.options.endpoints import KeepaliveOptions
 from gangway.server.serving.limits import ConnectionLimit, Phase
-from gangway.server.serving.loop import Turn
+from gangway.server.serving.loop import SLICE_S, Turn
 from gangway.server.serving.tls import ArrivingConnection
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ CONNECTION_WINDOW_BYTES: Final = 16 << 20  # of all streams of a connection, unt
 READ_BYTES: Final = 256 << 10  # of a connection are read in a turn
 PIECE_BYTES: Final = (1 << 10, 64 << 10)  # of them are understood at once: some tens of calls; of a long message, more
 FEW_EVENTS: Final = 8  # are dealt with at once, and a longer piece is understood next
-SLICE_S: Final = 0.0005  # of the loop's time for a connection in a turn, if there are more
 WRITE_BYTES: Final = 256 << 10  # are given to the transport at once,
 TURN_BYTES: Final = 512 << 10  # and so many in a turn
 BUFFER_BYTES: Final = 1 << 20  # of a transport that the client's socket does not take
@@ -304,6 +303,8 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._received_s = self._shared.loop.time()
         self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
         self._go_on(more=len(data) == READ_BYTES)
+        if self._rest:
+            self._rest = memoryview(bytes(self._rest))  # others need the scratch memory
 
     def _go_on(self, more: bool = False) -> None:
         """Do what is to be done of what has come, as long as the turn lasts. `more`: there is more to be read."""
@@ -326,8 +327,6 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
                 elif time.monotonic() >= end_s:
                     more = True
                     break
-            if self._rest:
-                self._rest = memoryview(bytes(self._rest))  # others need the scratch memory
             if more or self._is_waiting:
                 self._take_turns(more)
             if self._taken:

@@ -71,10 +71,10 @@ class HttpFrontEnd:
         if not target:
             return ""
         try:
-            listening = _bound(target, self._reuse_port)
+            listening, address = _bound(target, self._reuse_port)
         except OSError as error:
             raise OSError(f"cannot listen on {target} for HTTP: {why_not_bound(error)}") from None
-        self._ports.http = address = port_of(target, int(listening.getsockname()[1]))
+        self._ports.http = address
         self._serving.run(self._serve(listening, self._site, self._certificates))
         return address
 
@@ -84,13 +84,13 @@ class HttpFrontEnd:
         if not target:
             return ""
         try:
-            listening = _bound(target, options.reuse_port)
+            listening, address = _bound(target, options.reuse_port)
         except OSError as error:
             raise OSError(f"cannot serve metrics on {target}: {why_not_bound(error)}") from error
-        site = MetricsSite(exposition, self._serving.loop.call_soon, self._ports)
+        site = MetricsSite(exposition, self._serving.loop, self._ports)
         self._sites.append(site)
         self._serving.run(self._serve(listening, site, None))
-        return port_of(target, int(listening.getsockname()[1]))
+        return address
 
     @property
     def idle(self) -> bool:
@@ -126,8 +126,8 @@ class HttpFrontEnd:
             refusal.close()
 
 
-def _bound(target: str, reuse_port: bool) -> socket.socket:
-    """Return a socket that listens at "host:port". Raises OSError."""
+def _bound(target: str, reuse_port: bool) -> tuple[socket.socket, str]:
+    """Return a socket that listens at "host:port", and that with the port it has. Raises OSError."""
     host, port, family = socket_address(target)
     both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
     listening = socket.create_server(
@@ -139,4 +139,4 @@ def _bound(target: str, reuse_port: bool) -> socket.socket:
     for option, value in _KEEPALIVE:
         listening.setsockopt(socket.IPPROTO_TCP, option, value)
     listening.setblocking(False)
-    return listening
+    return listening, port_of(target, int(listening.getsockname()[1]))

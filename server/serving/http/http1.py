@@ -3,7 +3,7 @@
 httptools understands heads and chunks. The larger part of a body is received where it stays. A connection answers its
 requests one after the other, in their order. While the client takes no answers, or sends ahead, nothing is read of it:
 that is the backpressure. What is served is up to a `Site`. All of it runs in the event loop's thread, where connections
-take turns: what one has sent is understood for SLICE_SECONDS at most, then the others have their turn.
+take turns: what one has sent is understood for SLICE_S at most, then the others have their turn.
 
 A client that stalls, floods or only listens costs nothing but the connection, and has no more time than stated below.
 """
@@ -26,6 +26,7 @@ from gangway.server.serving.http.call import Answering, HttpCall, Site
 from gangway.server.serving.http.lingering import Lingering
 from gangway.server.serving.http.replies import Reply
 from gangway.server.serving.limits import Phase
+from gangway.server.serving.loop import SLICE_S
 from gangway.server.serving.tls import ArrivingConnection
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
@@ -38,7 +39,6 @@ GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side i
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
 READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
 PIECE_BYTES: Final = 2 * 1024  # of all else are understood at once: some tens of requests
-SLICE_SECONDS: Final = 0.0005  # of the loop's time for a connection in a turn, if there is more
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -196,7 +196,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
     def _understand(self, data: memoryview) -> None:
         """Feed the parser as long as the turn lasts."""
-        at, end_s = 0, time.monotonic() + SLICE_SECONDS
+        at, end_s = 0, time.monotonic() + SLICE_S
         while at < len(data):
             if at and time.monotonic() >= end_s:
                 self._unfed = bytes(data[at:])

@@ -4,42 +4,41 @@ The text is made on the event loop, piece by piece, with turns for others in bet
 is answered whatever all threads are at.
 """
 
+import asyncio
 import logging
-import time
 import zlib
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from gangway.server.access import Ports
 from gangway.server.serving.http.call import HttpCall, Site
 from gangway.server.serving.http.replies import Reply
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.metrics import Exposition
-from gangway.server.serving.pending import Pending, drive
+from gangway.server.serving.pending import drive
+from gangway.server.serving.turns import Slices
 
 _log = logging.getLogger(__name__)
 
 PATH: Final = b"/metrics"
 MAX_CONNECTIONS: Final = 16  # beyond that the one whose client has been waited for longest is closed
 MAX_BODY_BYTES: Final = 64 * 1024  # which nobody reads
-MAX_HELD_SECONDS: Final = 0.0005  # between two turns of others, about
 COMPRESSION_LEVEL: Final = 3  # of 1 to 9: text like this becomes a tenth at any level
-SLICE_CHARACTERS: Final = 32 * 1024  # are compressed without a turn of others
+PIECE_CHARACTERS: Final = 32 * 1024  # are compressed at once
 GZIP: Final = 31  # window bits of zlib that mean: gzip's header
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 
 
 class MetricsSite(Site):
-    """`soon` has the event loop call something. `ports`: where other requests are sent."""
+    """`ports`: where other requests are sent."""
 
     unknown_method = HTTPStatus.NOT_IMPLEMENTED
 
-    def __init__(self, exposition: Exposition, soon: Callable[..., Any], ports: Ports) -> None:
+    def __init__(self, exposition: Exposition, loop: asyncio.AbstractEventLoop, ports: Ports) -> None:
         super().__init__(ConnectionLimit(MAX_CONNECTIONS, patience=0.0))
         self._exposition = exposition
-        self._soon = soon
+        self._loop = loop
         self._ports = ports
 
     def open(self, call: HttpCall) -> Reply | None:
@@ -83,28 +82,19 @@ class MetricsSite(Site):
         call.finish(reply)
 
     async def _scrape(self, call: HttpCall) -> Reply:
-        texts: list[str] = []
-        begin_s = time.monotonic()
+        texts, slices = list[str](), Slices(self._loop)
         for text in self._exposition.pieces():
             texts.append(text)
-            if time.monotonic() - begin_s > MAX_HELD_SECONDS:
-                await self._turn()
-                begin_s = time.monotonic()
+            await slices.rest()
         text = "".join(texts)
         if not _accepts_gzip(call.headers.get(b"accept-encoding", b"").decode("latin-1")):
             return Reply(HTTPStatus.OK, (text.encode(),), CONTENT_TYPE)
         stream = zlib.compressobj(COMPRESSION_LEVEL, wbits=GZIP)
         pieces = []
-        for at in range(0, len(text), SLICE_CHARACTERS):
-            pieces.append(stream.compress(text[at : at + SLICE_CHARACTERS].encode()))
-            await self._turn()
+        for at in range(0, len(text), PIECE_CHARACTERS):
+            pieces.append(stream.compress(text[at : at + PIECE_CHARACTERS].encode()))
+            await slices.rest()
         return Reply(HTTPStatus.OK, (*pieces, stream.flush()), CONTENT_TYPE, encoding="gzip")
-
-    def _turn(self) -> Pending[None]:
-        """Return what is settled when all others on the loop have had their turn."""
-        turn: Pending[None] = Pending()
-        self._soon(turn.settle, None)
-        return turn
 
 
 def _accepts_gzip(header: str) -> bool:

@@ -20,14 +20,6 @@ SECOND_NS = 10**9
 SLOTS = 8
 
 
-@pytest.fixture
-def serving() -> Iterator[ServingLoop]:
-    made = ServingLoop()
-    made.start()
-    yield made
-    made.stop()
-
-
 def test_what_is_called_runs_in_order_in_the_loops_thread(serving: ServingLoop) -> None:
     seen: SimpleQueue[tuple[int, str]] = SimpleQueue()
     for number in range(100):

@@ -1,20 +1,11 @@
 """Coroutines that go on where they are told, and what they wait for."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.pending import Offload, Pending, drive, result_of
-
-
-@pytest.fixture(scope="module")
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    loop.start()
-    yield loop
-    loop.stop()
 
 
 def test_a_coroutine_begins_at_once_and_goes_on_when_it_is_told() -> None:

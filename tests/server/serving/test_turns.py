@@ -1,16 +1,14 @@
 """Coroutines that enter one at a time, are closed with their calls, and do long work in slices."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
-
-import pytest
 
 from gangway.server.errors import RequestError
 from gangway.server.serving.call import Call
-from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.loop import SLICE_S, ServingLoop
 from gangway.server.serving.pending import Pending, drive, result_of
-from gangway.server.serving.turns import HELD_S, Slices, Turns, drive_for
+from gangway.server.serving.turns import Slices, Turns, drive_for
 
 MANY = 2000  # more than there may be frames
 WAIT_S = 20
@@ -27,14 +25,6 @@ class EmptyCall(Call):
 
     def answer(self, result: bytes | RequestError) -> None:
         return None
-
-
-@pytest.fixture
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    loop.start()
-    yield loop
-    loop.stop()
 
 
 def settled_on(serving: ServingLoop, act: Callable[[], object]) -> None:
@@ -120,7 +110,7 @@ def test_others_have_their_turn_in_long_work(serving: ServingLoop) -> None:
 
     async def work() -> int:
         slices, count = Slices(serving.loop), 0
-        serving.loop.call_later(2 * HELD_S, other.set)
+        serving.loop.call_later(2 * SLICE_S, other.set)
         while not other.is_set():
             count += 1
             await slices.rest()

@@ -1,6 +1,6 @@
 """Changes that all front ends make: the supervisor's side, without processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -124,14 +124,6 @@ def test_settings_are_kept_for_successors() -> None:
             scene.agreements.applied(front_end, Applied(number))
     assert scene.known() == [TraceOverrides("", ("TIMESTAMPS",))], "the log's are told in another way"
     assert scene.holding == list(changes)
-
-
-@pytest.fixture(scope="module")
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    loop.start()
-    yield loop
-    loop.stop()
 
 
 def proposing(serving: ServingLoop, answer: Callable[[Proposed], Settled | None]) -> SharedChanges:

@@ -368,14 +368,6 @@ def test_a_row_of_requests_of_a_sequence_that_fail_needs_no_deeper_stack(serving
     assert max(model.depths[1:]) - min(model.depths[1:]) < 10
 
 
-@pytest.fixture
-def serving() -> Iterator[ServingLoop]:
-    loop = ServingLoop()
-    loop.start()
-    yield loop
-    loop.stop()
-
-
 def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:
     answers: list[tuple[Any, Any]] = []
     done = threading.Semaphore(0)

@@ -79,11 +79,11 @@ class Replies:
         self._data += piece
 
 
-@pytest.mark.parametrize("slice_s", [http1.SLICE_SECONDS, 0.0])
+@pytest.mark.parametrize("slice_s", [http1.SLICE_S, 0.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch, seed: int, slice_s: float) -> None:
     """Of bodies that go past the parser in part, chunks, and requests that begin where a body ends."""
-    monkeypatch.setattr(http1, "SLICE_SECONDS", slice_s)
+    monkeypatch.setattr(http1, "SLICE_S", slice_s)
     chance = random.Random(seed)
     expected = []
     data = b""
@@ -115,7 +115,7 @@ def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_many_requests_in_one_piece_take_many_turns(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(http1, "SLICE_S", 0.0)
     with connected(server.http_address) as connection:
         connection.sendall(LIVE * 2000)
         connection.shutdown(socket.SHUT_WR)
