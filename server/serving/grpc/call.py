@@ -7,7 +7,6 @@ thread.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -76,7 +75,7 @@ class Arrivals:
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._begun: dict[GrpcCall, tuple[float, int]] = {}  # calls that have a place: since when, how many bytes
-        self._waiting: deque[tuple[GrpcCall, float, int]] = deque()
+        self._waiting: dict[GrpcCall, tuple[float, int]] = {}  # in the order of their coming
 
     @property
     def waits(self) -> bool:
@@ -86,7 +85,7 @@ class Arrivals:
     def enter(self, call: "GrpcCall", size_bytes: int) -> bool:
         """Whether a message of so many bytes may come; if not, `call.let_in` is called when it may."""
         if self._waiting or not self._has_place(size_bytes):
-            self._waiting.append((call, time.monotonic(), size_bytes))
+            self._waiting[call] = time.monotonic(), size_bytes
             return False
         self._begun[call] = time.monotonic(), size_bytes
         return True
@@ -97,8 +96,7 @@ class Arrivals:
         if begun is not None:
             self._budget.note(begun[1])
         if self._waiting:
-            if begun is None:
-                self._waiting = deque(each for each in self._waiting if each[0] is not call)
+            self._waiting.pop(call, None)
             self._give_places()
 
     def look(self, error: RequestError) -> None:
@@ -108,8 +106,12 @@ class Arrivals:
             if since_s + SLOW_S <= now_s:
                 del self._begun[call]
         self._give_places()
-        while self._waiting and self._waiting[0][1] + MAX_WAIT_S <= now_s:
-            self._waiting.popleft()[0].answer(error)
+        while self._waiting:
+            call, (since_s, _) = next(iter(self._waiting.items()))
+            if since_s + MAX_WAIT_S > now_s:
+                return
+            del self._waiting[call]
+            call.answer(error)
 
     def _has_place(self, size_bytes: int) -> bool:
         """Whether there is room for one more. For the first one the reserve is enough."""
@@ -117,8 +119,11 @@ class Arrivals:
         return self._budget.fits(COPIES * (begun_bytes + size_bytes) if self._begun else 0)
 
     def _give_places(self) -> None:
-        while self._waiting and self._has_place(self._waiting[0][2]):
-            call, _, size_bytes = self._waiting.popleft()
+        while self._waiting:
+            call, (_, size_bytes) = next(iter(self._waiting.items()))
+            if not self._has_place(size_bytes):
+                return
+            del self._waiting[call]
             self._begun[call] = time.monotonic(), size_bytes
             call.let_in()
 
