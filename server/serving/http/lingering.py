@@ -41,10 +41,10 @@ class Lingering(asyncio.BufferedProtocol):
         self._received_bytes = self._seen_bytes = 0
         self._timer = loop.call_later(SILENT_SECONDS, self._look)
         site.transports.add(transport)
+        transport.set_protocol(self)
         if not site.limit.admit(self, self.since_s):
             transport.close()
             return
-        transport.set_protocol(self)
         if transport.can_write_eof():  # TLS has no such thing
             transport.write_eof()
         transport.resume_reading()

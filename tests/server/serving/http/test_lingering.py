@@ -1,18 +1,22 @@
 """Clients that send all of a request before they read why it is refused."""
 
+import asyncio
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from gangway.server.access import TlsFiles
+from gangway.server.access import Ports, TlsFiles
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http import lingering
+from gangway.server.serving.http.metrics_site import MetricsSite
+from gangway.server.serving.limits import RESERVED, ConnectionLimit, Phase
+from gangway.server.serving.loop import ServingLoop
 from tests.helpers.certificates import Authority
 
 BODY_BYTES = 24 << 20  # more than sockets hold, and than the server takes
@@ -97,3 +101,32 @@ def test_who_sends_without_end_is_not_heard_for_ever(
         connection.sendall(POST + CLOSE + LENGTH + b"\r\n")
         while time.monotonic() < end_s:
             connection.sendall(ZEROS)
+
+
+class Waiting:
+    """A connection whose client waits for the server, so that it gives way to nobody."""
+
+    phase, since_s = Phase.ANSWERING, 0.0
+
+    def give_way(self) -> None:
+        raise AssertionError("it is being answered")
+
+
+def test_where_there_is_no_room_nothing_of_it_is_left(serving: ServingLoop) -> None:
+    site = MetricsSite(cast("Any", None), serving.loop, Ports())  # nobody asks for metrics
+    site.limit, others = ConnectionLimit(0), [Waiting() for _ in range(RESERVED)]
+    ours, theirs = socket.socketpair()
+
+    async def linger() -> None:
+        transport, _ = await serving.loop.create_connection(asyncio.Protocol, sock=ours)
+        assert all(site.limit.admit(other, 0.0) for other in others)
+        lingering.Lingering(site, serving.loop, transport)
+        while site.transports:
+            await asyncio.sleep(0.001)
+        for other in others:
+            site.limit.leave(other)
+
+    with theirs:
+        serving.run(linger(), 20)
+        assert theirs.recv(1) == b""
+    assert not site.limit.exceeded
