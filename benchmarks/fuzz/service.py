@@ -5,7 +5,7 @@ What is fuzzed is what a client can reach: bytes choose path, method and headers
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -130,11 +130,11 @@ class _Connection(Answering):
     def finish(self, call: HttpCall, reply: Reply) -> None:
         self.reply = reply
 
-    def begin_stream(self, call: HttpCall, content_type: bytes) -> asyncio.Transport:
-        raise AssertionError("nobody watches")
+    def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
+        raise AssertionError("nobody watches, and no model is decoupled")
 
-    def send(self, call: HttpCall, piece: bytes) -> None:
-        raise AssertionError("nobody watches")
+    def send(self, call: HttpCall, pieces: Sequence[bytes]) -> None:
+        raise AssertionError("nobody watches, and no model is decoupled")
 
 
 def _answer_zeros(header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:

@@ -36,6 +36,7 @@ FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
 MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_FIELDS = 3 * MAX_TENSORS + 1024  # top-level fields of one request: inputs, their contents, outputs, and others
 MAX_ID_BYTES = 64 * 1024
+EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"  # of a request to a decoupled model
 
 _RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
 _ID_TAG = REQUEST_ID << 3 | LENGTH_DELIMITED

@@ -19,6 +19,7 @@ from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.codecs import CLASSIFICATION, Classes, Codec, Sinks, integer_of, wanted_classes
 from gangway.server.requests.contents import (
+    EMPTY_FINAL_PARAMETER,
     Form,
     MalformedRequestError,
     check_contents,
@@ -38,7 +39,6 @@ MAX_CACHED_VALUES = 16
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 RESERVED_PREFIX = "triton_"
-EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"  # every answer here says that it is the final one
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 MAX_INT64 = 2**63 - 1
 

@@ -10,11 +10,13 @@ from gangway.server.tracing.record import GRPC
 class Call(ABC):
     """One call, which is answered once. All of it happens on the loop's thread.
 
-    `front_end`: as traces name what it has come by. `takes_many`: it takes any number of responses.
+    `front_end`: as traces name what it has come by. `takes_many`: it takes any number of responses. `model`: which one
+    executes it, "" until it begins.
     """
 
     front_end: str = GRPC
     takes_many: bool = False
+    model: str = ""
     _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
 
     @abstractmethod
@@ -29,8 +31,8 @@ class Call(ABC):
     def answer(self, result: bytes | RequestError) -> None:
         """Send the serialised response, or why there is none; once. Empty bytes: all responses have been sent."""
 
-    def respond(self, response: bytes) -> None:
-        """Send a response that is not the last one, of a call that takes many."""
+    def respond(self, response: bytes | RequestError) -> None:
+        """Send a response that is not the last one, or why there is none in its place, of a call that takes many."""
         raise NotImplementedError
 
     def add_callback(self, callback: Callable[[], None]) -> bool:

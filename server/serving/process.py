@@ -200,6 +200,7 @@ class FrontEnd:
                 self._serving,
                 self._watch,
                 lambda: self.descriptors.is_short,
+                self.streams.limits.unsent_bytes,
             )
         return self._http
 
@@ -239,7 +240,8 @@ class FrontEnd:
         waits = self.server.look_at_arrivals(error)
         if is_full:
             self.server.end_arriving(error)
-            self.streams.end_largest()
+            if not self.streams.end_largest() and self._http is not None:
+                self._http.end_largest()
         return waits
 
     def handle(self, message: FrontEndMessage) -> None:

@@ -73,7 +73,9 @@ def success(response: bytes, is_final: bool = True) -> tuple[bytes, ...]:
     return length_prefix(_INFER_RESPONSE, len(response) + len(end)), response, end
 
 
-def failure(reason: str, request_id: bytes) -> bytes:
-    """Return the answer to a request that was refused or failed."""
-    response = pb.ModelInferResponse(id=request_id.decode())
+def failure(reason: str, request_id: bytes, model: str = "", is_final: bool = True) -> bytes:
+    """Return the answer to a request that was refused, or what stands for a response of this model that failed."""
+    response = pb.ModelInferResponse(id=request_id.decode(), model_name=model)
+    if model:
+        response.parameters[FINAL_PARAMETER].bool_param = is_final
     return pb.ModelStreamInferResponse(error_message=reason, infer_response=response).SerializeToString()

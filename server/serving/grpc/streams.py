@@ -55,7 +55,10 @@ class StreamedCall(Call):
     takes_many = True
 
     def __init__(
-        self, stream: GrpcCall, answered: Callable[[bytes | RequestError], None], respond: Callable[[bytes], None]
+        self,
+        stream: GrpcCall,
+        answered: Callable[[bytes | RequestError], None],
+        respond: Callable[[bytes | RequestError], None],
     ) -> None:
         self._stream = stream
         self._answered, self._respond = answered, respond
@@ -72,8 +75,8 @@ class StreamedCall(Call):
         """Have the last response sent, or why there is none; empty: all have been sent."""
         self._answered(result)
 
-    def respond(self, response: bytes) -> None:
-        """Have a response sent that is not the last one."""
+    def respond(self, response: bytes | RequestError) -> None:
+        """Have a response sent that is not the last one, or an error in its place."""
         self._respond(response)
 
     def end(self) -> None:
@@ -242,15 +245,7 @@ class Stream:
         call = work.call
         if call not in self._calls or call is None:
             return
-        answer = _Answer((), call)
-        if isinstance(result, RequestError):
-            answer = _Answer((failure(result.message, work.request.request_id),), call, result.without_traceback())
-        elif result:
-            answer, limit = _Answer(success(result), call), self._limits.message_bytes
-            if answer.size_bytes > limit:
-                text = f"the answer has {answer.size_bytes} bytes, {limit} are possible"
-                error = RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
-                answer = _Answer((failure(error.message, work.request.request_id),), call, error)
+        answer = self._answer_of(work, call, result, is_last=True)
         self.held_bytes += answer.size_bytes - work.request.size_bytes
         self.unsent_bytes += answer.size_bytes
         self._ready.extend(self._order.put(work.ticket, answer))
@@ -262,11 +257,25 @@ class Stream:
         work.call = None  # which refers to it
         self._call.read_on()
 
-    def _responded(self, work: _Pending, response: bytes) -> None:
-        """A response is there that is not the last one of its request."""
+    def _answer_of(self, work: _Pending, call: StreamedCall, result: bytes | RequestError, is_last: bool) -> _Answer:
+        """Return what the client gets of a response, or of the error in its place."""
+        if isinstance(result, bytes):
+            answer, limit = (
+                _Answer(success(result, is_last) if result else (), call, is_last=is_last),
+                self._limits.message_bytes,
+            )
+            if answer.size_bytes <= limit:
+                return answer
+            text = f"the answer has {answer.size_bytes} bytes, {limit} are possible"
+            result = RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
+        message = failure(result.message, work.request.request_id, call.model, is_last)
+        return _Answer((message,), call, result.without_traceback(), is_last)
+
+    def _responded(self, work: _Pending, response: bytes | RequestError) -> None:
+        """A response is there that is not the last one of its request, or an error in its place."""
         call = work.call
         if call is not None and call in self._calls:
-            answer = _Answer(success(response, is_final=False), call, is_last=False)
+            answer = self._answer_of(work, call, response, is_last=False)
             self.held_bytes += answer.size_bytes
             self.unsent_bytes += answer.size_bytes
             self._ready.append(answer)

@@ -2,9 +2,10 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gangway.server.errors import RequestError
 from gangway.server.serving.call import Call
@@ -13,6 +14,7 @@ from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Pending
 from gangway.server.tracing.record import HTTP
 
+MOST_TOGETHER: Final = 64  # responses are sent at once
 SCRATCH_BYTES: Final = 64 * 1024  # are read at once; the parser copies what there is of a body among them
 
 
@@ -37,6 +39,7 @@ class HttpCall(Call):
         self.route: Any = None
         self._pieces: list[bytes | memoryview] = []
         self._answered: Pending[bytes] | None = None
+        self._responses: Responses | None = None  # of a call that takes many
 
     # -- what inference asks of a call
 
@@ -53,8 +56,22 @@ class HttpCall(Call):
         self._answered = answered
         return answered
 
+    def expect_responses(self) -> "Responses":
+        """Return where `respond` and `answer` put responses, any number of them."""
+        self.takes_many = True
+        self._responses = Responses()
+        return self._responses
+
+    def respond(self, response: bytes | RequestError) -> None:
+        """Say that inference has given a response that is not the last one. From any thread."""
+        assert self._responses is not None, "expected"
+        self.connection.tell(self._responses.put, response, False)
+
     def answer(self, result: bytes | RequestError) -> None:
-        """Say what inference has answered, as `expect_answer` was told that it would. From any thread."""
+        """Say what inference has answered last, as was expected. From any thread."""
+        if self._responses is not None:
+            self.connection.tell(self._responses.put, result, True)
+            return
         assert self._answered is not None, "expected"
         if isinstance(result, RequestError):
             self.connection.tell(self._answered.settle, None, result)
@@ -78,13 +95,13 @@ class HttpCall(Call):
         """Answer it, which ends it."""
         self.connection.finish(self, reply)
 
-    def begin_stream(self, content_type: bytes) -> asyncio.Transport:
-        """Begin an answer of pieces, with whose end the connection ends, too; return where the pieces go."""
-        return self.connection.begin_stream(self, content_type)
+    def begin_stream(self, content_type: bytes, status: int = 200, closes: bool = True) -> asyncio.Transport:
+        """Begin an answer of pieces; return where they go. `closes`: the connection ends with it."""
+        return self.connection.begin_stream(self, content_type, status, closes)
 
-    def send(self, piece: bytes) -> None:
-        """Send a piece; an empty one is the end of the answer."""
-        self.connection.send(self, piece)
+    def send(self, *pieces: bytes) -> None:
+        """Send pieces; an empty one is the end of the answer."""
+        self.connection.send(self, pieces)
 
     # -- what the connection does with it
 
@@ -95,6 +112,45 @@ class HttpCall(Call):
     def drop(self) -> None:
         """Its body is of no use any more."""
         self._pieces.clear()
+
+
+class Responded(NamedTuple):
+    """What inference has said: a response, or why there is none. `is_last`: nothing follows; then it may be empty."""
+
+    response: bytes | RequestError
+    is_last: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it only says that nothing follows."""
+        return not self.response
+
+
+class Responses:
+    """The responses of one call, in their order, until they are taken. For the loop's thread."""
+
+    def __init__(self) -> None:
+        self._found: deque[Responded] = deque()
+        self._waiting: Pending[None] | None = None
+
+    def put(self, response: bytes | RequestError, is_last: bool) -> None:
+        """Add one. Who waits goes on soon, with all that have come together."""
+        self._found.append(Responded(response, is_last))
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            asyncio.get_running_loop().call_soon(waiting.settle, None)
+
+    async def next(self) -> Responded:
+        """Return the next one."""
+        if not self._found:
+            self._waiting = Pending()
+            await self._waiting
+        return self._found.popleft()
+
+    async def some(self) -> list[Responded]:
+        """Return those that are there, at least one and at most MOST_TOGETHER."""
+        first = await self.next()
+        return [first, *(self._found.popleft() for _ in range(min(len(self._found), MOST_TOGETHER - 1)))]
 
 
 class Answering(ABC):
@@ -118,12 +174,12 @@ class Answering(ABC):
         """Answer the call, which ends it."""
 
     @abstractmethod
-    def begin_stream(self, call: HttpCall, content_type: bytes) -> asyncio.Transport:
-        """Begin an answer of pieces."""
+    def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
+        """Begin an answer of pieces. `closes`: the connection ends with it."""
 
     @abstractmethod
-    def send(self, call: HttpCall, piece: bytes) -> None:
-        """Send a piece; an empty one ends call and connection."""
+    def send(self, call: HttpCall, pieces: Sequence[bytes]) -> None:
+        """Send pieces; an empty one ends the call."""
 
 
 class Site(ABC):

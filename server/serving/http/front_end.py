@@ -11,6 +11,7 @@ from gangway.server.descriptors import max_connections
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions, MetricsOptions
 from gangway.server.serving.http.call import Site
+from gangway.server.serving.http.generate import UNSENT_BYTES
 from gangway.server.serving.http.http1 import Connection
 from gangway.server.serving.http.metrics_site import MetricsSite
 from gangway.server.serving.http.site import Begin, HttpSite
@@ -35,7 +36,7 @@ class HttpFrontEnd:
     """Serves two addresses.
 
     `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
-    see ConnectionLimit. Raises TlsError or OSError if certificates cannot be used.
+    see ConnectionLimit. `unsent_bytes`: see HttpSite. Raises TlsError or OSError if certificates cannot be used.
 
     `serving` runs.
     """
@@ -50,6 +51,7 @@ class HttpFrontEnd:
         serving: ServingLoop,
         watch: Watch | None = None,
         is_short: Callable[[], bool] = lambda: False,
+        unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         self._ports = ports
         self._reuse_port = options.reuse_port
@@ -58,7 +60,7 @@ class HttpFrontEnd:
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
         work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
         watchers = None if watch is None else Watchers(watch, serving)
-        self._site = HttpSite(begin, methods, models, options, ports, work, limit, watchers)
+        self._site = HttpSite(begin, methods, models, options, ports, work, limit, watchers, unsent_bytes)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._refusals: list[Refusal] = []
@@ -91,6 +93,10 @@ class HttpFrontEnd:
         self._sites.append(site)
         self._serving.run(self._serve(listening, site, None))
         return address
+
+    def end_largest(self) -> bool:
+        """End the stream of events that holds most, because memory is full; False if none holds much."""
+        return self._site.streams.end_largest()
 
     @property
     def idle(self) -> bool:

@@ -11,7 +11,7 @@ A client that stalls, floods or only listens costs nothing but the connection, a
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from threading import get_ident
@@ -41,6 +41,7 @@ READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
 PIECE_BYTES: Final = 2 * 1024  # of all else are understood at once: some tens of requests
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
+COMMENT: Final = b":\n\n"  # of a stream of events
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AT_ONCE: Final = b"x-accel-buffering: no\r\n"  # nginx speaks HTTP/1.0 to servers, and collects such an answer first
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
@@ -364,22 +365,26 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._write(reply, closes, has_body=call.method != "HEAD")
         self._end(call, closes)
 
-    def begin_stream(self, call: HttpCall, content_type: bytes) -> asyncio.Transport:
-        """Begin an answer of pieces, with whose end the connection ends, too; return where the pieces go."""
+    def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
+        """Begin an answer of pieces; return where they go. `closes`: the connection ends with it."""
         call.is_streaming = True
+        call.keeps_alive = call.keeps_alive and call.is_modern and not closes
         coding = b"transfer-encoding: chunked\r\n" if call.is_modern else b""
-        head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%b%bconnection: close\r\n\r\n"
-        self.transport.write(head % (_STATUS_LINES[200], content_type, _AT_ONCE, coding))
+        ending = b"" if call.keeps_alive else b"connection: close\r\n"
+        if not self._is_over():
+            head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%b%b%b\r\n"
+            self.transport.write(head % (_STATUS_LINES[status], content_type, _AT_ONCE, coding, ending))
         return self.transport
 
-    def send(self, call: HttpCall, piece: bytes) -> None:
-        """Send a piece; an empty one ends call and connection."""
+    def send(self, call: HttpCall, pieces: Sequence[bytes]) -> None:
+        """Send pieces; an empty one ends the call, and the connection unless it is kept."""
         if call.is_answered:
             return
         if not self._is_over():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if call.is_modern else piece)
-        if not piece:
-            self._end(call, closes=True)
+            chunks = (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+            self.transport.write(b"".join(chunks if call.is_modern else pieces))
+        if not pieces[-1]:
+            self._end(call, closes=not call.keeps_alive)
 
     # -- in between
 
@@ -581,7 +586,8 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
         It is sent what means nothing to who is still there.
         """
-        if self._is_over() or self._current is None or self._current.is_streaming:
+        call = self._current
+        if self._is_over() or call is None:
             return
         if asked:
             with borrowed_socket(self.transport.get_extra_info("socket").fileno()) as own:
@@ -589,7 +595,10 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                     self.transport.abort()
                     return
         elif not self._behind and not self._is_full:  # nothing of an answer is under way
-            self.transport.write(_CONTINUE)
+            if call.is_streaming:
+                self.send(call, (COMMENT,))
+            else:
+                self.transport.write(_CONTINUE)
             asked = True
         self._loop.call_later(GONE_SECONDS, self._find_out, asked)
 

@@ -1,4 +1,4 @@
-"""Inference over HTTP: requests as JSON with tensors behind it, as one raw tensor, or by Triton's generate extension.
+"""Inference over HTTP: requests as JSON with tensors behind it, or as one raw tensor.
 
 A request becomes what `Inference.begin` takes; tensors in the body stay where they are. A response becomes JSON,
 and after it the tensors that are wanted as binary data.
@@ -30,13 +30,12 @@ from gangway.server.serving.http.json_text import (
     parameters_of,
     parse_object,
     raw_of,
-    set_parameter,
     set_parameters,
     shown,
     string_of,
     utf8,
 )
-from gangway.server.serving.http.replies import BINARY, EVENTS, JSON, Reply
+from gangway.server.serving.http.replies import BINARY, JSON, Reply
 
 MAX_CACHED_TEXT_BYTES: Final = 32 << 10  # a longer one most often has tensors in it; to look it up takes time
 MAX_INPUTS: Final = 1024  # more than any model has, so that messages name what is wrong
@@ -360,54 +359,13 @@ def _tensor(output: Output, binary: bool) -> bytes:
     return dump(content)[:-1] + b',"data":' + data + b"}"
 
 
-PARAMETERS: Final = "parameters"  # its members count as members of the whole
+def deduced_shape(tensor: Tensor, elements: int, where: str, one_row: bool = False) -> list[int]:
+    """Return the shape of a tensor of so many elements: the last unknown size follows from them, all others are 1.
 
-
-def read_generate(model: ServedModel, version: str, text: bytes | memoryview) -> JsonRequest:
-    """Understand the body of a generate request: a JSON object whose members are inputs or parameters, by their names.
-
-    A value is a tensor of as many elements as it has. Raises RequestError (INVALID_ARGUMENT).
-    """
-    content = parse_object(text)
-    where = f"generate request for model '{model.name}'"
-    nested = content.get(PARAMETERS, {})
-    if not isinstance(nested, dict):
-        invalid(f"{where}: expected an object as '{PARAMETERS}', got {kind_of(nested)}")
-    members = {**{name: value for name, value in content.items() if name != PARAMETERS}, **nested}
-    request_id = b""
-    if "id" in content and "id" not in model.inputs:
-        request_id = string_of(members, "id", where).encode()
-        del members["id"]
-        if len(request_id) > MAX_ID_BYTES:
-            invalid(f"{where}: expected an id of at most {MAX_ID_BYTES} bytes")
-    message = pb.ModelInferRequest(model_name=model.name, model_version=version)
-    contents = []
-    for name, value in members.items():
-        tensor = model.inputs.get(name)
-        if tensor is None:
-            set_parameter(message.parameters[name], value, f"{where}: parameter '{name}'")
-        else:
-            contents.append(_add_generate_input(message, tensor, value, model))
-    return JsonRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), BinaryOutputs())
-
-
-def _add_generate_input(
-    message: pb.ModelInferRequest, tensor: Tensor, value: Any, model: ServedModel
-) -> bytes | UnreadTensor:
-    where = f"input '{tensor.name}' for model '{model.name}'"
-    elements = flatten(value, where)
-    shape = deduced_shape(tensor, model, element_count(elements), where)
-    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    return raw_of(elements, tensor.datatype, where)
-
-
-def deduced_shape(tensor: Tensor, model: ServedModel, elements: int, where: str) -> list[int]:
-    """Return the shape of one row with this number of elements: the last unknown size follows from it.
-
-    Raises RequestError (INVALID_ARGUMENT) if there is none.
+    `one_row`: so is the first of all. Raises RequestError (INVALID_ARGUMENT) if there is no such shape.
     """
     shape = list(tensor.shape)
-    if shape and shape[0] == -1 and model.max_batch_size:
+    if shape and shape[0] == -1 and one_row:
         shape[0] = 1
     unknown = [axis for axis, size in enumerate(shape) if size == -1]
     for axis in unknown:
@@ -418,26 +376,6 @@ def deduced_shape(tensor: Tensor, model: ServedModel, elements: int, where: str)
     if math.prod(shape) != elements:
         invalid(f"{where}: {elements} elements do not make a tensor of {list(tensor.shape)}")
     return shape
-
-
-def generate_reply(response: bytes, streamed: bool) -> Reply:
-    """Return the one answer of a model, as JSON or as an event. Raises RequestError if it has no JSON."""
-    header, request_id, raws = split_response(response)
-    message = pb.ModelInferResponse.FromString(header)
-    content: dict[str, Any] = {"id": request_id.decode()} if request_id else {}
-    content |= {"model_name": message.model_name, "model_version": message.model_version}
-    content |= parameters_of(message.parameters)
-    text = dump(content)[:-1] + b"".join(_member(output) for output in outputs_of(message, raws)) + b"}"
-    return Reply(200, (b"data: " + text + b"\n\n",), EVENTS) if streamed else Reply(200, (text,), JSON)
-
-
-def _member(output: Output) -> bytes:
-    tensor, raw = output
-    elements = math.prod(tensor.shape)
-    data = b"null" if raw is None else from_raw(raw, tensor.datatype, elements, f"output '{tensor.name}'")
-    if elements == 1 and raw is not None:
-        data = data[1:-1]  # without the brackets of the array
-    return b"," + dump(tensor.name) + b":" + data
 
 
 _LENGTH: Final = struct.Struct("<I")
@@ -455,7 +393,7 @@ def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
     where = f"input '{tensor.name}' for model '{model.name}'"
     size = item_bytes(tensor.datatype)
     elements = _count_strings(body, where) if tensor.datatype == "BYTES" else len(body) // size
-    shape = deduced_shape(tensor, model, elements, where)
+    shape = deduced_shape(tensor, elements, where, one_row=model.max_batch_size > 0)
     if size and math.prod(shape) * size != len(body):
         invalid(f"{where}: {len(body)} bytes do not make a tensor of {list(tensor.shape)}")
     message = pb.ModelInferRequest(model_name=model.name, model_version=version)

@@ -4,6 +4,7 @@ Health and the page are answered at once. Inference begins at once, too, and nee
 bodies and answers that are to be compressed go to few threads.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,19 +18,27 @@ from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.requests.contents import Raws
-from gangway.server.serving.http.call import HttpCall, Site
+from gangway.server.serving.http.call import HttpCall, Responses, Site
+from gangway.server.serving.http.generate import (
+    UNSENT_BYTES,
+    EventStreams,
+    event_of,
+    generated,
+    only_one,
+    read_generate,
+)
 from gangway.server.serving.http.infer import (
     BinaryOutputs,
     JsonRequest,
     JsonRequests,
     JsonResponses,
-    generate_reply,
     most_body_bytes,
-    read_generate,
     read_raw,
 )
 from gangway.server.serving.http.json_text import parse_object
 from gangway.server.serving.http.replies import (
+    EVENTS,
+    JSON,
     MIN_BYTES,
     HttpError,
     Reply,
@@ -51,7 +60,7 @@ from gangway.server.serving.http.routes import (
 )
 from gangway.server.serving.http.watching import Watchers, page
 from gangway.server.serving.limits import ConnectionLimit
-from gangway.server.serving.pending import Offload, Pending, drive
+from gangway.server.serving.pending import Offload, drive
 from gangway.server.serving.protocol import Methods
 from gangway.server.serving.turns import Slices, drive_for
 
@@ -74,7 +83,7 @@ class Begin(Protocol):
 class HttpSite(Site):
     """Routes of the protocol, inference, and what watchers see. `watchers` None: the server cannot be watched.
 
-    `work`: threads for what takes long.
+    `work`: threads for what takes long. `unsent_bytes`: of events that clients have not read, all together.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class HttpSite(Site):
         work: Offload,
         limit: ConnectionLimit,
         watchers: Watchers | None = None,
+        unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
         super().__init__(limit)
         self._begin = begin
@@ -100,6 +110,7 @@ class HttpSite(Site):
         self._held_bytes = 0
         self._requests = JsonRequests()
         self._responses = JsonResponses()
+        self.streams = EventStreams(unsent_bytes)
 
     # -- what a connection asks
 
@@ -218,7 +229,10 @@ class HttpSite(Site):
             case "infer":
                 return await self._infer_reply(call)
             case "generate" | "generate_stream":
-                return await self._generate(call)
+                responses = await self._generate(call)
+                if route.operation == "generate_stream":
+                    return await self._stream(call, responses)
+                return Reply(200, (await self._aside(generated, await only_one(responses)),), JSON)
         return await self._ask(route, call)
 
     async def _inflate(self, call: HttpCall) -> None:
@@ -270,7 +284,8 @@ class HttpSite(Site):
         else:
             served = self._models().find(model, version)
             request = await self._read(len(body), read_raw, served, version, body)
-        wanted, answered = request.binary_outputs, self._start(call, request, body[json_bytes:])
+        wanted, answered = request.binary_outputs, call.expect_answer()
+        self._start(call, request, body[json_bytes:])
         del body, request  # many that wait would hold their tensors twice
         response = await answered
         encoding = ""
@@ -285,16 +300,51 @@ class HttpSite(Site):
         reply = self._responses.reply(response, wanted)
         return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
 
-    async def _generate(self, call: HttpCall) -> Reply:
+    async def _generate(self, call: HttpCall) -> Responses:
+        """Have a generate request executed; return where its responses come. Raises RequestError."""
         body, model = call.body, self._models().find(call.route.model, call.route.version)
         request: JsonRequest = await self._read(len(body), read_generate, model, call.route.version, body)
-        answered = self._start(call, request, memoryview(b""))
-        del body, request
-        response = await answered
-        streamed = call.route.operation == "generate_stream"
-        if len(response) > QUICK_BYTES:
-            return await self._work.run(generate_reply, response, streamed)
-        return generate_reply(response, streamed)
+        del body
+        responses = call.expect_responses()
+        self._start(call, request, memoryview(b""))
+        return responses
+
+    async def _stream(self, call: HttpCall, responses: Responses) -> Reply | None:
+        """Send each response as an event; return the reply if the first one is the last.
+
+        Raises RequestError if the first one has no JSON, or if it is an error and the last one.
+        """
+        first, is_last = await responses.next()
+        if is_last and isinstance(first, RequestError):
+            raise first.without_traceback()
+        event = await self._aside(event_of, first)
+        if is_last:
+            return Reply(200, (event,), EVENTS)
+        status = refusal(first).status if isinstance(first, RequestError) else 200
+        del first
+        slices = Slices(asyncio.get_running_loop())
+        with self.streams.opened(call.begin_stream(EVENTS, status, closes=False)) as transport:
+            call.send(event)
+            while not call.is_answered:
+                found = await responses.some()
+                events = [await self._later_event(each.response) for each in found if not each.is_empty]
+                call.send(*events, *[b""] * found[-1].is_last)
+                del found, events  # while others are awaited
+                self.streams.bound(transport)
+                await slices.rest()
+        return None
+
+    async def _later_event(self, response: bytes | RequestError) -> bytes:
+        try:
+            return await self._aside(event_of, response)
+        except RequestError as error:
+            return event_of(error)
+
+    async def _aside(self, write: Callable[[Any], bytes], response: bytes | RequestError) -> bytes:
+        """Return a response as JSON; a thread makes it if it is long. Raises RequestError if it has none."""
+        if isinstance(response, bytes) and len(response) > QUICK_BYTES:
+            return await self._work.run(write, response)
+        return write(response)
 
     async def _read(self, size_bytes: int, read: Callable[..., JsonRequest], *arguments: Any) -> JsonRequest:
         """Understand so many bytes of a request. Raises RequestError."""
@@ -302,14 +352,12 @@ class HttpSite(Site):
             return read(*arguments)
         return await self._work.run(read, *arguments)
 
-    def _start(self, call: HttpCall, request: JsonRequest, binary: memoryview) -> Pending[bytes]:
-        """Have the request executed; return what becomes the serialised response. Raises RequestError."""
+    def _start(self, call: HttpCall, request: JsonRequest, binary: memoryview) -> None:
+        """Have the request executed, which answers the call. Raises RequestError."""
         header, request_id = request.header, request.request_id
         raws = request.raws(call.route.model, binary)
         call.drop()
-        answered = call.expect_answer()
         self._begin(header, request_id, raws, call, call.arrival_ns)
-        return answered
 
 
 def _all_binary(wanted: BinaryOutputs) -> bool:

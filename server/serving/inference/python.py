@@ -54,7 +54,7 @@ class InnerCall(Call):
         clock: RequestClock,
         chain: tuple[str, ...],
         answered: Callable[["InnerCall", bytes | RequestError], None],
-        respond: Callable[[bytes], None] | None,
+        respond: Callable[[bytes | RequestError], None] | None,
     ) -> None:
         self.clock, self.chain = clock, chain
         self.takes_many = respond is not None
@@ -73,8 +73,8 @@ class InnerCall(Call):
         self._answered(self, result)
         self.end()
 
-    def respond(self, response: bytes) -> None:
-        """Give the model a response that is not the last one."""
+    def respond(self, response: bytes | RequestError) -> None:
+        """Give the model a response that is not the last one, or an error in its place."""
         if self._respond is not None:
             self._respond(response)
 
@@ -86,12 +86,13 @@ class InnerCall(Call):
 
 
 class PythonResponse(NamedTuple):
-    """One response. `is_final`: no other one follows; then it may have no outputs."""
+    """One response. `is_final`: no other one follows; then it may have no outputs. `error`: why it has none."""
 
     outputs: Outputs
     parameters: Mapping[str, Any]
     is_final: bool
     is_empty: bool
+    error: RequestError | None = None
 
 
 class LeftRun:
@@ -126,7 +127,7 @@ class LeftRun:
         self._connection.send({"attach": left.execution, "request": left.request})
 
     async def next(self) -> PythonResponse:
-        """Return the next response. Raises RequestError, also for a response that is an error."""
+        """Return the next response. Raises RequestError, also for a last response that is an error."""
         while not self._responses:
             if self._error is not None:
                 raise self._error.without_traceback()
@@ -134,10 +135,12 @@ class LeftRun:
             await self._waiting
         message = self._responses.popleft()
         header = message.header
-        if header.get("error"):
-            raise error_of(*header["error"])
+        error, is_final = header.get("error"), bool(header["final"])
+        if error and is_final:
+            raise error_of(*error)
         outputs = _outputs_of(header.get("outputs", ()), message.payload)
-        return PythonResponse(outputs, header.get("parameters", {}), bool(header["final"]), "outputs" not in header)
+        failed = error_of(*error) if error else None
+        return PythonResponse(outputs, header.get("parameters", {}), is_final, "outputs" not in header, failed)
 
     def cancel(self) -> None:
         """Want no further responses, and end what is executed for the request. Repeatedly."""
@@ -216,18 +219,27 @@ class LeftRun:
             self._codec.read(submission.outputs[0])
 
     def _infer_other(self, message: Message) -> None:
-        """Execute a request to another model, and send the instance its response."""
+        """Execute a request to another model, and send the instance its responses."""
         number = message.header["infer"]
+        unsent: deque[_Result] = deque()
+
+        def send(response: bytes | RequestError, is_final: bool) -> None:
+            unsent.append(_Result(response, is_final))
+            if len(unsent) == 1:
+                drive(self._send_results(number, unsent))
 
         def answered(call: InnerCall, result: bytes | RequestError) -> None:
             self._calls.discard(call)
+            left_s = call.time_remaining()
             if isinstance(result, bytes):
-                drive(self._send_result(number, result, is_final=True))
+                send(result, is_final=True)
+            elif not self._is_over and left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
+                self._fail(result)  # no answer of the model's, but of this client's time
             elif not self._is_over:
-                self._send_error(number, call, result)
+                send(result, is_final=True)
 
-        def respond(response: bytes) -> None:
-            drive(self._send_result(number, response, is_final=False))
+        def respond(response: bytes | RequestError) -> None:
+            send(response, is_final=False)
 
         call = InnerCall(self._clock, self._chain, answered, respond if message.header["stream"] else None)
         try:
@@ -238,31 +250,36 @@ class LeftRun:
         self._calls.add(call)
         self._begin(*request, call, time.monotonic_ns())
 
-    def _send_error(self, number: int, call: InnerCall, error: RequestError) -> None:
-        left_s = call.time_remaining()
-        if left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
-            self._fail(error)  # no answer of the model's, but of this client's time
-            return
-        code = CODES.get(error.code, "INTERNAL")
-        self._connection.send({"result": number, "error": (code, error.message), "final": True})
+    async def _send_results(self, number: int, unsent: deque["_Result"]) -> None:
+        """Send the instance responses, in their order; an empty one says that there is no other."""
+        while unsent:
+            response, is_final = unsent[0]
+            header: dict[str, Any] = {"result": number, "final": is_final}
+            contents: list[bytes] = []
+            if isinstance(response, RequestError):
+                header["error"] = CODES.get(response.code, "INTERNAL"), response.message
+            else:
+                parse = pb.ModelInferResponse.FromString
+                is_large = len(response) > LARGE_BYTES
+                parsed = await self._slots.aside.run(parse, response) if is_large else parse(response)
+                contents = list(parsed.raw_output_contents)
+                header["outputs"] = [
+                    (output.name, output.datatype, list(output.shape), len(content))
+                    for output, content in zip(parsed.outputs, contents, strict=True)
+                ]
+                header["parameters"] = {
+                    key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+                    for key, value in parsed.parameters.items()
+                }
+            self._connection.send(header, contents)
+            unsent.popleft()
 
-    async def _send_result(self, number: int, serialised: bytes, is_final: bool) -> None:
-        """Send the instance a response; an empty one says that there is no other."""
-        if len(serialised) > LARGE_BYTES:
-            response = await self._slots.aside.run(pb.ModelInferResponse.FromString, serialised)
-        else:
-            response = pb.ModelInferResponse.FromString(serialised)
-        contents = list(response.raw_output_contents)
-        described = [
-            (output.name, output.datatype, list(output.shape), len(content))
-            for output, content in zip(response.outputs, contents, strict=True)
-        ]
-        parameters = {
-            key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-            for key, value in response.parameters.items()
-        }
-        header_of_result = {"result": number, "outputs": described, "parameters": parameters, "final": is_final}
-        self._connection.send(header_of_result, contents)
+
+class _Result(NamedTuple):
+    """A response of another model, or why there is none."""
+
+    response: bytes | RequestError
+    is_final: bool
 
 
 async def forget_left(slots: Slots, codec: PythonCodec, submission: Submission) -> None:

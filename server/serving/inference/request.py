@@ -130,6 +130,7 @@ class ClientRequest(ModelRun):
         """Return the serialised response; empty if all have been sent. `conclude` is to follow. Raises RequestError."""
         if self.inner is not None:
             self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
+        self.call.model = self.model.name
         if isinstance(self.plan.codec, EnsembleCodec):
             return await self._answer_ensemble(self.plan.codec)
         if self.plan.calls is not None:
@@ -266,12 +267,13 @@ class ClientRequest(ModelRun):
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
         while True:
             found = await run.next()
-            if found.is_final and found.is_empty and not codec.wants_empty_final:
-                return b""
-            response = await self._response_of(codec, found)
             if found.is_final:
-                return response
-            self.call.respond(response)
+                ends_early = found.is_empty and not codec.wants_empty_final
+                return b"" if ends_early else await self._response_of(codec, found)
+            try:
+                self.call.respond(found.error or await self._response_of(codec, found))
+            except RequestError as error:  # of this response alone
+                self.call.respond(error.without_traceback())
 
     def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
         """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
