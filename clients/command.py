@@ -19,9 +19,9 @@ from gangway.clients.inputs import (
     Array,
     Normalisation,
     TensorMetadata,
+    file_tensors,
     image_tensor,
     infer_request,
-    npy_tensors,
     outputs_of,
     random_tensors,
     shape_argument,
@@ -39,6 +39,7 @@ examples:
   gangway client mlp --count 100 --url 10.0.0.7:8001"""
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")  # of ModelStatistics
 FIRST_VALUES = 6  # of an output, printed
+SHOWN_BYTES = 64  # of an element of BYTES
 TOP_OF_IMAGE = 3  # classes that are printed of a picture, unless --top says how many
 
 
@@ -99,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=_named_file,
         default=[],
-        metavar="NAME=FILE.npy",
-        help="values of an input; repeat it for each input",
+        metavar="NAME=FILE",
+        help="values of an input, as .npy, or any file as the one element of BYTES; repeat it for each input",
     )
     source.add_argument(
         "--image", type=Path, metavar="FILE", help="picture: resized, cropped and normalised, or as a file"
@@ -211,7 +212,7 @@ def is_scores(tensor: TensorMetadata) -> bool:
 
 def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> dict[str, Array]:
     if arguments.input:
-        return npy_tensors(inputs, dict(arguments.input))
+        return file_tensors(inputs, dict(arguments.input))
     if arguments.image:
         normalisation = Normalisation(arguments.mean, arguments.std)
         return image_tensor(inputs, arguments.image, arguments.batch, normalisation)
@@ -221,7 +222,7 @@ def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> 
 def _named_file(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"expected NAME=FILE.npy, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected NAME=FILE, got '{text}'")
     return name, Path(path)
 
 
@@ -254,4 +255,7 @@ def _first_values(values: Array) -> str:
 
 
 def _text(value: object) -> str:
-    return repr(value.decode(errors="backslashreplace")) if isinstance(value, bytes) else str(value)
+    if not isinstance(value, bytes):
+        return str(value)
+    shown = repr(value[:SHOWN_BYTES].decode(errors="backslashreplace"))
+    return f"{shown}... ({len(value)} bytes)" if len(value) > SHOWN_BYTES else shown

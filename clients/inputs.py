@@ -1,4 +1,4 @@
-"""The tensors of one inference: from random numbers, .npy files or a picture, into a request, and out of its answer.
+"""The tensors of one inference: from random numbers, files or a picture, into a request, and out of its answer.
 
 On the wire they have Triton's datatype names and raw little-endian bytes.
 """
@@ -25,6 +25,7 @@ IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 224 / 256
 
 Array = npt.NDArray[Any]
+BYTES = "BYTES"
 NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
@@ -38,12 +39,22 @@ def random_tensors(tensors: Sequence[TensorMetadata], batch: int, seed: int) -> 
 def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Generator) -> Array:
     """Return standard normal floats, or coin flips, in the tensor's shape.
 
-    Integers are 0 and 1: they may be masks, or indices, which are refused beyond the end of a table.
+    Integers are 0 and 1: they may be masks, or indices, which are refused beyond the end of a table. BYTES are these
+    digits, which most models can read.
     """
-    shape, dtype = concrete_shape(tensor, batch), dtype_of(tensor.datatype)
+    shape = concrete_shape(tensor, batch)
+    if tensor.datatype == BYTES:
+        return generator.integers(0, 2, shape).astype(np.bytes_).astype(object)
+    dtype = dtype_of(tensor.datatype)
     if dtype.kind == "f":
         return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
     return generator.integers(0, 2, shape).astype(dtype)
+
+
+def zero_tensor(tensor: TensorMetadata, batch: int) -> Array:
+    """Return zeros, or empty elements of BYTES, in the tensor's shape."""
+    shape = concrete_shape(tensor, batch)
+    return np.full(shape, b"", object) if tensor.datatype == BYTES else np.zeros(shape, dtype_of(tensor.datatype))
 
 
 def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]]) -> list[TensorMetadata]:
@@ -75,12 +86,15 @@ def shape_argument(text: str) -> tuple[str, tuple[int, ...]]:
     return name, numbers
 
 
-def npy_tensors(tensors: Sequence[TensorMetadata], files: Mapping[str, Path]) -> dict[str, Array]:
-    """Read one .npy file for every input. Raises InputError if an input is missing or unknown, or its file is wrong."""
+def file_tensors(tensors: Sequence[TensorMetadata], files: Mapping[str, Path]) -> dict[str, Array]:
+    """Read one file for every input: an array in .npy, or any other file as the one element of BYTES.
+
+    Raises InputError if an input is missing or unknown, or its file is wrong.
+    """
     expected = {tensor.name: tensor for tensor in tensors}
     if files.keys() != expected.keys():
         raise InputError(f"the model's inputs are {_names(expected)}; --input was given for {_names(files)}")
-    return {name: _read_npy(path, expected[name]) for name, path in files.items()}
+    return {name: _read_file(path, expected[name]) for name, path in files.items()}
 
 
 @dataclass(frozen=True)
@@ -144,7 +158,7 @@ def image_tensor(
 def _file_content(tensor: TensorMetadata, path: Path) -> Array | None:
     """Return a file as the value of a tensor that holds whole files; None for any other tensor."""
     sizes = list(tensor.shape)
-    is_text = tensor.datatype == "BYTES" and all(size in (-1, 1) for size in sizes)
+    is_text = tensor.datatype == BYTES and all(size in (-1, 1) for size in sizes)
     if not is_text and not (tensor.datatype == "UINT8" and sizes in ([-1], [-1, -1])):
         return None
     try:
@@ -200,7 +214,7 @@ def infer_request(
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, (datatype, values) in tensors.items():
         request.inputs.add(name=name, datatype=datatype, shape=values.shape)
-        request.raw_input_contents.append(_joined(values) if datatype == "BYTES" else values.tobytes())
+        request.raw_input_contents.append(_joined(values) if datatype == BYTES else values.tobytes())
     for name, count in classes.items():
         request.outputs.add(name=name).parameters["classification"].int64_param = count
     return request
@@ -214,7 +228,7 @@ def outputs_of(response: pb.ModelInferResponse) -> dict[str, Array]:
     return {
         output.name: (
             np.array(_split(raw), object)
-            if output.datatype == "BYTES"
+            if output.datatype == BYTES
             else np.frombuffer(raw, dtype=dtype_of(output.datatype))
         ).reshape(tuple(output.shape))
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -239,14 +253,22 @@ def _names(mapping: Mapping[str, object]) -> str:
     return ", ".join(f"'{name}'" for name in mapping)
 
 
-def _read_npy(path: Path, tensor: TensorMetadata) -> Array:
+def _read_file(path: Path, tensor: TensorMetadata) -> Array:
+    if tensor.datatype == BYTES and path.suffix != ".npy":
+        content = _file_content(tensor, path)
+        if content is None:
+            raise InputError(f"{path} is one element, but input '{tensor.name}' is BYTES {list(tensor.shape)}")
+        return content
     try:
         values: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"cannot read {path} as .npy: {error}") from error
     if not isinstance(values, np.ndarray):
         raise InputError(f"{path} is an archive of arrays, not one .npy array")
-    if values.dtype != dtype_of(tensor.datatype):
+    if tensor.datatype == BYTES and values.dtype.kind in "SU":
+        elements = [each.encode() if isinstance(each, str) else each for each in values.ravel().tolist()]
+        return np.array([*elements, None], object)[:-1].reshape(values.shape)
+    if tensor.datatype == BYTES or values.dtype != dtype_of(tensor.datatype):
         raise InputError(f"{path} holds {values.dtype}, but input '{tensor.name}' is {tensor.datatype}")
     return values
 

@@ -259,7 +259,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODEL=MS,...",
         help="isolated latencies, or an earlier result.json (default: measured)",
     )
-    result.add_argument("--input-data", default="random", help="random, zero, or a folder with MODEL/INPUT.npy")
+    result.add_argument(
+        "--input-data",
+        default="random",
+        help="random, zero, or a folder with MODEL/INPUT.npy, or MODEL/INPUT for the one element of BYTES",
+    )
     result.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
         help="sizes for an input's open dimensions: all but the first")  # fmt: skip
     result.add_argument(

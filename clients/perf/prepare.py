@@ -9,20 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from gangway.clients.channel import Connect, call_blocking
 from gangway.clients.connection import Connection
 from gangway.clients.errors import InputError, RefusedError
 from gangway.clients.inputs import (
     Array,
     TensorMetadata,
-    concrete_shape,
-    dtype_of,
+    file_tensors,
     infer_request,
-    npy_tensors,
     random_tensors,
     shaped,
+    zero_tensor,
 )
 from gangway.clients.open_loop import CLIENTS, RAW, real_time_priority
 from gangway.clients.tls import Tls
@@ -56,8 +53,8 @@ def prepare_requests(
 ) -> dict[str, bytes]:
     """Return a serialised request of one row per model, after checking that each is answered.
 
-    `source`: "random", "zero", or a folder with MODEL/INPUT.npy. `shapes`: of inputs, by name. Raises RefusedError,
-    InputError, UnreachableError.
+    `source`: "random", "zero", or a folder with MODEL/INPUT.npy, or MODEL/INPUT for the one element of BYTES.
+    `shapes`: of inputs, by name. Raises RefusedError, InputError, UnreachableError.
     """
     requests = {}
     inputs_of = {name: connection.model_metadata(name).inputs for name in names}
@@ -188,8 +185,13 @@ def _values(model: str, inputs: Sequence[TensorMetadata], source: str, seed: int
     if source == "random":
         return random_tensors(inputs, 1, seed)
     if source == "zero":
-        return {tensor.name: np.zeros(concrete_shape(tensor, 1), dtype_of(tensor.datatype)) for tensor in inputs}
-    return npy_tensors(inputs, {tensor.name: Path(source, model, f"{tensor.name}.npy") for tensor in inputs})
+        return {tensor.name: zero_tensor(tensor, 1) for tensor in inputs}
+    return file_tensors(inputs, {tensor.name: _file(Path(source, model), tensor.name) for tensor in inputs})
+
+
+def _file(folder: Path, name: str) -> Path:
+    whole = folder / name
+    return whole if whole.is_file() else folder / f"{name}.npy"
 
 
 def _floored(mix: Mix, isolated_us: Mapping[str, float], least_us: Mapping[str, float]) -> Mix:

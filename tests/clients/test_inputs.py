@@ -2,8 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image
 
@@ -14,12 +16,13 @@ from gangway.clients.inputs import (
     Normalisation,
     TensorMetadata,
     dtype_of,
+    file_tensors,
     image_tensor,
     infer_request,
-    npy_tensors,
     random_tensors,
     shape_argument,
     shaped,
+    zero_tensor,
 )
 
 PICTURE = TensorMetadata(name="x", datatype="FP32", shape=[-1, 3, 32, 48])
@@ -75,14 +78,40 @@ def test_a_shape_has_a_name_and_sizes(text: str) -> None:
 
 
 def test_datatypes_without_a_numpy_type_are_refused() -> None:
-    with pytest.raises(InputError, match="BYTES"):
-        random_tensors([tensor("BYTES", 1, 16)], batch=1, seed=0)
+    with pytest.raises(InputError, match="BF16"):
+        random_tensors([tensor("BF16", 1, 16)], batch=1, seed=0)
+
+
+def test_random_bytes_are_digits_and_zeros_are_empty() -> None:
+    texts = random_tensors([tensor("BYTES", -1, 16)], batch=2, seed=0)["x"]
+    assert texts.shape == (2, 16) and set(texts.flat) == {b"0", b"1"}
+    assert zero_tensor(tensor("BYTES", 1, 2), 1).tolist() == [[b"", b""]]
+    assert zero_tensor(tensor("INT32", 1, 2), 1).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("array", [np.array([[b"\xff\0a", b""]]), np.array([["h\u00e9", ""]])])
+def test_arrays_of_bytes_and_texts(tmp_path: Path, array: npt.NDArray[Any]) -> None:
+    np.save(tmp_path / "a.npy", array)
+    (x,) = file_tensors([tensor("BYTES", -1, 2)], {"x": tmp_path / "a.npy"}).values()
+    expected = [each.encode() if isinstance(each, str) else each for each in array.flat]
+    assert (x.shape, x.dtype, x.ravel().tolist()) == ((1, 2), object, expected)
+
+
+def test_a_file_is_the_one_element(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\0")
+    (x,) = file_tensors([tensor("BYTES", -1, 1)], {"x": tmp_path / "a.jpg"}).values()
+    assert x.tolist() == [[b"\xff\xd8\0"]]
+    with pytest.raises(InputError, match=r"a\.jpg is one element, but input 'x' is BYTES \[1, 16\]"):
+        file_tensors([tensor("BYTES", 1, 16)], {"x": tmp_path / "a.jpg"})
+    np.save(tmp_path / "numbers.npy", np.zeros((1, 1)))
+    with pytest.raises(InputError, match="holds float64, but input 'x' is BYTES"):
+        file_tensors([tensor("BYTES", 1, 1)], {"x": tmp_path / "numbers.npy"})
 
 
 def test_npy_files_are_read_as_they_are(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.int32).reshape(1, 6)
     np.save(tmp_path / "a.npy", values)
-    read = npy_tensors([tensor("INT32", 1, 6)], {"x": tmp_path / "a.npy"})
+    read = file_tensors([tensor("INT32", 1, 6)], {"x": tmp_path / "a.npy"})
     assert np.array_equal(read["x"], values)
 
 
@@ -91,13 +120,13 @@ def test_wrong_npy_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("not an array")
     wanted = [tensor("INT32", 1, 6)]
     with pytest.raises(InputError, match=r"float\.npy holds float32, but input 'x' is INT32"):
-        npy_tensors(wanted, {"x": tmp_path / "float.npy"})
+        file_tensors(wanted, {"x": tmp_path / "float.npy"})
     with pytest.raises(InputError, match=r"cannot read .*text\.npy"):
-        npy_tensors(wanted, {"x": tmp_path / "text.npy"})
+        file_tensors(wanted, {"x": tmp_path / "text.npy"})
     with pytest.raises(InputError, match="No such file"):
-        npy_tensors(wanted, {"x": tmp_path / "absent.npy"})
+        file_tensors(wanted, {"x": tmp_path / "absent.npy"})
     with pytest.raises(InputError, match="inputs are 'x'; --input was given for 'y'"):
-        npy_tensors(wanted, {"y": tmp_path / "float.npy"})
+        file_tensors(wanted, {"y": tmp_path / "float.npy"})
 
 
 @pytest.mark.parametrize("size", [(48, 32), (640, 427), (100, 999), (10, 10)])

@@ -66,6 +66,13 @@ def test_classes_and_other_outputs_are_shown() -> None:
     assert "'café', '\\\\xff'" in text
 
 
+def test_long_elements_are_shown_by_their_beginning() -> None:
+    console = Console(record=True, width=200)
+    show_outputs(console, {"picture": np.array([b"\xff" + b"x" * 100_000], object)}, classified=[])
+    text = printed(console)
+    assert "... (100001 bytes)" in text and len(text) < 1000
+
+
 def test_scores_are_floats_of_one_dimension_beside_the_batch() -> None:
     def output(datatype: str, *shape: int) -> pb.ModelMetadataResponse.TensorMetadata:
         return pb.ModelMetadataResponse.TensorMetadata(name="y", datatype=datatype, shape=shape)
