@@ -13,7 +13,8 @@ An optional input that is left out is a scalar without contents.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import ALIGNMENT_BYTES
@@ -132,9 +133,29 @@ def is_absent(part: Part) -> bool:
     return part.shape == () and not part.size_bytes
 
 
-def split_strings(content: memoryview | bytes, count: int) -> list[str]:
-    """Return the elements of BYTES contents. Raises ValueError unless they are `count` strings of UTF-8 and no more."""
+def check_elements(content: memoryview | bytes, count: int) -> None:
+    """Raise ValueError unless these are BYTES contents of `count` elements and no more. Elements are any bytes."""
+    deque(_elements(content, count), maxlen=0)
+
+
+def split_elements(content: memoryview | bytes, count: int) -> list[bytes]:
+    """Return the elements of BYTES contents. Raises ValueError as `check_elements` does."""
+    return [bytes(content[begin:end]) for begin, end in _elements(content, count)]
+
+
+def split_texts(content: memoryview | bytes, count: int) -> list[str]:
+    """Return elements that are to be text. Raises ValueError as `check_elements` does, and for what is not UTF-8."""
     texts: list[str] = []
+    for index, (begin, end) in enumerate(_elements(content, count)):
+        try:
+            texts.append(str(content[begin:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"element {index} is not UTF-8: {error.reason}") from None
+    return texts
+
+
+def _elements(content: memoryview | bytes, count: int) -> Iterator[tuple[int, int]]:
+    """Yield where each element begins and ends."""
     at, end = 0, len(content)
     for index in range(count):
         if end - at < _LENGTH.size:
@@ -143,13 +164,9 @@ def split_strings(content: memoryview | bytes, count: int) -> list[str]:
         at = begin + _LENGTH.unpack_from(content, at)[0]
         if at > end:
             raise ValueError(f"element {index} has {at - begin} bytes, but only {end - begin} follow")
-        try:
-            texts.append(str(content[begin:at], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"element {index} is not UTF-8: {error.reason}") from None
+        yield begin, at
     if at != end:
         raise ValueError(f"{end - at} bytes follow after element {count - 1}")
-    return texts
 
 
 def join_strings(texts: Sequence[str | bytes]) -> bytes:

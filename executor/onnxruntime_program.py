@@ -31,12 +31,14 @@ from gangway.executor.frames import (
     join_strings,
     needed_bytes,
     read_frame,
-    split_strings,
+    split_texts,
 )
 from gangway.executor.launch import thread_counts
 from gangway.executor.process import LOG_WARNING, use_worker_priority, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
+Feeds = dict[str, Any]  # arrays by the names of inputs
+Run = tuple[Feeds, memoryview]  # inputs of a request, and the memory of its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
 Prepared = tuple[bytes, bytes, Callable[[], object]]  # headers of a request and its answer; computes its contents
 PREPARED_NS: Final = 2_000_000  # a longer run does not become noticeably shorter by it
@@ -46,6 +48,10 @@ _BLAMED: Final = re.compile(
     r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
     r"|Invalid sequence length|\[ImageDecoder\]: "
 )
+
+
+class NoTextError(ValueError):
+    """An input's elements are no strings of UTF-8, as all are that onnxruntime is given."""
 
 
 def load_whole(folder: Path, manifest: Manifest, most_cores: int = 1) -> _native.Program:
@@ -111,16 +117,25 @@ class OnnxRuntimeModel:
         `cores`: CPU numbers of the gang, of which the first one is this worker's. `again`: the memory is that of a
         request before, so onnxruntime is told of it once, for the next ones with such tensors (`_native.Program`).
 
-        Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
-        answer without room is no failure: its frame says how much is needed.
+        Several are computed in one run, without those that onnxruntime cannot be given. If that fails each is computed
+        alone, so that a wrong one costs only itself. An answer without room is no failure: its frame says how much is
+        needed.
         """
         team = self._teams[max(count for count in self._teams if count <= len(cores))]
         team.pin(cores)
         self._session = team.session
-        if len(frames) > 1 and self._manifest.batched and self._try(frames) is None:
-            return [None] * len(frames)
         begin_ns = time.perf_counter_ns()
-        failures = [self._try([each]) for each in frames]
+        failures: list[Failure | None] = [None] * len(frames)
+        runs: dict[int, Run] = {}
+        for place, (request, answer) in enumerate(frames):
+            try:
+                runs[place] = self._feeds(request), answer
+            except Exception as error:  # it concerns this request only
+                failures[place] = self._failure(error, len(frames))
+        if len(runs) > 1 and self._manifest.batched and self._try(list(runs.values())) is None:
+            return failures
+        for place, run in runs.items():
+            failures[place] = self._try([run])
         is_short = again and time.perf_counter_ns() - begin_ns < PREPARED_NS
         return [self._prepared(*frames[0])] if is_short and failures == [None] else failures
 
@@ -158,32 +173,34 @@ class OnnxRuntimeModel:
             view[:] = content
         return (header_of(asked), header_of(answered), compute) if is_same else None
 
-    def _try(self, frames: list[Frames]) -> Failure | None:
+    def _try(self, runs: Sequence[Run]) -> Failure | None:
         try:
-            self._run(frames)
+            self._run(runs)
         except Exception as error:  # it concerns these requests only
-            failure = failure_of(error)
-            if len(frames) > 1 and not failure[0]:  # who has sent a single one tells its owner, and the log
-                write_log_line(
-                    f"{self._manifest.model_name}: onnxruntime could not execute {len(frames)} requests in a batch:"
-                    f" {failure[1]}",
-                    LOG_WARNING,
-                )
-            return failure
+            return self._failure(error, len(runs))
         return None
 
-    def _run(self, frames: list[Frames]) -> None:
-        feeds = [self._feeds(request) for request, _ in frames]
+    def _failure(self, error: Exception, requests: int) -> Failure:
+        failure = failure_of(error)
+        if requests > 1 and not failure[0]:  # who has sent a single one tells its owner, and the log
+            name = self._manifest.model_name
+            told = f"{name}: onnxruntime could not execute {requests} requests in a batch: {failure[1]}"
+            write_log_line(told, LOG_WARNING)
+        return failure
+
+    def _run(self, runs: Sequence[Run]) -> None:
+        feeds = [each for each, _ in runs]
         if len(feeds) == 1:
             answers = [run_session(self._session, self._outputs, feeds[0], self._bfloat16)]
         else:
             rows = [rows_of(each) for each in feeds]
             arrays = run_session(self._session, self._outputs, join_rows(feeds), self._bfloat16)
             answers = split_rows(arrays, rows)
-        for (_, answer), arrays in zip(frames, answers, strict=True):
+        for (_, answer), arrays in zip(runs, answers, strict=True):
             self._write(answer, arrays)
 
-    def _feeds(self, request: memoryview) -> dict[str, Any]:
+    def _feeds(self, request: memoryview) -> Feeds:
+        """Return the inputs of a request. Raises ValueError for what is no frame, NoTextError for strings of others."""
         parts = self._reader.read(request).parts
         return {
             tensor.name: _array(tensor, part, request)
@@ -232,15 +249,21 @@ def split_rows(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[Any]]:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what clients are told: the node and onnxruntime's sentence."""
+    """Return what clients are told: the node and onnxruntime's sentence, or which input is no text."""
+    if isinstance(error, NoTextError):
+        return True, str(error)
     return _BLAMED.search(str(error)) is not None, reason_of(error)
 
 
 def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:
+    """Return an input. Raises NoTextError."""
     content = request[part.offset : part.offset + part.size_bytes]
     if tensor.datatype == "BYTES":
         array = np.empty(math.prod(part.shape), object)
-        array[:] = split_strings(content, array.size)
+        try:
+            array[:] = split_texts(content, array.size)
+        except ValueError as error:
+            raise NoTextError(f"input '{tensor.name}': {error}") from None
         return array.reshape(part.shape)
     return np.frombuffer(content, STORAGE[tensor.datatype]).reshape(part.shape)
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from gangway.artifact.format import Manifest
 from gangway.executor import _native
-from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
+from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, check_elements, is_absent
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.python_backend.messages import Connection, is_same_user, peer_of, places
@@ -32,7 +32,6 @@ from gangway.python_backend.messages import Connection, is_same_user, peer_of, p
 CONNECT_TIMEOUT_S: Final = 5.0  # to the first message of an instance, which another one may keep from its core
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
-_LENGTH: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("@ll")  # struct timeval
 LOWEST_MEMORY_BYTES: Final = 1 << 20
 KEPT_MEMORY_BYTES: Final = 8 << 20
@@ -248,7 +247,10 @@ class PythonModel:
                 continue
             content = request[part.offset : part.offset + part.size_bytes]
             if tensor.datatype == "BYTES":
-                _check_strings(content, math.prod(part.shape), tensor.name)
+                try:
+                    check_elements(content, math.prod(part.shape))
+                except ValueError as error:
+                    raise ValueError(f"input '{tensor.name}': {error}") from None
             described.append((tensor.name, tensor.datatype, part.shape, part.size_bytes))
             contents.append(content)
         return described, contents
@@ -349,17 +351,6 @@ def _about(request: memoryview, frame: Frame) -> dict[str, Any]:
     part = frame.parts[-1]
     about: dict[str, Any] = json.loads(bytes(request[part.offset : part.offset + part.size_bytes]))
     return about
-
-
-def _check_strings(content: memoryview, count: int, name: str) -> None:
-    at = 0
-    for index in range(count):
-        begin = at + _LENGTH.size
-        at = begin + _LENGTH.unpack_from(content, at)[0] if begin <= len(content) else begin
-        if at > len(content):
-            raise ValueError(f"input '{name}': element {index} of {count} is cut off")
-    if at != len(content):
-        raise ValueError(f"input '{name}': {len(content) - at} bytes follow after the last element")
 
 
 def _status(outcome: dict[str, Any]) -> bytes:

@@ -29,6 +29,7 @@ DATATYPES: dict[str, tuple[int, Any]] = {
     "FP64": (12, np.float64),
     "BYTES": (13, np.object_),
 }
+STRINGS = "OSUT"  # kinds of arrays whose elements are bytes or texts
 BF16, BF16_NUMBER = "BF16", 14
 _LENGTH = struct.Struct("<I")
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4  # codes of types
@@ -39,7 +40,7 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 def datatype_of(array: Any) -> str:
     """Return Triton's datatype of an array. Raises ValueError if it has none."""
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in STRINGS:
         return "BYTES"
     for name, (_, numpy_type) in DATATYPES.items():
         if array.dtype == numpy_type:
@@ -72,7 +73,7 @@ def size_of(array: Any, enough_bytes: int) -> int:
 
     Texts count a byte a character: their contents may have more.
     """
-    if array.dtype.kind not in "OSU":
+    if array.dtype.kind not in STRINGS:
         return int(array.nbytes)
     size_bytes = 0
     for element in array.flat:
@@ -84,7 +85,7 @@ def size_of(array: Any, enough_bytes: int) -> int:
 
 def content_of(array: Any) -> Any:
     """Return the contents of an array, without a copy where that is possible."""
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in STRINGS:
         return _joined(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
 

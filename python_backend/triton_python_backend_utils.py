@@ -65,7 +65,7 @@ class TritonError(Exception):
 
 
 class Tensor:
-    """An input or output. `numpy_array`: any shape; strings are of type object or bytes.
+    """An input or output. `numpy_array`: any shape; elements of BYTES are bytes, or what `str` makes a text of.
 
     One of BF16, which numpy does not have, comes from DLPack and goes there.
     """
@@ -79,7 +79,7 @@ class Tensor:
         except ValueError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from None
         self._name = text_of(name)
-        self._array: Any = array.astype(object) if array.dtype.kind in "SU" else array
+        self._array: Any = array
 
     @classmethod
     def of(cls, name: str, datatype: str, array: Any) -> Tensor:

@@ -26,7 +26,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.frames import join_strings, split_texts
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -205,7 +205,7 @@ def _bytes(value: Array) -> bytes:
 
 def _read(datatype: str, shape: Sequence[int], content: bytes) -> Array:
     if datatype == "BYTES":
-        texts = np.array([*split_strings(content, math.prod(shape)), None], object)[:-1]
+        texts = np.array([*split_texts(content, math.prod(shape)), None], object)[:-1]
         return texts.reshape(shape)
     return np.frombuffer(content, DTYPES[datatype]).reshape(shape)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
-from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.frames import join_strings, split_texts
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from gangway.server.errors import ConfigError, invalid, shortened
@@ -368,7 +368,7 @@ def _read(state: State, path: Path) -> bytes:
         raise ValueError(f"it has more than {MAX_STATE_BYTES} bytes")
     content = path.read_bytes()
     if state.datatype == "BYTES":
-        split_strings(content, state.initial_elements)
+        split_texts(content, state.initial_elements)
         return content
     expected = state.initial_elements * ITEM_BYTES[state.datatype]
     if len(content) < expected:

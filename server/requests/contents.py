@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from gangway.artifact.format import MAX_TENSORS
-from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.frames import check_elements, join_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -468,9 +468,9 @@ Sources = Sequence[RegionRange | None]  # where they are, in the same order; Non
 def check_contents(tensor: Tensor, shape: tuple[int, ...], content: Content, model: str) -> None:
     """Raise RequestError (INVALID_ARGUMENT) unless the contents are as large as the shape says."""
     if tensor.datatype == "BYTES":
-        assert not isinstance(content, RegionPart), "strings are read before they are checked"
+        assert not isinstance(content, RegionPart), "BYTES are read before they are checked"
         try:
-            split_strings(content, math.prod(shape))
+            check_elements(content, math.prod(shape))
         except ValueError as error:
             invalid(f"input '{tensor.name}' for model '{model}': {error}")
         return
@@ -516,7 +516,7 @@ def check_sources(sources: Sources, model: str) -> None:
 
 
 def _from_region(source: RegionRange, tensor: Tensor, regions: Mapping[str, Region]) -> Content:
-    """Strings are looked into before they are used, so the client must not be able to change them in between."""
+    """BYTES are looked into before they are used, so the client must not be able to change them in between."""
     part = source.within(regions)
     return part.read() if tensor.datatype == "BYTES" else part
 

@@ -192,8 +192,9 @@ def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
 
 
 def error_of(code: str, message: str) -> RequestError:
-    """Return the error that a model answers with."""
-    return RequestError(STATUS.get(code, StatusCode.INTERNAL), message)
+    """Return the error that a model answers with. Half characters, which Python's texts may hold, are escaped."""
+    text = message.encode(errors="backslashreplace").decode()
+    return RequestError(STATUS.get(code, StatusCode.INTERNAL), text)
 
 
 def codecs_of(

@@ -36,6 +36,8 @@ from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region
 from gangway.server.requests.remembered import Remembered
 
 MAX_CACHED_VALUES = 16
+QUICK_ELEMENTS = 1024  # of BYTES are looked at in less than a millisecond
+QUICK_BYTES = 1 << 20  # are copied in less than that
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 RESERVED_PREFIX = "triton_"
@@ -139,6 +141,15 @@ class RequestPlan:
     def input_sizes(self) -> tuple[int, ...]:
         """Bytes of each input, in the request's order; of a model without strings."""
         return tuple(math.prod(shape) * item_bytes(tensor.datatype) for tensor, shape in self.shapes.inputs)
+
+    @cached_property
+    def takes_long(self) -> bool:
+        """Whether `contents` would hold the loop: it looks at each element of BYTES, and copies those of regions."""
+        sources = self.sources or (None,) * len(self.shapes.inputs)
+        given = zip(self.shapes.inputs, sources, strict=True)
+        strings = [(math.prod(shape), source) for (tensor, shape), source in given if tensor.datatype == "BYTES"]
+        copied_bytes = sum(source.size_bytes for _, source in strings if source is not None)
+        return sum(count for count, _ in strings) > QUICK_ELEMENTS or copied_bytes > QUICK_BYTES
 
     @cached_property
     def _checked_sizes(self) -> tuple[int, ...] | None:

@@ -80,11 +80,12 @@ def _values_of(tensor: TensorRecord) -> str:
     import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
 
     from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
-    from gangway.executor.frames import split_strings  # noqa: PLC0415
+    from gangway.executor.frames import split_elements  # noqa: PLC0415
 
     data = tensor.data
     if tensor.datatype == "BYTES":
-        return ",".join(map(json.dumps, split_strings(data, math.prod(tensor.shape))))
+        elements = split_elements(data, math.prod(tensor.shape))
+        return ",".join(json.dumps(element.decode(errors="backslashreplace")) for element in elements)
     values = np.frombuffer(data, STORAGE[tensor.datatype])
     if tensor.datatype == "BF16":  # the upper half of an FP32
         values = (values.astype(np.uint32) << 16).view(np.float32)

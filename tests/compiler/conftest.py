@@ -26,7 +26,7 @@ from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.key import compiler_version
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import read_frame, split_strings
+from gangway.executor.frames import read_frame, split_texts
 from gangway.executor.island import Island, Tail
 
 Array = npt.NDArray[Any]
@@ -112,7 +112,7 @@ class Runner:
         for spec, part in zip(self.manifest.outputs, parts, strict=not failure):
             content = frame[part.offset : part.offset + part.size_bytes]
             if spec.datatype == "BYTES":
-                values = np.array(split_strings(content, int(np.prod(part.shape))), object)
+                values = np.array(split_texts(content, int(np.prod(part.shape))), object)
             else:
                 values = np.frombuffer(content, DTYPES[spec.datatype])
             answers[spec.name] = values.reshape(part.shape)

@@ -16,7 +16,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import needed_bytes, read_frame, split_strings
+from gangway.executor.frames import needed_bytes, read_frame, split_texts
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
@@ -184,7 +184,7 @@ def test_requests_that_are_stopped_before_their_tail(
         parts = read_frame(view).parts
         texts, scores = (view[part.offset : part.offset + part.size_bytes] for part in parts)
         expected = model.expected({"x": x})
-        assert split_strings(texts, len(x)) == expected["label"].tolist()
+        assert split_texts(texts, len(x)) == expected["label"].tolist()
         found = np.frombuffer(bytes(scores), np.float32).reshape(parts[1].shape)
         np.testing.assert_allclose(found, expected["scores"], rtol=1e-4, atol=1e-5)
 

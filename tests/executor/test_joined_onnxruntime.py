@@ -15,7 +15,7 @@ from gangway.artifact.onnx_session import run_session
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor import onnxruntime_program
-from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_texts, write_header
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
@@ -107,7 +107,18 @@ def test_strings_are_joined(open_model: OpenModel, runs: list[int]) -> None:
     assert runs == [3]
     for (_, answer), array in zip(frames, words, strict=True):
         ((shape, content),) = answers_of(answer)
-        assert (shape, split_strings(content, array.size)) == (array.shape, array.ravel().tolist())
+        assert (shape, split_texts(content, array.size)) == (array.shape, array.ravel().tolist())
+
+
+def test_what_is_no_text_is_left_out_of_the_run(open_model: OpenModel, runs: list[int]) -> None:
+    model = open_model(STRINGS)
+    words = [np.array([[b"a", last]], object) for last in (b"b", b"\xff", "\u00fc".encode(), b"\xc3")]
+    frames = [frames_of({"x": array}) for array in words]
+    found = model(frames)
+    assert (found[0], found[2], runs) == (None, None, [2])
+    reasons = ["invalid start byte", "unexpected end of data"]
+    assert [found[1], found[3]] == [(True, f"input 'x': element 1 is not UTF-8: {reason}") for reason in reasons]
+    assert model(frames[1:2]) == [found[1]]
 
 
 def test_a_wrong_request_costs_only_itself(open_model: OpenModel, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from gangway.artifact.datatypes import STORAGE
-from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.frames import join_strings, split_texts
 from gangway.server.control.repository.trial_runs import SymbolSizes, TrialError, run_once, trial_shapes
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
@@ -133,7 +133,7 @@ def _contents(array: Any) -> bytes:
 
 def _array(content: bytes, datatype: str, shape: Sequence[int]) -> Any:
     if datatype == "BYTES":
-        return np.array(split_strings(content, math.prod(shape)), object).reshape(shape)
+        return np.array(split_texts(content, math.prod(shape)), object).reshape(shape)
     array = np.frombuffer(content, STORAGE[datatype]).reshape(shape)
     return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
 

@@ -81,7 +81,7 @@ class JsonRequest:
 
     header: bytes  # serialised ModelInferRequest without id and raw contents
     request_id: bytes
-    contents: tuple[bytes | int | UnreadTensor, ...]
+    contents: tuple[Body | int | UnreadTensor, ...]
     binary_outputs: BinaryOutputs
 
     @property
@@ -384,28 +384,20 @@ _LENGTH: Final = struct.Struct("<I")
 def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
     """Return the request of a body without JSON: it is the one input of the model, for one row.
 
-    Every output is wanted in the same way. Raises RequestError (INVALID_ARGUMENT) if the model has not exactly one
-    input, or none of this size.
+    One of BYTES has one element, which is the body. Every output is wanted in the same way. Raises RequestError
+    (INVALID_ARGUMENT) if the model has not exactly one input, or none of this size.
     """
     if len(model.inputs) != 1:
         invalid(f"model '{model.name}' has {len(model.inputs)} inputs: a request without JSON is only possible for one")
     (tensor,) = model.inputs.values()
     where = f"input '{tensor.name}' for model '{model.name}'"
     size = item_bytes(tensor.datatype)
-    elements = _count_strings(body, where) if tensor.datatype == "BYTES" else len(body) // size
-    shape = deduced_shape(tensor, elements, where, one_row=model.max_batch_size > 0)
+    if not size and any(each != 1 for each in tensor.shape[model.max_batch_size > 0 :]):
+        invalid(f"For BYTE datatype raw {where}, the model must have input shape [1]")
+    shape = deduced_shape(tensor, len(body) // size if size else 1, where, one_row=model.max_batch_size > 0)
     if size and math.prod(shape) * size != len(body):
         invalid(f"{where}: {len(body)} bytes do not make a tensor of {list(tensor.shape)}")
+    content = body if size else b"".join((_LENGTH.pack(len(body)), body))
     message = pb.ModelInferRequest(model_name=model.name, model_version=version)
     message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    return JsonRequest(message.SerializeToString(), b"", (len(body),), BinaryOutputs(binary=True))
-
-
-def _count_strings(body: memoryview, where: str) -> int:
-    count = at = 0
-    while at < len(body):
-        if len(body) - at < _LENGTH.size:
-            invalid(f"{where}: the body ends within a length")
-        at += _LENGTH.size + _LENGTH.unpack_from(body, at)[0]
-        count += 1
-    return count
+    return JsonRequest(message.SerializeToString(), b"", (content,), BinaryOutputs(binary=True))

@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from gangway.artifact.datatypes import DTYPES
-from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.frames import join_strings, split_texts
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid, unavailable
@@ -509,7 +509,7 @@ def from_raw(raw: memoryview | bytes, datatype: str, elements: int, where: str) 
         invalid(f"{where}: {len(raw)} bytes are too many for JSON. Please use the binary data format")
     if datatype == "BYTES":
         try:
-            return dump(split_strings(raw, elements))
+            return dump(split_texts(raw, elements))
         except ValueError as error:
             invalid(f"{where}: {error}. Please use the binary data format")
     return dump_numbers(np.frombuffer(raw, DTYPES[datatype]))

@@ -281,12 +281,13 @@ class HttpSite(Site):
         request: JsonRequest
         if json_bytes or HEADER_LENGTH not in call.headers:
             request = await self._read(json_bytes, self._requests.read, model, version, body[:json_bytes])
+            binary = body[json_bytes:]
         else:
-            served = self._models().find(model, version)
+            served, binary = self._models().find(model, version), memoryview(b"")
             request = await self._read(len(body), read_raw, served, version, body)
         wanted, answered = request.binary_outputs, call.expect_answer()
-        self._start(call, request, body[json_bytes:])
-        del body, request  # many that wait would hold their tensors twice
+        self._start(call, request, binary)
+        del body, binary, request  # many that wait would hold their tensors twice
         response = await answered
         encoding = ""
         if len(response) >= MIN_BYTES and b"accept-encoding" in call.headers:

@@ -205,7 +205,7 @@ class Inference:
     ) -> None:
         request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.begin)
         try:
-            request.take(raws)
+            await request.take(raws)
             del raws  # the request holds them, until they are in its own memory
             result = await request.answer()
         except Exception as error:
@@ -228,7 +228,7 @@ class Inference:
             elif plan.sequence is not None:
                 result = await self._in_turn(request, given)
             else:
-                request.take(given)
+                await request.take(given)
                 del given  # the request holds it, until it is in its own memory
                 result = await request.answer()
         except Exception as error:
@@ -254,7 +254,7 @@ class Inference:
         turn = await self._sequences.turn(request.plan, request.call, request.begin_ns)
         try:
             request.take_turn(turn.plan)
-            request.take(raws)
+            await request.take(raws)
             return await request.answer()
         finally:
             request.conclude()  # the next one may need its memory
@@ -279,7 +279,7 @@ class Inference:
         if request.plan.sequence is not None:
             response = await self._in_turn(request, raws)
         else:
-            request.take(raws)
+            await request.take(raws)
             response = await request.answer()
         answered_ns = time.monotonic_ns()
         cache.put(key, response)

@@ -118,13 +118,14 @@ class ClientRequest(ModelRun):
         self.plan = plan
         self._codec = plan.codec  # type: ignore[assignment] # of a model of its own
 
-    def take(self, raws: list[memoryview]) -> None:
+    async def take(self, raws: list[memoryview]) -> None:
         """Hold the regions that the request names, and its inputs, checked. Raises RequestError."""
         if self.plan.regions:
             self.regions = self._resources.regions.hold(self.plan.regions)
-            self.given = self.plan.contents(raws, self.regions)
+        if self.plan.takes_long:
+            self.given = await self._resources.slots.aside.run(self.plan.contents, raws, self.regions)
         else:
-            self.given = self.plan.contents(raws)
+            self.given = self.plan.contents(raws, self.regions)
 
     async def answer(self) -> bytes:
         """Return the serialised response; empty if all have been sent. `conclude` is to follow. Raises RequestError."""

@@ -24,10 +24,11 @@ from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.processes import running_below
 from benchmarks.lib.reference import example_of
 from gangway.artifact.json_codec import decode, encode
+from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.command_line import parse_options
-from gangway.server.tracing.exporter import GrowingFile, TraceFile
-from gangway.server.tracing.record import TraceRecord
+from gangway.server.tracing.exporter import GrowingFile, TraceFile, text_of
+from gangway.server.tracing.record import TensorRecord, TraceRecord
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
 from tests.helpers.coming_and_going import coming_and_going
 from tests.helpers.full_disk import files_of_at_most
@@ -272,6 +273,15 @@ def test_tensors(traced: Traced, compiled_zoo: Any) -> None:
         assert tensor == {"name": name, "data": ",".join(map(str, values)), "shape": "1,16", "dtype": "INT32"}
     (trace,) = traced.await_traces(lambda trace: trace.request_id == "image", 1)
     assert [activity for activity, _ in trace.tensors or []] == ["TENSOR_BACKEND_OUTPUT"], "602 KB are left out"
+
+
+def test_elements_that_are_no_text_are_written_escaped() -> None:
+    x = TensorRecord("TENSOR_QUEUE_INPUT", "x", "BYTES", (3,), join_strings([b"caf\xc3\xa9", b"\xff\xd8\0", b""]))
+    record = TraceRecord(
+        "m", 1, "", "GRPC", "", "", *[0] * 5, "OK", "", 1, 0, 0.0, *[0] * 7, timestamps=False, tensors=(x,)
+    )
+    _, entry = json.loads(f"[{text_of(record, 1)}]")
+    assert json.loads(f"[{entry['tensor']['data']}]") == ["caf\u00e9", "\\xff\\xd8\0", ""]
 
 
 def test_a_killed_exporter_has_a_successor_that_goes_on(traced: Traced, exporter_pids: Callable[[], list[int]]) -> None:

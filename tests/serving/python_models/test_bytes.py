@@ -1,0 +1,395 @@
+"""Elements of BYTES that are no text: they reach Python models on every path, and come back. onnxruntime wants text."""
+
+import json
+import math
+import queue
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import live_server
+from gangway.clients.connection import SERVICE
+from gangway.executor.frames import join_strings, split_elements
+from gangway.protos import grpc_service_pb2 as pb
+from tests.helpers import ensemble_configs
+from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, executes, write
+
+Elements = list[bytes]
+Way = Callable[[Served, Elements], Elements]  # of elements to a model and back
+
+SAME = """
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+                for r in requests]
+"""
+ASKS = """
+    def execute(self, requests):
+        import json
+        found = []
+        for r in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name=json.loads(r.parameters()).get("model", "same"), requested_output_names=["y"],
+                inputs=[pb_utils.Tensor("x", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+            answer = asked.exec()
+            found.append(pb_utils.InferenceResponse(answer.output_tensors(), error=answer.error()))
+        return found
+"""
+STREAMS = """
+    def execute(self, requests):
+        for r in requests:
+            sender = r.get_response_sender()
+            for element in pb_utils.get_input_tensor_by_name(r, "x").as_numpy():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([element], dtype=object))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WARMED = (
+    SAME
+    + """
+    def initialize(self, args):
+        self.seen = None
+
+    def execute(self, requests):
+        self.seen = self.seen or pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", self.seen)]) for r in requests]
+"""
+)
+STRINGS = ("x:STRING:-1", "y:STRING:-1")
+JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
+SETS: dict[str, Elements] = {
+    "a picture": [JPEG],
+    "NULs": [b"\0", b"a\0b\0", b"\0\0"],
+    "empty": [b"", JPEG, b""],
+    "half a pair": [b"\xed\xa0\x80", "\u20ac".encode("utf-16")],
+    "megabytes": [np.random.default_rng(0).bytes(3 << 20), JPEG],
+    "many": [bytes([number & 255, 255]) for number in range(5000)],
+}
+
+
+def fill(repository: Path) -> None:
+    write(repository, "same", SAME, config_of(*STRINGS))
+    write(repository, "one", SAME, config_of("x:STRING:1", "y:STRING:1"))
+    write(repository, "asks", ASKS, config_of(*STRINGS))
+    write(repository, "cached", SAME, config_of(*STRINGS, more="response_cache { enable: true }"))
+    write(repository, "streams", STREAMS, config_of(*STRINGS, more="model_transaction_policy { decoupled: true }"))
+    write(repository, "sequence", SAME, config_of("x:STRING:1", "y:STRING:1", 4, "sequence_batching { }"))
+    batching = "dynamic_batching { max_queue_delay_microseconds: 50000 }"
+    write(repository, "batched", SAME, config_of("x:STRING:1", "y:STRING:1", 8, batching))
+    code = executes("'np': np", "\n        pass")
+    write(
+        repository,
+        "makes",
+        code.replace('np.array([str(names["found"]).encode()], dtype=object)', "names['y']"),
+        config_of("x:STRING:1", "y:STRING:-1"),
+    )
+    warm = 'inputs { key: "x" value { data_type: TYPE_STRING dims: [1] input_data_file: "picture" } }'
+    warmed = write(
+        repository, "warmed", WARMED, config_of("x:STRING:1", "y:STRING:1", more=f'model_warmup {{ name: "p" {warm} }}')
+    )
+    (warmed / "warmup").mkdir()
+    (warmed / "warmup" / "picture").write_bytes(join_strings([JPEG]))
+    write_onnx(repository / "text", "max_batch_size: 0", ["n"])
+    write_onnx(repository / "texts", f"max_batch_size: 8 {batching}", ["n", 1])
+    for name, steps in {
+        "chain": [("same", "x=x", "y=a"), ("same", "x=a", "y=y")],
+        "to_onnx": [("same", "x=x", "y=a"), ("text", "x=a", "y=y")],
+        "from_onnx": [("text", "x=x", "y=a"), ("same", "x=a", "y=y")],
+        "asking": [("asks", "x=x", "y=a"), ("same", "x=a", "y=y")],
+    }.items():
+        ensemble_configs.write(repository, name, ensemble_configs.config_of(*STRINGS, steps, batch=0))
+
+
+def write_onnx(folder: Path, config: str, shape: list[Any]) -> None:
+    """Write the identity of strings."""
+    (folder / "1").mkdir(parents=True)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.STRING, shape) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+        folder / "1" / "model.onnx",
+    )
+    (folder / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("repository")
+    fill(repository)
+    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--cache-config=local,size=67108864"]
+    with (
+        live_server(repository, flags, cwd=repository.parent) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        yield Served(server, client, repository)
+
+
+def array_of(elements: Elements) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+def by_grpc(name: str, **parameters: str) -> Way:
+    def ask(served: Served, elements: Elements) -> Elements:
+        x = triton.InferInput("x", [len(elements)], "BYTES")
+        x.set_data_from_numpy(array_of(elements))
+        result = served.client.infer(name, [x], client_timeout=TIMEOUT_S, parameters=parameters or None)
+        return split_elements(result.get_response().raw_output_contents[0], result.get_response().outputs[0].shape[0])
+
+    return ask
+
+
+def typed(served: Served, elements: Elements) -> Elements:
+    request = pb.ModelInferRequest(model_name="same")
+    request.inputs.add(name="x", datatype="BYTES", shape=[len(elements)]).contents.bytes_contents.extend(elements)
+    return answered(served, request)
+
+
+def answered(served: Served, request: pb.ModelInferRequest) -> Elements:
+    with grpc.insecure_channel(served.server.url, [("grpc.max_receive_message_length", -1)]) as channel:
+        call: Any = channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
+        answer = call(request.SerializeToString(), timeout=TIMEOUT_S)
+    return split_elements(answer.raw_output_contents[0], math.prod(answer.outputs[0].shape))
+
+
+def by_http(model: str) -> Way:
+    def ask(served: Served, elements: Elements) -> Elements:
+        x = triton_http.InferInput("x", [len(elements)], "BYTES")
+        x.set_data_from_numpy(array_of(elements))
+        with triton_http.InferenceServerClient(served.server.http_url) as client:
+            found = client.infer(model, [x]).as_numpy("y")
+        return [bytes(each) for each in found]
+
+    return ask
+
+
+def by_stream(model: str) -> Way:
+    def ask(served: Served, elements: Elements) -> Elements:
+        answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        x = triton.InferInput("x", [len(elements)], "BYTES")
+        x.set_data_from_numpy(array_of(elements))
+        found: Elements = []
+        with triton.InferenceServerClient(served.server.url) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            client.async_stream_infer(model, [x], enable_empty_final_response=True)
+            while True:
+                result, error = answers.get(timeout=TIMEOUT_S)
+                if error is not None:
+                    raise error
+                response = result.get_response()
+                if response.outputs:
+                    found += split_elements(response.raw_output_contents[0], response.outputs[0].shape[0])
+                if not response.outputs or not response.parameters or model != "streams":
+                    return found
+
+    return ask
+
+
+def in_memory(protocol: Any) -> Way:
+    def ask(served: Served, elements: Elements) -> Elements:
+        content = join_strings(elements)
+        key, size_bytes = f"/bytes-test-{uuid.uuid4().hex[:12]}", 2 * len(content)
+        url = served.server.url if protocol is triton else served.server.http_url
+        handle = shm.create_shared_memory_region("bytes", key, size_bytes)
+        try:
+            with protocol.InferenceServerClient(url) as client:
+                client.register_system_shared_memory("bytes", key, size_bytes)
+                shm.set_shared_memory_region(handle, [np.array(content, dtype=object)])
+                x, y = protocol.InferInput("x", [len(elements)], "BYTES"), protocol.InferRequestedOutput("y")
+                x.set_shared_memory("bytes", len(content))
+                y.set_shared_memory("bytes", len(content), offset=len(content))
+                client.infer("same", [x], outputs=[y])
+                client.unregister_system_shared_memory("bytes")
+            return [
+                bytes(each) for each in shm.get_contents_as_numpy(handle, np.object_, [len(elements)], len(content))
+            ]
+        finally:
+            shm.destroy_shared_memory_region(handle)
+
+    return ask
+
+
+def in_rows(served: Served, elements: Elements) -> Elements:
+    """Requests of some rows, which are joined to batches."""
+
+    def ask(rows: Sequence[bytes]) -> Elements:
+        request = pb.ModelInferRequest(model_name="batched", raw_input_contents=[join_strings(rows)])
+        request.inputs.add(name="x", datatype="BYTES", shape=[len(rows), 1])
+        return answered(served, request)
+
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(ask, [elements[at : at + 2] for at in range(0, min(len(elements), 40), 2)]))
+    return [element for part in parts for element in part] + elements[40:]
+
+
+def in_turn(served: Served, elements: Elements) -> Elements:
+    """A sequence, an element a request."""
+    found: Elements = []
+    for place, element in enumerate(elements[:20]):
+        request = pb.ModelInferRequest(model_name="sequence", raw_input_contents=[join_strings([element])])
+        request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+        request.parameters["sequence_id"].int64_param = 5
+        request.parameters["sequence_start"].bool_param = not place
+        request.parameters["sequence_end"].bool_param = place == len(elements[:20]) - 1
+        found += answered(served, request)
+    return found + elements[20:]
+
+
+def twice(served: Served, elements: Elements) -> Elements:
+    """From the model, then from the response cache."""
+    first = by_grpc("cached")(served, elements)
+    assert by_grpc("cached")(served, elements) == first
+    return first
+
+
+PATHS: dict[str, Way] = {
+    "gRPC, raw": by_grpc("same"),
+    "gRPC, typed": typed,
+    "gRPC, memory": in_memory(triton),
+    "gRPC, stream": by_stream("same"),
+    "gRPC, decoupled": by_stream("streams"),
+    "HTTP, binary": by_http("same"),
+    "HTTP, memory": in_memory(triton_http),
+    "ensemble": by_grpc("chain"),
+    "ensemble, HTTP": by_http("chain"),
+    "BLS": by_grpc("asks"),
+    "BLS of an ensemble": by_grpc("asks", model="chain"),
+    "BLS in an ensemble": by_http("asking"),
+    "cache": twice,
+    "batches": in_rows,
+    "sequence": in_turn,
+}
+
+
+@pytest.mark.parametrize("elements", SETS)
+@pytest.mark.parametrize("path", PATHS)
+def test_any_bytes_come_back(served: Served, path: str, elements: str) -> None:
+    assert PATHS[path](served, SETS[elements]) == SETS[elements]
+
+
+def post(served: Served, model: str, body: bytes, **headers: str) -> tuple[int, bytes, Any]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(f"http://{served.server.http_url}/v2/models/{model}", body, names)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers
+
+
+@pytest.mark.parametrize("body", [JPEG, b"", b"text", b"\x04\0\0\0text", SETS["megabytes"][0]], ids=repr)
+def test_a_body_is_the_one_element(served: Served, body: bytes) -> None:
+    for model, shape in (("one", [1]), ("batched", [1, 1])):
+        status, content, headers = post(served, f"{model}/infer", body, Inference_Header_Content_Length="0")
+        assert status == 200, content[:300]
+        json_bytes = int(headers["Inference-Header-Content-Length"])
+        assert json.loads(content[:json_bytes])["outputs"][0]["shape"] == shape
+        assert split_elements(content[json_bytes:], 1) == [body]
+    status, content, _ = post(served, "same/infer", body, Inference_Header_Content_Length="0")
+    assert (status, "the model must have input shape [1]" in json.loads(content)["error"]) == (400, True)
+
+
+def test_json_has_text_only(served: Served) -> None:
+    """Text goes both ways; an answer that JSON cannot hold is an error, which says what to ask for."""
+    texts = ["", "h\u00e9llo", "\u20ac\U0001f600", "\0", '"\n\\']
+    x = {"name": "x", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    status, content, _ = post(served, "chain/infer", json.dumps({"inputs": [x]}).encode())
+    assert (status, json.loads(content)["outputs"][0]["data"]) == (200, texts)
+    raw = join_strings([b"text", JPEG])
+    binary = {"name": "x", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"inputs": [binary]}).encode()
+    for model in ("same", "chain", "asks"):
+        status, content, _ = post(served, f"{model}/infer", head + raw, Inference_Header_Content_Length=str(len(head)))
+        error = json.loads(content)["error"]
+        assert status == 400
+        assert "output 'y': element 1 is not UTF-8" in error
+        assert "Please use the binary data format" in error
+
+
+def onnx_paths() -> dict[str, Way]:
+    """To strings of onnxruntime."""
+    return {
+        "gRPC, raw": by_grpc("text"),
+        "HTTP, binary": by_http("text"),
+        "stream": by_stream("text"),
+        "after Python": by_grpc("to_onnx"),
+        "before Python": by_http("from_onnx"),
+        "BLS": by_grpc("asks", model="text"),
+        "BLS of an ensemble": by_grpc("asks", model="to_onnx"),
+    }
+
+
+@pytest.mark.parametrize("path", onnx_paths())
+def test_onnxruntime_wants_text(served: Served, path: str) -> None:
+    texts = [b"", "h\u00e9llo".encode(), b"a\0b"]
+    assert onnx_paths()[path](served, texts) == texts
+    with pytest.raises(InferenceServerException) as caught:
+        onnx_paths()[path](served, [b"text", JPEG])
+    assert "model 'text': input 'x': element 1 is not UTF-8: invalid start byte" in str(caught.value)
+    statuses = {"HTTP, binary": "400", "before Python": "400", "stream": None}
+    assert caught.value.status() == statuses.get(path, "StatusCode.INVALID_ARGUMENT")
+
+
+def test_what_is_no_text_costs_its_own_request(served: Served) -> None:
+    """Of those that onnxruntime executes in one batch."""
+
+    def ask(element: bytes) -> Elements | grpc.StatusCode:
+        request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[join_strings([element])])
+        request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+        try:
+            return answered(served, request)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+
+    elements = [JPEG if number % 4 == 0 else b"%d" % number for number in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(ask, elements))
+    assert found == [grpc.StatusCode.INVALID_ARGUMENT if each is JPEG else [each] for each in elements]
+
+
+MADE = {
+    "bytes and texts": ("np.array([b'\\xff\\0', 'h\\u00e9', b''], dtype=object)", [b"\xff\0", "h\u00e9".encode(), b""]),
+    "S": ("np.array([b'\\xff\\0a', b'b\\0'])", [b"\xff\0a", b"b"]),  # numpy itself has lost the last NUL
+    "U": ("np.array(['h\\u00e9', ''])", ["h\u00e9".encode(), b""]),
+    "numbers": ("np.array([1, 2.5, None], dtype=object)", [b"1", b"2.5", b"None"]),
+    "np.bytes_": ("np.array([np.bytes_(b'\\xff')], dtype=object)", [b"\xff"]),
+    "every second": ("np.array([b'\\xff', b'a', b'\\xfe'], dtype=object)[::2]", [b"\xff", b"\xfe"]),
+    "StringDType": ("np.array(['h\\u00e9'], dtype=np.dtypes.StringDType())", ["h\u00e9".encode()]),
+    "none": ("np.array([], dtype=object)", []),
+    "none of S": ("np.array([], dtype='S3')", []),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_arrays_that_models_make(served: Served, kind: str) -> None:
+    code, expected = MADE[kind]
+    request = pb.ModelInferRequest(model_name="makes", raw_input_contents=[join_strings([f"y = {code}"])])
+    request.inputs.add(name="x", datatype="BYTES", shape=[1])
+    assert answered(served, request) == expected
+
+
+def test_a_text_that_has_no_bytes(served: Served) -> None:
+    """As a file's name that is no UTF-8 is in Python. It is an error of its request, and of no other."""
+    request = pb.ModelInferRequest(model_name="makes", raw_input_contents=[join_strings(["y = np.array(['\\udcff'])"])])
+    request.inputs.add(name="x", datatype="BYTES", shape=[1])
+    with pytest.raises(grpc.RpcError) as caught:
+        answered(served, request)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "surrogates not allowed" in str(caught.value.details())
+
+
+def test_a_warm_up_with_a_picture(served: Served) -> None:
+    assert by_grpc("warmed")(served, [b"x"]) == [JPEG]
