@@ -1,7 +1,8 @@
 """A Python model as a program of a worker: it hands requests to a free instance, and sleeps until that answers.
 
 Instances are processes of their own (`python_backend/`). While one executes for this worker it has the worker's core.
-The inputs of a request are followed by one more, which says what else the instance is to know of it, as JSON. Its
+The inputs of a request are followed by one more, which says what else the instance is to know of it, as JSON. `order`
+there has the places of the inputs in the client's order, where that is another one than the model's. Its
 answer is followed by one more output, the status: a JSON object, empty, or with one of
 
 - `error`: (Triton's code, message),
@@ -18,7 +19,7 @@ import signal
 import socket
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -218,7 +219,7 @@ class PythonModel:
         asked, parts, places_of = [], [], []
         for place, ((request, answer), frame, own) in enumerate(zip(frames, read, about, strict=True)):
             try:
-                described, contents = self._inputs(request, frame)
+                described, contents = self._inputs(request, frame, own["request"])
             except ValueError as error:
                 outcomes[place] = {"error": ("INVALID_ARG", f"{error}")}
                 continue
@@ -239,10 +240,16 @@ class PythonModel:
             outcomes[place] = outcome
         return instance.memory[:]
 
-    def _inputs(self, request: memoryview, frame: Frame) -> tuple[list[Any], list[memoryview]]:
-        """Return descriptions and contents of a request's inputs. Raises ValueError for strings that are cut off."""
+    def _inputs(
+        self, request: memoryview, frame: Frame, about: Mapping[str, Any]
+    ) -> tuple[list[Any], list[memoryview]]:
+        """Return descriptions and contents of a request's inputs, in the client's order.
+
+        Raises ValueError for strings that are cut off.
+        """
         described, contents = [], []
-        for tensor, part in zip(self._manifest.inputs, frame.parts, strict=False):  # and one more part
+        for place in about.get("order", range(len(self._manifest.inputs))):
+            tensor, part = self._manifest.inputs[place], frame.parts[place]
             if tensor.optional and is_absent(part):
                 continue
             content = request[part.offset : part.offset + part.size_bytes]

@@ -398,7 +398,7 @@ def _shape(batch: bool, dims: tuple[int, ...]) -> tuple[int, ...]:
     return (ANY, *dims) if batch else dims
 
 
-ID, START, END = "sequence_id", "sequence_start", "sequence_end"
+SEQUENCE_PARAMETERS = ID, START, END = "sequence_id", "sequence_start", "sequence_end"
 MAX_ID_BYTES: Final = 1024
 ID_KINDS: Final = ("int64_param", "uint64_param", "string_param")
 UINT64_MASK: Final = 2**64 - 1  # negative numbers are those that Triton takes them for

@@ -1,7 +1,7 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -196,6 +196,20 @@ def _tensors(
     return {
         tensor.name: Tensor.of(tensor, batch, specs[places[tensor.name]], places[tensor.name]) for tensor in tensors
     }
+
+
+def require_inputs(model: ServedModel, given: Collection[str]) -> None:
+    """Raise RequestError (INVALID_ARGUMENT) unless all inputs are there, by their names, that are not optional."""
+    required = [name for name, tensor in model.inputs.items() if not tensor.optional]
+    missing = [name for name in required if name not in given]
+    if missing:
+        least, most = len(required), len(model.inputs)
+        count = str(least) if least == most else f"between {least} and {most}"
+        invalid(
+            f"expected {count} inputs but got {len(given)} inputs for model '{model.name}'."
+            f" Got input(s) {list(given)}, but missing required input(s) {missing}."
+            " Please provide all required input(s)."
+        )
 
 
 def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:

@@ -14,6 +14,7 @@ from gangway.server.options.values import (
     boolean,
     flag,
     integer,
+    pattern,
     port,
     read_flags,
     readable_file,
@@ -80,6 +81,9 @@ class GrpcOptions:
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
     max_message_bytes: int = flag("--grpc-max-message-bytes", MAX_MESSAGE_BYTES, type=integer(MIN_MESSAGE_BYTES),
         metavar="BYTES", help="longest request and answer, also after decompression (%(default)s)")  # fmt: skip
+    header_forward_pattern: str = flag("--grpc-header-forward-pattern", "", type=pattern, metavar="REGEX",
+        help="headers that are parameters of a call's requests, too, for Python models: those in whose name, in lower"
+        " case, it finds a match (none)")  # fmt: skip
     compression: Compression = flag("--grpc-infer-response-compression-level", Compression.NONE, metavar="LEVEL",
         type=_compression, help="compress answers for clients that accept it: none, low, medium, high (none)",
     )  # fmt: skip
@@ -181,6 +185,9 @@ class HttpOptions:
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
     page: bool = flag("--allow-page", True, type=boolean, metavar="BOOL",
         help="show cores, models and jobs: the page / and what `gangway top` reads (true)")  # fmt: skip
+    header_forward_pattern: str = flag("--http-header-forward-pattern", "", type=pattern, metavar="REGEX",
+        help="headers that are parameters of the request, too, for Python models: those in whose name, as the client"
+        " writes it, it finds a match (none)")  # fmt: skip
     max_body_bytes: int = flag("--http-max-input-size", MAX_BODY_BYTES, type=integer(1), metavar="BYTES",
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     restrictions: Restrictions = field(default_factory=Restrictions)

@@ -7,6 +7,7 @@ not a port". Paths are absolute from here on: not every process of the server wo
 import argparse
 import math
 import os
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -113,6 +114,15 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 16:
         raise ArgumentTypeError(f"{text} is not a port")
     return int(text)
+
+
+def pattern(text: str) -> str:
+    """Return a regular expression, as Python writes it."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
 
 
 def folder(text: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
@@ -18,10 +18,10 @@ from gangway.executor.slots import compound_number
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
-from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
+from gangway.server.models.served import InputTensor, Models, ServedModel, require_inputs, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import Codec, Output, Responses, Shape
-from gangway.server.requests.python_codec import codecs_of
+from gangway.server.requests.python_codec import codecs_of, parameters_text
 from gangway.server.requests.regions import Region
 from gangway.server.requests.remembered import Remembered
 
@@ -153,7 +153,10 @@ class _Builder:
         for index, step in enumerate(model.config.ensemble_scheduling.step):
             title = f"step {'.'.join((*path, str(index)))} ('{step.model_name}')"
             member = self._find(step.model_name, step.model_version, title)
-            inputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in step.input_map.items()}
+            # Maps of a message have no order: that of the model's inputs is what a Python model sees.
+            order = {name: place for place, name in enumerate(member.inputs)}
+            ordered = sorted(step.input_map.items(), key=lambda item: order.get(item[0], len(order)))
+            inputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in ordered}
             outputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in step.output_map.items()}
             self._check_names(member, inputs, outputs, title)
             if not member.is_ensemble:
@@ -206,18 +209,20 @@ class StepPlan(NamedTuple):
     fallback: Codec | None
 
 
-def step_plan_of(step: Step, inputs: Mapping[str, Kind]) -> StepPlan:
-    """Check the inputs of a step as those of a client are checked. Raises RequestError."""
+def step_plan_of(step: Step, inputs: Mapping[str, Kind], about: Mapping[str, Any]) -> StepPlan:
+    """Check the inputs of a step as those of a client are checked. `about`: as `EnsembleCodec` has it.
+
+    Raises RequestError.
+    """
     model = step.model
-    missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in inputs)]
-    if missing:
-        invalid(f"missing required input(s) {missing} for model '{model.name}'")
+    require_inputs(model, inputs)
     given = []
     for name, (datatype, shape) in inputs.items():
         tensor = model.inputs[name]
         given.append((InputTensor(name=name, datatype=datatype, shape=fitted(shape, tensor, model.least_rows)), tensor))
     shapes = shapes_of(given, model)
-    return StepPlan(shapes, *codecs_of(model, shapes, list(model.outputs.values())))
+    outputs = [tensor for name, tensor in model.outputs.items() if name in step.outputs]
+    return StepPlan(shapes, *codecs_of(model, shapes, outputs, about=about))
 
 
 def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
@@ -236,11 +241,13 @@ Result: TypeAlias = tuple[Shape, memoryview]  # shape and contents of a tensor
 class EnsembleCodec(Responses):
     """How a request to an ensemble is carried out, and its answer made. Equal requests share it.
 
-    `graph` has the steps that the wanted `outputs` need, and no others.
+    `graph` has the steps that the wanted `outputs` need, and no others. `about`: what Python models are told of the
+    request (`about_of`), each as if it were its own.
     """
 
     graph: Graph
     shapes: Shapes
+    about: Mapping[str, Any] = field(default_factory=dict)
     _plans: Remembered[tuple[int, tuple[tuple[str, Kind], ...]], StepPlan] = field(
         init=False, default_factory=lambda: Remembered(MAX_STEP_PLANS), compare=False
     )
@@ -255,21 +262,29 @@ class EnsembleCodec(Responses):
         key = index, tuple(inputs.items())
         plan = self._plans.known.get(key)
         if plan is None:
-            plan = step_plan_of(self.graph.steps[index], inputs)
+            plan = step_plan_of(self.graph.steps[index], inputs, self.about)
             self._plans.add(key, plan)
         return plan
 
-    def answer(self, request_id: bytes, results: Mapping[TensorName, Result], regions: Mapping[str, Region]) -> bytes:
-        """Return the serialised response. Outputs that belong to regions are written there.
+    def answer(
+        self,
+        request_id: bytes,
+        results: Mapping[TensorName, Result],
+        parameters: Mapping[str, Any],
+        regions: Mapping[str, Region],
+    ) -> bytes:
+        """Return the serialised response. Outputs that belong to regions are written there, missing ones are left out.
 
         Raises RequestError if they cannot be, if a shape is not what the ensemble's config says, or if the response
         would be too large to be sent.
         """
         outputs: list[Output] = []
         for tensor in self.outputs:
+            if (tensor.name,) not in results:
+                continue
             shape, content = results[(tensor.name,)]
             outputs.append((tensor, self._checked(tensor, shape), content))
-        return self.response_of(request_id, outputs, regions)
+        return self.response_of(request_id, outputs, regions) + parameters_text(parameters)
 
     def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
         model = self.model

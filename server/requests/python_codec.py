@@ -11,9 +11,9 @@ from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import ERROR_CODES
-from gangway.server.errors import RequestError, unsupported
+from gangway.server.errors import RequestError, internal, unsupported
 from gangway.server.models.python_settings import PythonSettings
-from gangway.server.models.sequences import SequencePosition
+from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
@@ -45,6 +45,7 @@ STATUS: Final[Mapping[str, StatusCode]] = {
 }
 CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
 ANY_INSTANCE: Final = -1
+MAX_INT64: Final = 2**63 - 1
 _NOTHING: Final = ((), 0)
 
 Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
@@ -56,6 +57,19 @@ class Answer(NamedTuple):
     outputs: Outputs
     parameters: Mapping[str, Any]
     places: Mapping[str, int]
+
+
+class Envelope(NamedTuple):
+    """What Python models are told of one request beside what equal requests have in common.
+
+    `headers`: those of the client's call that are parameters, too (`serving/inference/forwarded_headers.py`).
+    """
+
+    request_id: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+PLAIN: Final = Envelope()
 
 
 class Left(NamedTuple):
@@ -75,20 +89,25 @@ class PythonCodec(Codec):
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
     _reader: FrameReader = field(init=False, default_factory=FrameReader, compare=False)
 
-    def with_about(self, contents: Contents, request_id: bytes) -> Contents:
+    def with_about(self, contents: Contents, envelope: Envelope = PLAIN) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
-        if not request_id:
-            return [*contents, *self.hidden, self._without_id]
-        request = {**self._request, "id": request_id.decode(errors="replace")}
+        if not (envelope.request_id or envelope.headers):
+            return [*contents, *self.hidden, self._plain]
+        request: dict[str, Any] = dict(self._request)
+        if envelope.request_id:
+            request["id"] = envelope.request_id.decode(errors="replace")
+        if envelope.headers:
+            request["parameters"] = {**request.get("parameters", {}), **envelope.headers}
         return [*contents, *self.hidden, self._encoded({"request": request})]
 
-    @property
+    @cached_property
     def _request(self) -> Mapping[str, Any]:
         wanted = [tensor.name for tensor in self.outputs]
-        return {**self.about, "wanted": wanted, "most_bytes": self.model.most_answer_bytes}
+        order = {} if list(self.places) == sorted(self.places) else {"order": self.places}
+        return {**self.about, **order, "wanted": wanted, "most_bytes": self.model.most_answer_bytes}
 
     @cached_property
-    def _without_id(self) -> bytes:
+    def _plain(self) -> bytes:
         return self._encoded({"request": self._request})
 
     def resume_contents(self, left: Left) -> Contents:
@@ -163,13 +182,7 @@ class PythonCodec(Codec):
             for tensor in self.outputs
             if tensor.name in outputs
         ]
-        response = self.response_of(request_id, found, regions)
-        if parameters:
-            more = pb.ModelInferResponse()
-            for key, value in parameters.items():
-                set_parameter(more.parameters[key], value)
-            response += more.SerializeToString()
-        return response
+        return self.response_of(request_id, found, regions) + parameters_text(parameters)
 
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response to a request that the model has answered in one go. Raises RequestError."""
@@ -179,12 +192,34 @@ class PythonCodec(Codec):
         return self.named_response(request_id, found.outputs, found.parameters, regions)
 
 
+def parameters_text(parameters: Mapping[str, Any]) -> bytes:
+    """Return the parameters of a response, to append to a serialised one.
+
+    Raises RequestError (INTERNAL) for what cannot be sent.
+    """
+    if not parameters:
+        return b""
+    more = pb.ModelInferResponse()
+    try:
+        for key, value in parameters.items():
+            set_parameter(more.parameters[key], value)
+    except ValueError as error:
+        internal(f"the parameters of a response cannot be sent: {error}")
+    return more.SerializeToString()
+
+
 def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
-    """Set a parameter to a flag, number or text."""
+    """Set a parameter to a flag, number or text.
+
+    Raises ValueError for a number of more than 64 bits, and for a text that is not UTF-8.
+    """
     if isinstance(value, bool):
         parameter.bool_param = value
     elif isinstance(value, int):
-        parameter.int64_param = value
+        if value > MAX_INT64:
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
     elif isinstance(value, float):
         parameter.double_param = value
     else:
@@ -235,12 +270,12 @@ def sequenced_python(
 
 
 def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
-    """Return what a Python model is told of a request: its parameters, and those that have a meaning."""
+    """Return what Python models are told of a request: its parameters, and those that have a meaning."""
     about: dict[str, Any] = {}
     parameters = {
         key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
         for key, value in request.parameters.items()
-        if not key.startswith("triton_")
+        if not key.startswith("triton_") and key not in SEQUENCE_PARAMETERS
     }
     for name in ("timeout", "priority"):
         if name in parameters:

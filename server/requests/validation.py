@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.models.sequences import SequencePosition, check_position, position_of
-from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
+from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition, check_position, position_of
+from gangway.server.models.served import InputTensor, Models, ServedModel, require_inputs, shapes_of
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.codecs import CLASSIFICATION, Classes, Codec, Sinks, integer_of, wanted_classes
@@ -31,7 +31,7 @@ from gangway.server.requests.contents import (
 )
 from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
-from gangway.server.requests.python_codec import PythonCodec, about_of, codecs_of
+from gangway.server.requests.python_codec import MAX_INT64, PythonCodec, about_of, codecs_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
 from gangway.server.requests.remembered import Remembered
 
@@ -41,8 +41,6 @@ QUICK_BYTES = 1 << 20  # are copied in less than that
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 RESERVED_PREFIX = "triton_"
-SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
-MAX_INT64 = 2**63 - 1
 
 OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 
@@ -255,7 +253,13 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
         graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
         members = graph.members
         codec = EnsembleCodec(
-            model=model, outputs=tuple(outputs), sinks=sinks, classes=classes, graph=graph, shapes=shapes
+            model=model,
+            outputs=tuple(outputs),
+            sinks=sinks,
+            classes=classes,
+            graph=graph,
+            shapes=shapes,
+            about=about_of(request),
         )
     else:
         codec, fallback = _calls(model, shapes, outputs, sinks, classes, request)
@@ -337,20 +341,8 @@ def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tup
             invalid(f"input '{given.name}' for model '{model.name}' is given twice")
         _refuse_parameters(given, f"input '{given.name}' for model '{model.name}'")
         pairs[given.name] = (given, tensor)
-    missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in pairs)]
-    if missing:
-        invalid(
-            f"expected {_input_count(model)} inputs but got {len(pairs)} inputs for model '{model.name}'."
-            f" Got input(s) {list(pairs)}, but missing required input(s) {missing}."
-            " Please provide all required input(s)."
-        )
+    require_inputs(model, pairs)
     return list(pairs.values())
-
-
-def _input_count(model: ServedModel) -> str:
-    """Return how many inputs a request may have, in words."""
-    required = sum(not tensor.optional for tensor in model.inputs.values())
-    return str(required) if required == len(model.inputs) else f"between {required} and {len(model.inputs)}"
 
 
 def _refuse_parameters(given: InputTensor | OutputTensor, where: str) -> None:

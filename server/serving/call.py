@@ -27,6 +27,10 @@ class Call(ABC):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
         """Return the headers that the client has sent, names in lower case."""
 
+    def spelled_metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        """Return the same with names as the client has written them, where those are not always in lower case."""
+        return self.invocation_metadata()
+
     @abstractmethod
     def answer(self, result: bytes | RequestError) -> None:
         """Send the serialised response, or why there is none; once. Empty bytes: all responses have been sent."""

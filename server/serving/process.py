@@ -67,6 +67,7 @@ from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
 from gangway.server.serving.grpc.front_end import GrpcFrontEnd
 from gangway.server.serving.grpc.streams import PERIOD_S, StreamLimits, Streams
+from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
 from gangway.server.serving.inference.inference import Inference, ResponseCache
 from gangway.server.serving.inference.model_run import ShapeWatch
 from gangway.server.serving.inference.request import Resources
@@ -144,7 +145,8 @@ class FrontEnd:
         self.sequences = Sequences(plane, serving)
         self._afterwork = Afterwork(at_once=not is_alone)
         slots = Slots(serving, plane, self._afterwork)
-        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings)
+        forwarded = ForwardedHeaders(options.grpc.header_forward_pattern, options.http.header_forward_pattern)
+        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings, forwarded)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, limits)

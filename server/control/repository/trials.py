@@ -224,7 +224,7 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             if plan.sequence is not None and tensors is not None:
                 call = standalone_codec(call, tensors, plan.sequence)
             if isinstance(call, PythonCodec):
-                contents = call.with_about(contents, b"")
+                contents = call.with_about(contents)
             for _ in range(sample.count):
                 run_once(plane, call, contents, stop, plan.shapes.rows)
         except (RequestError, ModelLoadError, ValueError) as error:

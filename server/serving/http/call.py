@@ -21,7 +21,8 @@ SCRATCH_BYTES: Final = 64 * 1024  # are read at once; the parser copies what the
 class HttpCall(Call):
     """A request over HTTP, from its head to its answer. For the loop's thread, but for `answer`.
 
-    Names of `headers` are in lower case. `route` belongs to the site. `arrival_ns`: of the whole body, CLOCK_MONOTONIC.
+    Names of `headers` are in lower case; `spelled` has by these how they were written. `route` belongs to the site.
+    `arrival_ns`: of the whole body, CLOCK_MONOTONIC.
     """
 
     front_end = HTTP
@@ -31,6 +32,7 @@ class HttpCall(Call):
         self.method = ""
         self.path = b""
         self.headers: dict[bytes, bytes] = {}
+        self.spelled: dict[bytes, bytes] = {}
         self.length = self.received_bytes = self.arrival_ns = 0
         self.is_modern = True  # HTTP/1.1
         self.keeps_alive = True
@@ -49,6 +51,11 @@ class HttpCall(Call):
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the headers; names are in lower case."""
         return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers.items())
+
+    def spelled_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers; names are as the client has written them."""
+        found = ((self.spelled[name], value) for name, value in self.headers.items())
+        return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in found)
 
     def expect_answer(self) -> Pending[bytes]:
         """Return what `answer` will settle."""

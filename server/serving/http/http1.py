@@ -292,10 +292,10 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._refuse(431, f"more than {MAX_HEADERS} headers")
             raise _RefusedError
         if self._in_head and self._coming is not None:
-            name, value = name.lower(), value.strip(b" \t")
+            spelled, name, value = name, name.lower(), value.strip(b" \t")
             if name == b"transfer-encoding":
                 self._coding += value.lower() + b","
-            self._coming.headers[name] = value
+            self._coming.headers[name], self._coming.spelled[name] = value, spelled
 
     def on_headers_complete(self) -> None:
         """See whether its body is wanted, if its turn has come."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import TracebackType
+from typing import Any
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
@@ -36,7 +37,7 @@ from gangway.server.requests.ensembles import (
     TensorName,
     compound_numbers,
 )
-from gangway.server.requests.python_codec import Answer, Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.serving.inference.python import LARGE_BYTES, LeftRun, PythonResponse, tell_gone
@@ -113,9 +114,9 @@ class EnsembleTensors:
                     self._drop(name)
 
     def results(self) -> dict[TensorName, tuple[Shape, memoryview]]:
-        """Return the tensors that the answer is made of, which stay until `clear`."""
+        """Return the tensors that the answer is made of, as far as steps have left them. They stay until `clear`."""
         found = {}
-        for name in self._wanted:
+        for name in self._wanted.intersection(self._tensors):
             value = self._tensors[name]
             assert isinstance(value.content, memoryview), "written by a step"
             found[name] = value.shape, value.content
@@ -202,14 +203,16 @@ class StepRun(ModelRun):
         return EnsembleTensor(self.model.outputs[name].datatype, tuple(shape), content, place)
 
     def _python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Mapping[str, EnsembleTensor]:
-        """Return the outputs of an answer in one go, or those of the response after the step was kept."""
+        """Return the outputs of an answer in one go, or those of the response after the step was kept.
+
+        What the model leaves out is left out here: only who needs it fails.
+        """
         if isinstance(answer, RequestError):
             raise answer.without_traceback()
-        missing = [name for name in self.step.outputs if name not in answer.outputs]
-        if missing:
-            internal(f"the response of model '{self.model.name}' has no output '{missing[0]}'")
         found = {}
         for name in self.step.outputs:
+            if name not in answer.outputs:
+                continue
             own, (shape, content) = self.model.outputs[name], answer.outputs[name]
             if isinstance(answer, Answer):
                 begin = self.submission.external.outputs[0] + answer.places[name]
@@ -232,10 +235,15 @@ class EnsembleRun:
         codec: EnsembleCodec,
         terms: Terms,
         clock: RequestClock,
+        envelope: Envelope,
         left_run: Callable[[PythonCodec, Left, Terms], LeftRun],
     ) -> None:
-        """Make it. `left_run` returns what goes on with a step that an instance of a Python model has kept."""
+        """Make it. `envelope`: of the request, which all of its steps have.
+
+        `left_run` returns what goes on with a step that an instance of a Python model has kept.
+        """
         self._slots = slots
+        self._envelope = envelope
         self._watch_shapes = watch
         self._plane = slots.plane
         self._codec = codec
@@ -268,6 +276,15 @@ class EnsembleRun:
             for running in done:
                 ready += await self._finish(running)
         return self._tensors.results()
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The parameters of the steps' responses; of one that several have, the last step's value counts."""
+        found: dict[str, Any] = {}
+        for running in sorted(self.ended, key=lambda each: each.index):
+            if isinstance(running.answer, Answer | PythonResponse):
+                found.update(running.answer.parameters)
+        return found
 
     def cancel(self) -> None:
         """Cancel it: the client does not wait for the answer any more."""
@@ -344,7 +361,7 @@ class EnsembleRun:
         plane = self._plane
         contents: Contents = [value.content for value in inputs]
         if isinstance(codec, PythonCodec):
-            contents = codec.with_about(contents, b"")
+            contents = codec.with_about(contents, self._envelope)
         layout, sources = codec.layout(contents), {}
         if codec.memory is not None and not codec.is_empty:
             for tensor, value in zip(codec.inputs, inputs, strict=True):
@@ -449,7 +466,8 @@ class EnsembleRun:
                 await self._start(running.index, running.begin_ns, whole=running.codec is running.plan.fallback)
                 return ()
             for name, tensor in step.outputs.items():
-                self._tensors.add(tensor, outputs[name])
+                if name in outputs:
+                    self._tensors.add(tensor, outputs[name])
         finally:
             self._close(running)
         self._tensors.mark_read(step.inputs)

@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
-    """Return the key of a request: its header, without the id, and its tensors."""
+    """Return the key of a request: its header, without the id, its tensors, and what else makes answers differ."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in (header, *raws):
         digest.update(len(part).to_bytes(_LENGTH_BYTES, "little"))
@@ -266,10 +266,13 @@ class Inference:
         """Answer from the cache, or have the request executed and keep its answer."""
         begin_ns = time.monotonic_ns()
         load = request.model.load
+        parts: list[bytes | memoryview] = [*raws]
+        for pair in sorted(request.envelope.headers.items()):
+            parts += map(str.encode, pair)
         if sum(map(len, raws)) > LARGE_BYTES:
-            key = await self._resources.slots.aside.run(key_of, load, header, raws)
+            key = await self._resources.slots.aside.run(key_of, load, header, parts)
         else:
-            key = key_of(load, header, raws)
+            key = key_of(load, header, parts)
         response = cache.get(key)
         if response is not None:
             request.answered_from_cache(begin_ns)

@@ -311,16 +311,25 @@ def _outputs_of(described: Sequence[Any], payload: memoryview) -> Outputs:
 
 
 def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:
-    """Return a model's request as a client's: header, id, contents."""
+    """Return a model's request as a client's: header, id, contents. Raises RequestError."""
     asked = message.header
+    raws = []
+    ends = itertools.accumulate(size for _, _, _, size in asked["inputs"])
+    for (_, _, _, size), end in zip(asked["inputs"], ends, strict=True):
+        raws.append(message.payload[end - size : end])
+    try:
+        return _header_of(asked), str(asked["id"]).encode(), raws
+    except ValueError as error:
+        raise RequestError(StatusCode.INVALID_ARGUMENT, f"a request to another model cannot be sent: {error}") from None
+
+
+def _header_of(asked: Mapping[str, Any]) -> bytes:
+    """Return the header of a request. Raises ValueError for what the protocol cannot have."""
     request = pb.ModelInferRequest(model_name=asked["model"])
     if asked["version"] >= 0:
         request.model_version = str(asked["version"])
-    raws = []
-    ends = itertools.accumulate(size for _, _, _, size in asked["inputs"])
-    for (name, datatype, shape, size), end in zip(asked["inputs"], ends, strict=True):
+    for name, datatype, shape, _ in asked["inputs"]:
         request.inputs.add(name=name, datatype=datatype, shape=shape)
-        raws.append(message.payload[end - size : end])
     for name in asked["wanted"]:
         request.outputs.add(name=name)
     for key, value in asked["parameters"].items():
@@ -332,6 +341,4 @@ def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:
     for key in ("timeout", "priority"):
         if asked[key]:
             request.parameters[key].int64_param = asked[key]
-    with suppress(ValueError):
-        return request.SerializeToString(), str(asked["id"]).encode(), raws
-    raise RequestError(StatusCode.INVALID_ARGUMENT, "a request to another model is too large")
+    return request.SerializeToString()

@@ -21,11 +21,12 @@ from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Answer, Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.ensembles import EnsembleRun, StepRun, count_inner, outcome_of, times_of
+from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 from gangway.server.serving.inference.python import (
     LARGE_BYTES,
@@ -53,13 +54,17 @@ class Cancellable(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """For the loop's thread, but for `idle`. `mappings`: None if workers map no regions."""
+    """For the loop's thread, but for `idle`. `mappings`: None if workers map no regions.
+
+    `forwarded`: which headers of a call are parameters of its requests.
+    """
 
     slots: Slots
     regions: Regions
     watch: ShapeWatch
     tracer: Tracer
     mappings: Mappings | None = None
+    forwarded: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     _running: set[Cancellable] = field(default_factory=set)  # until the last byte of the answer has been sent
 
     @property
@@ -113,6 +118,11 @@ class ClientRequest(ModelRun):
         self._begin = begin
         self._codec: Codec = plan.codec  # type: ignore[assignment] # but of an ensemble
 
+    @property
+    def envelope(self) -> Envelope:
+        """What Python models are told of it, beside its plan."""
+        return Envelope(self.request_id, self._resources.forwarded.of(self.call))
+
     def take_turn(self, plan: RequestPlan) -> None:
         """Go on with the plan that the request's sequence has made of its own."""
         self.plan = plan
@@ -142,7 +152,7 @@ class ClientRequest(ModelRun):
         if self.regions or self._resources.tracer.wants_tensors:
             self.contents = self.given
         if isinstance(self._codec, PythonCodec):
-            self.given = self._codec.with_about(self.given, self.request_id)
+            self.given = self._codec.with_about(self.given, self.envelope)
         while (response := await self._finish(await self._attempt())) is None:
             self.given = self.contents
         self._rest = partial(self._count, response)
@@ -297,15 +307,16 @@ class ClientRequest(ModelRun):
         terms = replace(plan.terms, rejects_late=plan.refuses_late)
         if resources.tracer.wants_tensors:
             self.contents = self.given
-        with EnsembleRun(resources.slots, self.watch, codec, terms, self.clock, self._left_run) as run:
+        with EnsembleRun(resources.slots, self.watch, codec, terms, self.clock, self.envelope, self._left_run) as run:
             resources.cancel_with(self.call, run)
             contents, self.given = self.given, ()
             results = await run.execute(contents)
             self.finished_ns = time.monotonic_ns()
+            made = partial(codec.answer, self.response_id, results, run.parameters, self.regions)
             if sum(len(content) for _, content in results.values()) > LARGE_BYTES or codec.classes:
-                response = await resources.slots.aside.run(codec.answer, self.response_id, results, self.regions)
+                response = await resources.slots.aside.run(made)
             else:
-                response = codec.answer(self.response_id, results, self.regions)
+                response = made()
         self.end_ns = time.monotonic_ns()
         self.outcome = outcome_of(run.ended, self.begin_ns)
         self._rest = partial(self._count_ensemble, codec, run.ended, self.outcome, response)

@@ -133,6 +133,8 @@ def test_grpc_can_be_switched_off() -> None:
         ("--allow-grpc=yes", "argument --allow-grpc: 'yes' is neither true nor false"),
         ("--grpc-port=-1", "argument --grpc-port: -1 is not a port"),
         ("--grpc-port=x", "argument --grpc-port: x is not a port"),
+        ("--grpc-header-forward-pattern=(", "argument --grpc-header-forward-pattern: '(' is no regular expression"),
+        ("--http-header-forward-pattern=x-[", "argument --http-header-forward-pattern: 'x-[' is no regular expression"),
         ("--grpc-address=unix:" + "x" * 108, "argument --grpc-address: the path of a socket has 1 to 107 bytes"),
         ("--grpc-address=unix:", "argument --grpc-address: the path of a socket"),
         ("--grpc-keepalive-time=0", "argument --grpc-keepalive-time: 0 is not from 1 to 2147483647"),
