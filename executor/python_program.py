@@ -6,6 +6,7 @@ there has the places of the inputs in the client's order, where that is another 
 answer is followed by one more output, the status: a JSON object, empty, or with one of
 
 - `error`: (Triton's code, message),
+- `types` of outputs, by their names, if they are others than the configuration says,
 - `parameters` of the response,
 - `left`: (address, execution, request), where the front end gets the responses.
 """
@@ -315,8 +316,8 @@ class PythonModel:
             instance.close()
 
     def _room_bytes(self, answer: memoryview) -> int:
-        """Return how many bytes of contents an answer has room for, with its status."""
-        words = 2 + sum(2 + len(tensor.shape) for tensor in self._manifest.outputs) + 2
+        """Return how many bytes an answer has room for: dimensions and contents of its outputs, and its status."""
+        words = 2 + 2 * len(self._manifest.outputs) + 2
         return len(answer) - WORD_BYTES * words - _SLACK_BYTES
 
     def _write_all(self, frames: list[Frames], outcomes: Sequence[dict[str, Any]], memory: memoryview) -> None:

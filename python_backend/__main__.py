@@ -118,7 +118,10 @@ def _serve(link: Any, listener: socket.socket) -> int:
     if not callable(getattr(model, "execute", None)):
         raise TypeError("TritonPythonModel has no method 'execute'")
     host_module = importlib.import_module("gangway.python_backend.host")
-    host = host_module.Host(model, json.loads(config_text), order["arguments"]["model_instance_name"])
+    config = json.loads(config_text)
+    check_class = importlib.import_module("gangway.python_backend.executions").OutputCheck
+    check = check_class(config, order["strict_outputs"], lambda found: _tell(link, found))
+    host = host_module.Host(model, config, order["arguments"]["model_instance_name"], check)
     listener.listen(_BACKLOG)
     link.say({"ready": os.getpid()})
     host.start_thread(_stop_at_end, link, host)
@@ -126,6 +129,12 @@ def _serve(link: Any, listener: socket.socket) -> int:
     if hasattr(model, "finalize"):
         model.finalize()
     return 0
+
+
+def _tell(link: Any, differences: dict[str, str]) -> None:
+    """Say what of the model's responses is unlike its configuration."""
+    with suppress(OSError):  # the supervisor has gone
+        link.say({"differences": differences})
 
 
 def _stop_at_end(link: Any, host: Any) -> None:

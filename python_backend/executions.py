@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
@@ -22,6 +22,7 @@ from gangway.python_backend.triton_python_backend_utils import (
 
 MAX_TEXT_BYTES = 1 << 20  # of a response's parameters
 MAX_ERROR_CHARACTERS = 1000
+DIMENSION_BYTES = 8
 TOO_LARGE = "RESOURCE_EXHAUSTED"  # gRPC's code: Triton has none for it
 
 
@@ -37,51 +38,81 @@ class Encoded(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What the contents of its tensors and its texts take in shared memory, at most."""
-        about = {key: self.header[key] for key in ("error", "parameters") if key in self.header}
-        return places([*map(len, self.payload), 64 + len(json.dumps(about))])[1]
+        """What its tensors take in the frame of an answer, and its texts, at most."""
+        about = {key: self.header[key] for key in ("error", "types", "parameters") if key in self.header}
+        rank = sum(len(shape) for _, _, shape, _ in self.header.get("outputs", ()))
+        return places([*map(len, self.payload), 64 + len(json.dumps(about))])[1] + DIMENSION_BYTES * rank
+
+
+class CheckedOutputs(NamedTuple):
+    """Outputs as they are sent. `types`: of those that have another one than the configuration says, by their names."""
+
+    tensors: list[Tensor]
+    types: dict[str, str]
 
 
 class OutputCheck:
-    """Compares responses with the configuration's outputs. `config`: a dictionary as config.pbtxt."""
+    """Compares responses with the configuration's outputs. `config`: a dictionary as config.pbtxt.
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    Outputs that the configuration does not name are left out, and of equal names all but the first. Other types and
+    shapes are passed on. `tell` is called with a sentence about each kind of difference, once. `is_strict`: numbers of
+    another width are converted, and all other differences are errors.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        is_strict: bool = False,
+        tell: Callable[[Mapping[str, str]], None] = lambda found: None,
+    ) -> None:
         batch = [-1] if config.get("max_batch_size", 0) > 0 else []
         self._expected: dict[str, tuple[str, list[int]]] = {}
         self.model_name = str(config.get("name", ""))
+        self._is_strict, self._tell = is_strict, tell
+        self._told: set[str] = set()
         for output in config["output"]:
             dims = output["reshape"]["shape"] if output.get("reshape") else output["dims"]
             datatype = output["data_type"].replace("TYPE_STRING", "TYPE_BYTES").replace("TYPE_", "")
             self._expected[output["name"]] = datatype, batch + [int(size) for size in dims]
 
-    def checked(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs in the types of the configuration: those of the same kind and another width are converted.
+    def checked(self, tensors: Sequence[Tensor]) -> CheckedOutputs:
+        """Return what is to be sent. Raises TritonModelException, if it is strict, for what the configuration has not.
 
-        Raises TritonModelException for an output that the configuration does not have so.
+        The message names the first output that differs.
         """
-        names, found = [tensor.name() for tensor in tensors], []
+        found: dict[str, Tensor] = {}
+        types: dict[str, str] = {}
+        differences: dict[str, str] = {}
         for given in tensors:
             name = given.name()
-            if name not in self._expected or names.count(name) > 1:
-                what = "twice" if name in self._expected else f"which is none of {list(self._expected)}"
-                raise TritonModelException(f"the response has an output '{name}', {what}")
+            if name in found or name not in self._expected:
+                what = "twice" if name in found else f"which is none of {list(self._expected)}"
+                self._differs(differences, "names", f"the response has an output '{name}', {what}")
+                continue
             datatype, shape = self._expected[name]
-            tensor = given.converted(datatype)
+            tensor = found[name] = given.converted(datatype) if self._is_strict else given
             own_datatype, array = tensor.stored
             if own_datatype != datatype:
-                raise TritonModelException(
-                    f"output '{name}' is of type {own_datatype}, but the configuration says {datatype}"
-                )
-            fits = len(array.shape) == len(shape) and all(
-                size in (-1, own)
+                types[name] = own_datatype
+                text = f"output '{name}' is of type {own_datatype}, but the configuration says {datatype}"
+                self._differs(differences, "types", text)
+            if len(array.shape) != len(shape) or any(
+                size not in (-1, own)
                 for size, own in zip(shape, array.shape)  # noqa: B905 - Python 3.9
-            )
-            if not fits:
-                raise TritonModelException(
-                    f"output '{name}' has the shape {list(array.shape)}, but the configuration says {shape}"
-                )
-            found.append(tensor)
-        return found
+            ):
+                text = f"output '{name}' has the shape {list(array.shape)}, but the configuration says {shape}"
+                self._differs(differences, "shapes", text)
+        if differences:
+            self._tell(differences)
+        return CheckedOutputs(list(found.values()), types)
+
+    def _differs(self, differences: dict[str, str], kind: str, text: str) -> None:
+        """Note a difference of a kind that has not been told. Raises TritonModelException if it is strict."""
+        if self._is_strict:
+            raise TritonModelException(text)
+        if kind not in self._told:
+            self._told.add(kind)
+            differences[kind] = text
 
 
 def encode_tensors(tensors: Sequence[Tensor], most_bytes: int, what: str) -> tuple[list[Described], list[Buffer]]:
@@ -122,12 +153,14 @@ def encode_response(
     error = response.error()
     if error is not None:
         return encode_error(error)
-    outputs = check.checked(response.output_tensors())
+    outputs, types = check.checked(response.output_tensors())
     what, parameters = f"the answer of model '{check.model_name}'", response.parameters()
     described, contents = encode_tensors([each for each in outputs if each.name() in wanted], most_bytes, what)
     if len(parameters) > MAX_TEXT_BYTES:
         raise TooLargeError(f"{what} has parameters of {len(parameters)} bytes, {MAX_TEXT_BYTES} are possible")
     header: dict[str, Any] = {"outputs": described}
+    if types:
+        header["types"] = types
     if parameters != "{}":
         header["parameters"] = json.loads(parameters)
     return Encoded(header, contents)

@@ -90,12 +90,15 @@ class Call:
 
 
 class Host:
-    """Serves one instance of a model, which is initialised. `config`: its configuration, as a dictionary."""
+    """Serves one instance of a model, which is initialised. `config`: its configuration, as a dictionary.
 
-    def __init__(self, model: Any, config: dict[str, Any], name: str) -> None:
+    `check`: what its responses must be like.
+    """
+
+    def __init__(self, model: Any, config: dict[str, Any], name: str, check: OutputCheck) -> None:
         self._model, self._name = model, name
         self._is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self._check = OutputCheck(config)
+        self._check = check
         self._waiting: list[Execution] = []
         self._is_stopping = False
         self._numbers = itertools.count(1)

@@ -1,7 +1,8 @@
 """The instance's link to the supervisor: what it orders, and what a model asks of it.
 
 Messages have a header only. The supervisor's orders are what to load, and `finalize`. The instance says `config`,
-`ready` or `error` (`__main__.py`). Beside that it calls: `call` is a number, and the answer has it as `answer`, with
+`ready` or `error` (`__main__.py`), and what of its responses is unlike the configuration (`differences`, a sentence by
+kind of difference). Beside that it calls: `call` is a number, and the answer has it as `answer`, with
 `error` if what was asked for cannot be. A `release` has no answer.
 """
 

@@ -177,7 +177,8 @@ class ModelOptions:
 
     `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
     `python_environment`: of Python models whose configuration names none; empty: the server's own.
-    `python_start_seconds`: how long an instance of one may take until it is initialised.
+    `python_start_seconds`: how long an instance of one may take until it is initialised. `strict_python_outputs`: their
+    answers must be as their configurations say.
     `warnings`: a sentence for each setting that has no effect.
     """
 
@@ -188,6 +189,7 @@ class ModelOptions:
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     python_environment: str = ""
     python_start_seconds: int = 600
+    strict_python_outputs: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -205,6 +207,9 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
         f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
         " python,stub-timeout-seconds=N: how long `initialize` of one may take"
         f" ({ModelOptions.python_start_seconds}); other settings have no effect")  # fmt: skip
+    add("--strict-python-outputs", action="store_true",
+        help="refuse answers of Python models with outputs, types or shapes that their configurations have not, instead"
+        " of passing them on as they are, with a warning")  # fmt: skip
     add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
         help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
@@ -226,6 +231,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         _default_max_batch_size(arguments.backend_config),
         _python_environment(arguments.backend_config),
         int(_last(arguments.backend_config, START_SETTING, str(ModelOptions.python_start_seconds))),
+        arguments.strict_python_outputs,
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, Self
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
@@ -41,9 +41,30 @@ _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
 Shape = tuple[int, ...]
-Computed = tuple[Tensor, Shape, int]  # an output: its shape as clients have it, and the bytes of its contents
 Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
 NO_SINKS: Final[Sinks] = {}
+
+
+class AnswerTensor(NamedTuple):
+    """One output of an answer: its type, its shape as clients have it, and its contents.
+
+    Those of a Python model are what it gives, whatever its configuration says. `offset`: of the contents in the block
+    of the answer; None: they are elsewhere.
+    """
+
+    datatype: str
+    shape: Shape
+    content: memoryview
+    offset: int | None = None
+
+
+class DescribedOutput(NamedTuple):
+    """An output of a response but for its contents, which have so many bytes. `tensor`: what the configuration says."""
+
+    tensor: Tensor
+    datatype: str
+    shape: Shape
+    size_bytes: int
 
 
 def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int = 0) -> bytes:
@@ -95,18 +116,18 @@ class ResponseTemplate:
     # clients look for the contents of the n-th output at the n-th place.
     outputs: tuple[tuple[int | None, bytes], ...]
 
-    computed: tuple[Computed, ...] = ()
+    described: tuple[DescribedOutput, ...] = ()
 
     @classmethod
-    def of(cls, model: ServedModel, outputs: Sequence[Computed], sinks: Sinks) -> "ResponseTemplate":
+    def of(cls, model: ServedModel, outputs: Sequence[DescribedOutput], sinks: Sinks) -> "ResponseTemplate":
         """Return the template for these outputs, in this order.
 
         Raises RequestError (INTERNAL, as Triton does) if one has no room where it shall be.
         """
         message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
         places: list[tuple[int | None, bytes]] = []
-        for tensor, shape, size_bytes in outputs:
-            output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        for tensor, datatype, shape, size_bytes in outputs:
+            output = message.outputs.add(name=tensor.name, datatype=datatype, shape=shape)
             sink = sinks.get(tensor.index)
             if sink is None:
                 places.append((tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)))
@@ -172,7 +193,6 @@ _SPARE_RANK = 4  # of an output whose rank may be unknown
 _NOTHING: Final = memoryview(b"")
 
 HiddenInput = tuple[Tensor, Shape, bytes]  # one that goes with a request of a sequence: shape and contents
-Output = tuple[Tensor, Shape, memoryview]  # that has been computed: its shape as clients have it, and its contents
 
 
 class StateMemory(Protocol):
@@ -234,27 +254,30 @@ class Responses:
     outputs: tuple[Tensor, ...]  # that are wanted, in this order
     sinks: Sinks = field(default_factory=dict)
     classes: AllClasses = field(default_factory=dict)
-    _templates: Remembered[tuple[tuple[int, Shape, int], ...], ResponseTemplate] = field(
+    _templates: Remembered[tuple[tuple[int, str, Shape, int], ...], ResponseTemplate] = field(
         init=False, default_factory=lambda: Remembered(MAX_TEMPLATES), compare=False
     )
 
-    def response_of(self, request_id: bytes, outputs: Sequence[Output], regions: Mapping[str, Region]) -> bytes:
-        """Return the serialised response that has these outputs, in this order.
+    def response_of(self, request_id: bytes, given: Mapping[str, AnswerTensor], regions: Mapping[str, Region]) -> bytes:
+        """Return the serialised response that has those of the outputs that are wanted. What is missing is left out.
 
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
-        key = tuple([(tensor.index, shape, len(content)) for tensor, shape, content in outputs])
+        found = [(tensor, given[tensor.name]) for tensor in self.outputs if tensor.name in given]
+        key = tuple([(tensor.index, each.datatype, each.shape, len(each.content)) for tensor, each in found])
         template = self._templates.known.get(key)
         if template is None:
-            size_bytes = sum(size for _, _, size in key)
+            size_bytes = sum(size for _, _, _, size in key)
             if size_bytes > self.model.most_answer_bytes:
                 raise self.too_large(size_bytes)
-            computed = [(tensor, shape, len(content)) for tensor, shape, content in outputs]
-            template = ResponseTemplate.of(self.model, computed, self.sinks)
+            described = [
+                DescribedOutput(tensor, each.datatype, each.shape, len(each.content)) for tensor, each in found
+            ]
+            template = ResponseTemplate.of(self.model, described, self.sinks)
             self._templates.add(key, template)
         tensors = [_NOTHING] * len(self.model.outputs)
-        for tensor, _, content in outputs:
-            tensors[tensor.index] = content
+        for tensor, each in found:
+            tensors[tensor.index] = each.content
         return self.filled(template, request_id, tensors, regions)
 
     def filled(
@@ -462,9 +485,10 @@ class Codec(Responses):
 
     def _framed_answer(self, frame: Frame) -> FramedAnswer:
         parts = frame.parts
-        found = [
-            (each, each.client_shape(parts[each.index].shape), parts[each.index].size_bytes) for each in self.outputs
-        ]
+        found = []
+        for tensor in self.outputs:
+            part = parts[tensor.index]
+            found.append(DescribedOutput(tensor, tensor.datatype, tensor.client_shape(part.shape), part.size_bytes))
         return header_of(frame), frame.size_bytes, parts, ResponseTemplate.of(self.model, found, self.sinks)
 
 
@@ -503,7 +527,7 @@ def codec_of(
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]
         shape = (rows, *(max(size, 0) for size in spec.shape[1:])) if model.batched else spec.shape
-        known.append((tensor, tensor.client_shape(shape), rows * spec.row_bytes))
+        known.append(DescribedOutput(tensor, tensor.datatype, tensor.client_shape(shape), rows * spec.row_bytes))
     return replace(
         framed,
         memory=compiled.layout,
@@ -567,24 +591,31 @@ def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> 
     if not count:
         return None
     if tensor.datatype in NOT_CLASSIFIED:
-        invalid(f"class result not available for output due to unsupported type '{tensor.datatype}': {where}")
+        refuse_classes(tensor.datatype, where)
     if REGION in output.parameters:
         invalid(f"{where}: a classification cannot be written to shared memory")
     return Classes(count, model.labels.get(tensor.name, ()))
 
 
+def refuse_classes(datatype: str, where: str) -> NoReturn:
+    """Refuse the classification of an output of this type."""
+    invalid(f"class result not available for output due to unsupported type '{datatype}': {where}")
+
+
 def classified(response: bytes, classes: AllClasses, batched: bool) -> bytes:
-    """Return a serialised ModelInferResponse with these outputs classified."""
+    """Return a serialised ModelInferResponse with these outputs classified. Raises RequestError if one cannot be."""
     message = pb.ModelInferResponse.FromString(response)
     for index, output in enumerate(message.outputs):
         if output.name in classes:
-            rows = output.shape[0] if batched else 1
-            elements = math.prod(output.shape[batched:])
+            if output.datatype in NOT_CLASSIFIED:  # a Python model may answer with another type than it says
+                refuse_classes(output.datatype, f"output '{output.name}' for model '{message.model_name}'")
+            has_rows = batched and len(output.shape) > 0
+            rows, elements = output.shape[0] if has_rows else 1, math.prod(output.shape[has_rows:])
             wanted, content = classes[output.name], message.raw_output_contents[index]
             texts = texts_of(content, output.datatype, (rows, elements), wanted.count, wanted.labels)
             message.raw_output_contents[index] = join_strings([text for row in texts for text in row])
             output.datatype = "BYTES"
-            output.shape[:] = [rows] * batched + [min(wanted.count, elements)]
+            output.shape[:] = [rows] * has_rows + [min(wanted.count, elements)]
     return message.SerializeToString()
 
 

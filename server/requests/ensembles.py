@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import msgspec
 
 from gangway.executor.slots import compound_number
-from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.errors import RequestError, unavailable
 from gangway.server.messages import Compounds
 from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
 from gangway.server.models.served import InputTensor, Models, ServedModel, require_inputs, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import Codec, Output, Responses, Shape
+from gangway.server.requests.codecs import AnswerTensor, Codec, Responses, Shape
 from gangway.server.requests.python_codec import codecs_of, parameters_text
 from gangway.server.requests.regions import Region
 from gangway.server.requests.remembered import Remembered
@@ -234,9 +234,6 @@ def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
     return next((choice for choice in choices if tensor.may_have(choice, least_rows)), shape)
 
 
-Result: TypeAlias = tuple[Shape, memoryview]  # shape and contents of a tensor
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnsembleCodec(Responses):
     """How a request to an ensemble is carried out, and its answer made. Equal requests share it.
@@ -251,6 +248,13 @@ class EnsembleCodec(Responses):
     _plans: Remembered[tuple[int, tuple[tuple[str, Kind], ...]], StepPlan] = field(
         init=False, default_factory=lambda: Remembered(MAX_STEP_PLANS), compare=False
     )
+
+    @cached_property
+    def _refitted(self) -> frozenset[TensorName]:
+        """The tensors of steps whose models have another opinion of batches than the ensemble."""
+        has_rows = self.model.max_batch_size > 0
+        others = [step for step in self.graph.steps if (step.model.max_batch_size > 0) != has_rows]
+        return frozenset(tensor for step in others for tensor in step.outputs.values())
 
     @property
     def wanted(self) -> tuple[TensorName, ...]:
@@ -269,29 +273,19 @@ class EnsembleCodec(Responses):
     def answer(
         self,
         request_id: bytes,
-        results: Mapping[TensorName, Result],
+        results: Mapping[TensorName, AnswerTensor],
         parameters: Mapping[str, Any],
         regions: Mapping[str, Region],
     ) -> bytes:
         """Return the serialised response. Outputs that belong to regions are written there, missing ones are left out.
 
-        Raises RequestError if they cannot be, if a shape is not what the ensemble's config says, or if the response
-        would be too large to be sent.
+        Raises RequestError if they cannot be, or if the response would be too large to be sent.
         """
-        outputs: list[Output] = []
+        outputs = {}
         for tensor in self.outputs:
-            if (tensor.name,) not in results:
-                continue
-            shape, content = results[(tensor.name,)]
-            outputs.append((tensor, self._checked(tensor, shape), content))
+            result = results.get((tensor.name,))
+            if result is not None:
+                refits = (tensor.name,) in self._refitted
+                shape = fitted(result.shape, tensor, self.model.least_rows) if refits else result.shape
+                outputs[tensor.name] = result._replace(shape=shape)
         return self.response_of(request_id, outputs, regions) + parameters_text(parameters)
-
-    def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
-        model = self.model
-        own = fitted(shape, tensor, model.least_rows)
-        if not tensor.may_have(own, model.least_rows):
-            invalid(
-                f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
-                f" Expected {list(tensor.shape)}, got {list(shape)}"
-            )
-        return own

@@ -1,6 +1,8 @@
 """Requests to Python models: frames as for onnxruntime, and one tensor more, in JSON (`executor/python_program.py`)."""
 
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +12,7 @@ from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.python_backend.messages import ERROR_CODES
+from gangway.python_backend.messages import ERROR_CODES, Described
 from gangway.server.errors import RequestError, internal, unsupported
 from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition
@@ -21,6 +23,7 @@ from gangway.server.requests.codecs import (
     NO_SINKS,
     AllClasses,
     AnswerSize,
+    AnswerTensor,
     Codec,
     HiddenInput,
     Shape,
@@ -48,15 +51,12 @@ ANY_INSTANCE: Final = -1
 MAX_INT64: Final = 2**63 - 1
 _NOTHING: Final = ((), 0)
 
-Outputs = Mapping[str, tuple[Sequence[int], memoryview]]  # shapes, as the model has them, and contents
-
 
 class Answer(NamedTuple):
-    """What a model has answered in one go. `places`: where the outputs begin in the block of the answer."""
+    """What a model has answered in one go."""
 
-    outputs: Outputs
+    outputs: Mapping[str, AnswerTensor]
     parameters: Mapping[str, Any]
-    places: Mapping[str, int]
 
 
 class Envelope(NamedTuple):
@@ -158,38 +158,42 @@ class PythonCodec(Codec):
             raise error_of(*status["error"])
         if "left" in status:
             return Left(*status["left"])
-        outputs, places = {}, {}
-        for tensor in self.model.outputs.values():
+        outputs, types = {}, status.get("types", {})
+        for name, tensor in self.model.outputs.items():
             part = parts[tensor.index]
             if not is_absent(part):
-                outputs[tensor.name] = part.shape, view[part.offset : part.offset + part.size_bytes]
-                places[tensor.name] = part.offset
-        return Answer(outputs, status.get("parameters", {}), places)
+                content = view[part.offset : part.offset + part.size_bytes]
+                outputs[name] = self._answered(
+                    tensor, types.get(name, tensor.datatype), part.shape, content, part.offset
+                )
+        return Answer(outputs, status.get("parameters", {}))
 
-    def named_response(
-        self,
-        request_id: bytes,
-        outputs: Outputs,
-        parameters: Mapping[str, Any],
-        regions: Mapping[str, Region] = NO_REGIONS,
-    ) -> bytes:
-        """Return the response of these outputs. Those that are wanted and not there are left out.
+    def outputs_in(self, described: Sequence[Described], payload: memoryview) -> Mapping[str, AnswerTensor]:
+        """Return the outputs of a response that an instance has sent (`python_backend/messages.py`)."""
+        ends = itertools.accumulate(size for _, _, _, size in described)
+        return {
+            name: self._answered(self.model.outputs[name], datatype, shape, payload[end - size : end])
+            for (name, datatype, shape, size), end in zip(described, ends, strict=True)
+        }
 
-        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
-        """
-        found = [
-            (tensor, tuple(tensor.client_shape(outputs[tensor.name][0])), outputs[tensor.name][1])
-            for tensor in self.outputs
-            if tensor.name in outputs
-        ]
-        return self.response_of(request_id, found, regions) + parameters_text(parameters)
+    @staticmethod
+    def _answered(
+        tensor: Tensor, datatype: str, shape: Sequence[int], content: memoryview, offset: int | None = None
+    ) -> AnswerTensor:
+        """Return an output as clients have it; one that is not of the model's shape keeps its own."""
+        own = tuple(shape)
+        if tensor.own_shape is not None and len(tensor.own_shape) == len(own):
+            shown = tensor.client_shape(own)
+            if math.prod(shown) == math.prod(own):
+                own = shown
+        return AnswerTensor(datatype, own, content, offset)
 
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response to a request that the model has answered in one go. Raises RequestError."""
         found = self.read(submission.outputs[0])
         if isinstance(found, Left):
             unsupported(f"model '{self.model.name}' waits for other models, which only a client's request can have")
-        return self.named_response(request_id, found.outputs, found.parameters, regions)
+        return self.response_of(request_id, found.outputs, regions) + parameters_text(found.parameters)
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """`triton_python_backend_utils` as a model.py sees it: tensors, requests, types, and ModelConfig."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,27 @@ def test_requests() -> None:
 )
 def test_outputs_that_do_not_fit(name: str, array: Any, why: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=why):
-        OutputCheck(CONFIG).checked([pb_utils.Tensor(name, array)])
+        OutputCheck(CONFIG, is_strict=True).checked([pb_utils.Tensor(name, array)])
+    told: list[Mapping[str, str]] = []
+    check = OutputCheck(CONFIG, tell=told.append)
+    tensor = pb_utils.Tensor(name, array)
+    for _ in range(2):
+        assert check.checked([tensor]).tensors == ([] if name == "q" else [tensor])
+    assert len(told) == 1 and why in " ".join(told[0].values())
 
 
-def test_outputs_of_another_width_are_converted() -> None:
+def test_outputs_of_another_width() -> None:
     given = [pb_utils.Tensor("y", np.array([[1.5]])), pb_utils.Tensor("z", np.array([[7]]))]
-    assert [tensor.as_numpy().dtype for tensor in OutputCheck(CONFIG).checked(given)] == [np.float32, np.int32]
+    strict, lenient = (OutputCheck(CONFIG, is_strict).checked(given) for is_strict in (True, False))
+    assert [tensor.as_numpy().dtype for tensor in strict.tensors] == [np.float32, np.int32]
+    assert (lenient.tensors, lenient.types) == (given, {"y": "FP64", "z": "INT64"})
+
+
+def test_of_two_outputs_of_a_name_the_first_one_counts() -> None:
+    given = [pb_utils.Tensor("y", np.full((1, 2), value, np.float32)) for value in (1, 2)]
+    assert OutputCheck(CONFIG).checked(given).tensors == given[:1]
+    with pytest.raises(pb_utils.TritonModelException, match="has an output 'y', twice"):
+        OutputCheck(CONFIG, is_strict=True).checked(given)
 
 
 def test_a_request_has_one_final_response() -> None:

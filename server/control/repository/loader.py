@@ -231,8 +231,16 @@ class ModelLoader:
         environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
         completes = self._options.repository.complete_configs
         memory_bytes = memory_limit_bytes() // INSTANCE_MEMORY_SHARE
-        start_seconds = self._options.models.python_start_seconds
-        plan = plan_of(entry, settings, environment, completes, memory_bytes, start_seconds)
+        options = self._options.models
+        plan = plan_of(
+            entry,
+            settings,
+            environment,
+            completes,
+            memory_bytes,
+            options.python_start_seconds,
+            options.strict_python_outputs,
+        )
         model_id = self._take_id()
         try:
             instances = self._python.add(model_id, plan)

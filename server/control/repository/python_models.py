@@ -116,6 +116,7 @@ def plan_of(
     completes: bool,
     memory_bytes: int,
     start_seconds: float,
+    strict_outputs: bool,
 ) -> InstancePlan:
     """Return how to start the instances of a model. `memory_bytes`: of an instance whose configuration says nothing."""
     config = ModelConfig()
@@ -133,6 +134,7 @@ def plan_of(
         environment.python,
         dict(environment.variables),
         start_seconds,
+        strict_outputs,
     )
 
 

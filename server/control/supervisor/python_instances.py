@@ -38,6 +38,11 @@ FINALIZE_SECONDS: Final = 5.0
 SLOW_SECONDS: Final = 10.0  # of a start, until the log says so
 TIMEOUT_FLAG: Final = "--backend-config=python,stub-timeout-seconds"
 MOST_MESSAGE_CHARACTERS: Final = 2000
+DIFFERENCES: Final = {
+    "names": ": it is left out",
+    "types": ": it is passed on",
+    "shapes": ": it is passed on",
+}  # what is done about each kind
 MOST_CALLS: Final = 16  # to load, unload or ask for models, of an instance at the same time
 # Libraries that would start a thread for each core, of which an instance has one.
 ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -48,7 +53,8 @@ class InstancePlan:
     """What to load, and how. `python`: of the environment. `config`: as JSON, as far as config.pbtxt says it.
 
     `completes`: model.py may complete it. `kinds`: one for each instance. `memory_bytes`: of its data; 0: any.
-    `start_seconds`: how long an instance may take until it is initialised.
+    `start_seconds`: how long an instance may take until it is initialised. `strict_outputs`: responses must be as the
+    configuration says.
     """
 
     name: str
@@ -62,6 +68,7 @@ class InstancePlan:
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 600.0
+    strict_outputs: bool = False
 
     def arguments(self, instance: int) -> dict[str, str]:
         """Return what `initialize` gets, but for the configuration."""
@@ -90,14 +97,22 @@ class _Instance(SupervisedProcess):
     """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time.
 
     `changed` is called whenever there is a process that answers, from then on or no longer (`is_present`). `refusal`:
-    what the last process has said that could not be initialised.
+    what the last process has said that could not be initialised. `differs` is called with what responses are like that
+    are not as the configuration says: a sentence by kind.
     """
 
     def __init__(
-        self, plan: InstancePlan, user: User, sockets: str, services: Services, changed: Callable[[], None]
+        self,
+        plan: InstancePlan,
+        user: User,
+        sockets: str,
+        services: Services,
+        changed: Callable[[], None],
+        differs: Callable[[Mapping[str, str]], None],
     ) -> None:
         super().__init__(f"{plan.name}, instance {user.instance}")
         self._plan, self._user, self._services, self._changed = plan, user, services, changed
+        self._differs = differs
         self._metrics = services.metrics
         self._socket = f"{sockets}-{user.model_id}-{user.instance}"
         self._launches = itertools.count(1)
@@ -209,6 +224,7 @@ class _Instance(SupervisedProcess):
             "arguments": plan.arguments(self._user.instance),
             "memory_bytes": plan.memory_bytes,
             "completes": completes,
+            "strict_outputs": plan.strict_outputs,
             "config": plan.config if completes else await self.told,
         }
         await loop.sock_sendall(control, _packed(order))
@@ -232,6 +248,8 @@ class _Instance(SupervisedProcess):
             self._begin_call(control, message["call"], message)
         elif "call" in message:
             self._say(control, {"answer": message["call"], **self._answer(message)})
+        elif "differences" in message:
+            self._differs({kind: str(text) for kind, text in dict(message["differences"]).items()})
         elif "release" in message:
             self._release(*message["release"])
         else:
@@ -356,8 +374,9 @@ class ModelInstances:
         self._plan, self._model_id, self._services = plan, model_id, services
         self._is_served = False
         self._absence = ""  # why no instance can answer
+        self._told: set[str] = set()  # kinds of differences between responses and the configuration
         self._instances = [
-            _Instance(plan, User(model_id, number), sockets, services, self._changed)
+            _Instance(plan, User(model_id, number), sockets, services, self._changed, self._tell_differences)
             for number in range(len(plan.kinds))
         ]
 
@@ -389,6 +408,16 @@ class ModelInstances:
         if absence != self._absence:
             self._absence = absence
             self._services.tell_presence(self._model_id, absence)
+
+    def _tell_differences(self, found: Mapping[str, str]) -> None:
+        """Warn of responses that are unlike the configuration: once of each kind, however many instances there are."""
+        news = {kind: found[kind] for kind in DIFFERENCES if kind in found and kind not in self._told}
+        self._told.update(news)
+        if news:
+            text = "; ".join(
+                f"{shortened(text, MOST_MESSAGE_CHARACTERS)}{DIFFERENCES[kind]}" for kind, text in news.items()
+            )
+            _log.warning("%s: %s (told once)", self._plan.name, text)
 
     async def stop(self) -> None:
         """End all of them. Nobody is to use them any more."""

@@ -18,7 +18,7 @@ from gangway.executor.logs import OFTEN
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError, fault, internal
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import Codec, Shape, copy_content
+from gangway.server.requests.codecs import AnswerTensor, Codec, Shape, copy_content
 from gangway.server.requests.data_plane import (
     Block,
     DataPlane,
@@ -31,7 +31,6 @@ from gangway.server.requests.data_plane import (
 from gangway.server.requests.ensembles import (
     EnsembleCodec,
     Graph,
-    Result,
     Step,
     StepPlan,
     TensorName,
@@ -113,13 +112,13 @@ class EnsembleTensors:
                 if not value.readers:
                     self._drop(name)
 
-    def results(self) -> dict[TensorName, tuple[Shape, memoryview]]:
+    def results(self) -> dict[TensorName, AnswerTensor]:
         """Return the tensors that the answer is made of, as far as steps have left them. They stay until `clear`."""
         found = {}
         for name in self._wanted.intersection(self._tensors):
             value = self._tensors[name]
             assert isinstance(value.content, memoryview), "written by a step"
-            found[name] = value.shape, value.content
+            found[name] = AnswerTensor(value.datatype, value.shape, value.content)
         return found
 
     def clear(self) -> None:
@@ -182,9 +181,9 @@ class StepRun(ModelRun):
         views, begins = self.submission.outputs, self.submission.external.outputs
         found = {}
         if self.codec.response is not None:
-            for tensor, shape, size in self.codec.response.computed:
+            for tensor, datatype, shape, size in self.codec.response.described:
                 at = 0 if self.codec.is_empty else tensor.index
-                found[tensor.name] = self._output(tensor.name, shape, views[at][:size], begins[at])
+                found[tensor.name] = self._placed(AnswerTensor(datatype, shape, views[at][:size], begins[at]))
             return found
         try:
             parts = self.codec.parts_in(views[0])
@@ -195,12 +194,15 @@ class StepRun(ModelRun):
         for name, tensor in self.model.outputs.items():
             part = parts[tensor.index]
             content = views[0][part.offset : part.offset + part.size_bytes]
-            found[name] = self._output(name, tensor.client_shape(part.shape), content, begins[0] + part.offset)
+            shape, offset = tensor.client_shape(part.shape), begins[0] + part.offset
+            found[name] = self._placed(AnswerTensor(tensor.datatype, shape, content, offset))
         return found
 
-    def _output(self, name: str, shape: Sequence[int], content: memoryview, offset: int) -> EnsembleTensor:
-        place = Place(self.block, offset, len(content))
-        return EnsembleTensor(self.model.outputs[name].datatype, tuple(shape), content, place)
+    def _placed(self, tensor: AnswerTensor) -> EnsembleTensor:
+        """Return a tensor whose offset is that in the io segment, or None."""
+        size_bytes = len(tensor.content)
+        place = None if tensor.offset is None else Place(self.block, tensor.offset, size_bytes)
+        return EnsembleTensor(tensor.datatype, tensor.shape, tensor.content, place)
 
     def _python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Mapping[str, EnsembleTensor]:
         """Return the outputs of an answer in one go, or those of the response after the step was kept.
@@ -210,15 +212,9 @@ class StepRun(ModelRun):
         if isinstance(answer, RequestError):
             raise answer.without_traceback()
         found = {}
-        for name in self.step.outputs:
-            if name not in answer.outputs:
-                continue
-            own, (shape, content) = self.model.outputs[name], answer.outputs[name]
-            if isinstance(answer, Answer):
-                begin = self.submission.external.outputs[0] + answer.places[name]
-                found[name] = self._output(name, own.client_shape(shape), content, begin)
-            else:
-                found[name] = EnsembleTensor(own.datatype, tuple(own.client_shape(shape)), content)
+        for name, tensor in answer.outputs.items():
+            begin = None if tensor.offset is None else self.submission.external.outputs[0] + tensor.offset
+            found[name] = self._placed(tensor._replace(offset=begin))
         return found
 
 
@@ -259,7 +255,7 @@ class EnsembleRun:
         self._cancelled = False
         self.ended: list[StepRun] = []
 
-    async def execute(self, contents: Contents) -> dict[TensorName, Result]:
+    async def execute(self, contents: Contents) -> dict[TensorName, AnswerTensor]:
         """Execute all steps; return the tensors that the answer is made of, valid until the run is left.
 
         Raises RequestError, which names the step.

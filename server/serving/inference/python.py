@@ -21,8 +21,9 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import Message, PayloadTooLargeError
 from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.settings import Terms
+from gangway.server.requests.codecs import AnswerTensor
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
-from gangway.server.requests.python_codec import CODES, Left, Outputs, PythonCodec, error_of, set_parameter
+from gangway.server.requests.python_codec import CODES, Left, PythonCodec, error_of, set_parameter
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.instance_connection import InstanceConnection
 from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, RequestClock, failure, no_room
@@ -88,7 +89,7 @@ class InnerCall(Call):
 class PythonResponse(NamedTuple):
     """One response. `is_final`: no other one follows; then it may have no outputs. `error`: why it has none."""
 
-    outputs: Outputs
+    outputs: Mapping[str, AnswerTensor]
     parameters: Mapping[str, Any]
     is_final: bool
     is_empty: bool
@@ -138,7 +139,7 @@ class LeftRun:
         error, is_final = header.get("error"), bool(header["final"])
         if error and is_final:
             raise error_of(*error)
-        outputs = _outputs_of(header.get("outputs", ()), message.payload)
+        outputs = self._codec.outputs_in(header.get("outputs", ()), message.payload)
         failed = error_of(*error) if error else None
         return PythonResponse(outputs, header.get("parameters", {}), is_final, "outputs" not in header, failed)
 
@@ -300,14 +301,6 @@ def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
             instance = InstanceConnection(loop, found.address, 0, lambda message: None, lambda error: None)
             instance.send({"attach": found.execution, "request": found.request})
             instance.finish()
-
-
-def _outputs_of(described: Sequence[Any], payload: memoryview) -> Outputs:
-    ends = list(itertools.accumulate(size for _, _, _, size in described))
-    return {
-        name: (tuple(shape), payload[end - size : end])
-        for (name, _, shape, size), end in zip(described, ends, strict=True)
-    }
 
 
 def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:

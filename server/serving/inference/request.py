@@ -21,7 +21,7 @@ from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, parameters_text
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
@@ -266,9 +266,10 @@ class ClientRequest(ModelRun):
 
     async def _response_of(self, codec: PythonCodec, found: Answer | PythonResponse) -> bytes:
         def make() -> bytes:
-            return codec.named_response(self.response_id, found.outputs, found.parameters, self.regions)
+            response = codec.response_of(self.response_id, found.outputs, self.regions)
+            return response + parameters_text(found.parameters)
 
-        size_bytes = sum(len(content) for _, content in found.outputs.values())
+        size_bytes = sum(len(each.content) for each in found.outputs.values())
         if size_bytes > LARGE_BYTES or codec.classes:
             self.by_slot = False
             return await self._resources.slots.aside.run(make)
@@ -313,7 +314,7 @@ class ClientRequest(ModelRun):
             results = await run.execute(contents)
             self.finished_ns = time.monotonic_ns()
             made = partial(codec.answer, self.response_id, results, run.parameters, self.regions)
-            if sum(len(content) for _, content in results.values()) > LARGE_BYTES or codec.classes:
+            if sum(len(each.content) for each in results.values()) > LARGE_BYTES or codec.classes:
                 response = await resources.slots.aside.run(made)
             else:
                 response = made()
