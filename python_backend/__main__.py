@@ -1,4 +1,5 @@
-"""The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD VALUES_FD PARENT_PID`.
+"""The process of an instance: `PYTHON python_backend/__main__.py CONTROL_FD LISTENER_FD VALUES_FD FLAGS_FD
+PARENT_PID`.
 
 It is started by path, with any Python that has numpy. `gangway` is then a package of this folder alone. The process
 that is started stays as the instance's keeper (`keeper.py`).
@@ -6,7 +7,8 @@ that is started stays as the instance's keeper (`keeper.py`).
 The instance says over the control socket which process it is (`begun`), and the supervisor what to load. The answers
 are `config`, if model.py completes it; then
 `ready`, or `error` with the reason, and the process ends. `finalize` ends it when it has done what it does. The values
-of metrics lie in the memory VALUES_FD (`custom_metrics.py`).
+of metrics lie in the memory VALUES_FD (`custom_metrics.py`), and which requests are cancelled in FLAGS_FD
+(`cancellations.py`).
 """
 
 from __future__ import annotations
@@ -43,17 +45,20 @@ def _make_importable() -> None:
 
 def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
-    control_fd, listener_fd, values_fd, parent = map(int, sys.argv[1:5])
+    *descriptors, parent = map(int, sys.argv[1:6])
+    control_fd, listener_fd, values_fd, flags_fd = descriptors
     for number in _ENDING:  # not SIG_IGN, which programs that the model starts would have, too
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
     _make_importable()
-    importlib.import_module("gangway.python_backend.keeper").keep(parent, (control_fd, listener_fd, values_fd))
+    importlib.import_module("gangway.python_backend.keeper").keep(parent, descriptors)
     _keep_memory()
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
     _leave_to_parent(control, listener, values_fd)
+    importlib.import_module("gangway.python_backend.cancellations").attach(flags_fd)
+    os.close(flags_fd)
     messages = importlib.import_module("gangway.python_backend.messages")
     links: Any = importlib.import_module("gangway.python_backend.supervisor_link")
     links.link = link = links.SupervisorLink(messages.Connection(control), values_fd)
@@ -96,8 +101,9 @@ def _serve(link: Any, listener: socket.socket) -> int:
     if order["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
     _prefer_oom_kill()
-    pb_utils = importlib.import_module("gangway.python_backend.triton_python_backend_utils")
+    pb_utils: Any = importlib.import_module("gangway.python_backend.triton_python_backend_utils")
     sys.modules["triton_python_backend_utils"] = sys.modules["c_python_backend_utils"] = pb_utils
+    pb_utils.model_dir = str(Path(order["folder"]) / order["arguments"]["model_version"])
     model_class = _model_class(order)
     config_text = order["config"]
     if order["completes"]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag, is_cancelled
 from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
 from gangway.python_backend.tensors import array_of, content_of, size_of
 from gangway.python_backend.triton_python_backend_utils import (
@@ -208,7 +209,8 @@ class Responder:
         self.connection: Connection | None = None
         self.is_left = self.is_closed = self.was_attached = False
         self._check, self._is_stream = check, is_stream
-        self._cancelled = False
+        self._flag = Flag(*about.get("cancellation", NEVER_CANCELLED))
+        self._is_cancelled = False
         self._kept: list[Encoded] = []
         self._lock = threading.Lock()
 
@@ -237,8 +239,9 @@ class Responder:
             self._put(error, is_final=True)
 
     def is_cancelled(self) -> bool:
-        """Whether no client waits for responses."""
-        return self._cancelled
+        """Whether no client waits for responses, and some were still to come."""
+        self._is_cancelled = self._is_cancelled or (not self.is_closed and is_cancelled(self._flag))
+        return self._is_cancelled
 
     def take_only(self) -> Encoded | None:
         """Return the response, if it is the only one, all are there, and the caller has room for it."""
@@ -268,7 +271,6 @@ class Responder:
         """The front end has gone: with all responses, or because no client waits."""
         with self._lock:
             self.connection = None
-            self._cancelled = self._cancelled or not self.is_closed
             self._kept.clear()
 
     def _put(self, encoded: Encoded, is_final: bool) -> None:

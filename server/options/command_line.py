@@ -306,8 +306,9 @@ class FrontEndOptions:
 
     `bell_fd`: the eventfd that the bell of the io segment's slot table names (-1: none is inherited). `trace_fd`: where
     traces go (-1: nowhere). `statistics_fd`: the table in which it counts (-1: its own memory). `custom_metrics_fds`:
-    the table of what Python models count (empty: none). `other_io_fds`: the io segments of other front ends.
-    `regions_fd`: for having workers map regions (-1: they do not).
+    the table of what Python models count (empty: none). `cancellations_fd`: says to Python models which calls are over
+    (-1: nowhere). `other_io_fds`: the io segments of other front ends. `regions_fd`: for having workers map regions
+    (-1: they do not).
     """
 
     index: int
@@ -321,6 +322,7 @@ class FrontEndOptions:
     regions_fd: int = -1
     statistics_fd: int = -1
     custom_metrics_fds: tuple[int, ...] = ()
+    cancellations_fd: int = -1
     other_io_fds: tuple[int, ...] = ()
     serve: ServeOptions = field(default_factory=ServeOptions)
 
@@ -335,12 +337,12 @@ class FrontEndOptions:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
-        optional = [fd for fd in (self.bell_fd, self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
+        optional = (self.bell_fd, self.trace_fd, self.regions_fd, self.statistics_fd, self.cancellations_fd)
         return (
             self.control_fd,
             self.io_fd,
             self.supervisor_fd,
             *self.other_io_fds,
             *self.custom_metrics_fds,
-            *optional,
+            *(fd for fd in optional if fd >= 0),
         )

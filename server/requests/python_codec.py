@@ -12,10 +12,11 @@ from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag
 from gangway.python_backend.messages import ERROR_CODES, Described
 from gangway.server.errors import RequestError, internal, unsupported
 from gangway.server.models.python_settings import PythonSettings
-from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition
+from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition, position_of
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import (
@@ -50,6 +51,7 @@ CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_C
 ANY_INSTANCE: Final = -1
 MAX_INT64: Final = 2**63 - 1
 _NOTHING: Final = ((), 0)
+_BEGIN: Final = b'{"request":{'  # of what an instance is told of a request: most have the rest in common
 
 
 class Answer(NamedTuple):
@@ -62,11 +64,13 @@ class Answer(NamedTuple):
 class Envelope(NamedTuple):
     """What Python models are told of one request beside what equal requests have in common.
 
-    `headers`: those of the client's call that are parameters, too (`serving/inference/forwarded_headers.py`).
+    `headers`: those of the client's call that are parameters, too (`serving/inference/forwarded_headers.py`). `flag`:
+    tells when the call is over.
     """
 
     request_id: bytes = b""
     headers: Mapping[str, str] = {}
+    flag: Flag = NEVER_CANCELLED
 
 
 PLAIN: Final = Envelope()
@@ -91,14 +95,17 @@ class PythonCodec(Codec):
 
     def with_about(self, contents: Contents, envelope: Envelope = PLAIN) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
-        if not (envelope.request_id or envelope.headers):
-            return [*contents, *self.hidden, self._plain]
-        request: dict[str, Any] = dict(self._request)
-        if envelope.request_id:
-            request["id"] = envelope.request_id.decode(errors="replace")
-        if envelope.headers:
-            request["parameters"] = {**request.get("parameters", {}), **envelope.headers}
-        return [*contents, *self.hidden, self._encoded({"request": request})]
+        about = self._plain
+        if envelope.request_id or envelope.headers:
+            request: dict[str, Any] = dict(self._request)
+            if envelope.request_id:
+                request["id"] = envelope.request_id.decode(errors="replace")
+            if envelope.headers:
+                request["parameters"] = {**request.get("parameters", {}), **envelope.headers}
+            about = self._encoded({"request": request})
+        # Of equal length for most requests, so that they share a layout.
+        flagged = b'%b"cancellation":[%6d,%12d],%b' % (_BEGIN, *envelope.flag, about[len(_BEGIN) :])
+        return [*contents, *self.hidden, flagged]
 
     @cached_property
     def _request(self) -> Mapping[str, Any]:
@@ -284,6 +291,9 @@ def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
     for name in ("timeout", "priority"):
         if name in parameters:
             about[name] = parameters.pop(name)
+    if any(key in request.parameters for key in SEQUENCE_PARAMETERS):
+        step = position_of(request, 0)
+        about.update(correlation_id=step.identity, flags=step.start | step.end << 1)
     if parameters:
         about["parameters"] = parameters
     return about

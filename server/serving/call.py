@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
+from gangway.python_backend.cancellations import Flag
 from gangway.server.errors import RequestError
 from gangway.server.tracing.record import GRPC
 
@@ -11,12 +12,13 @@ class Call(ABC):
     """One call, which is answered once. All of it happens on the loop's thread.
 
     `front_end`: as traces name what it has come by. `takes_many`: it takes any number of responses. `model`: which one
-    executes it, "" until it begins.
+    executes it, "" until it begins. `flag`: tells Python models when it is over, if any compute for it.
     """
 
     front_end: str = GRPC
     takes_many: bool = False
     model: str = ""
+    flag: Flag | None = None
     _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
 
     @abstractmethod

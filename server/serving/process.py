@@ -29,6 +29,7 @@ from gangway.executor.slots import SlotTable
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import Ports, TlsError, remove_socket, why_not_bound
+from gangway.server.cancellations import Cancellations
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
 from gangway.server.errors import RequestError
@@ -127,6 +128,7 @@ class FrontEnd:
         tracer: Tracer | None = None,
         log: ProcessLog | None = None,
         mappings: Mappings | None = None,
+        cancellations: Cancellations | None = None,
         make_statistics: MakeStatistics = own_statistics,
         control: ControlSegment | None = None,
         is_alone: bool = True,
@@ -145,8 +147,9 @@ class FrontEnd:
         self.sequences = Sequences(plane, serving)
         self._afterwork = Afterwork(at_once=not is_alone)
         slots = Slots(serving, plane, self._afterwork)
+        flags = cancellations or Cancellations.attach(-1, 0)
         forwarded = ForwardedHeaders(options.grpc.header_forward_pattern, options.http.header_forward_pattern)
-        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, mappings, forwarded)
+        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, flags, mappings, forwarded)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, limits)
@@ -445,6 +448,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             tracer=Tracer(options.serve.traces, serving, exporter),
             log=log,
             mappings=mappings,
+            cancellations=Cancellations.attach(options.cancellations_fd, options.index),
             make_statistics=shared.make_statistics,
             control=control,
             is_alone=not options.other_io_fds,

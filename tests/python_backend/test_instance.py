@@ -51,12 +51,14 @@ def host(tmp_path: Path) -> Iterator[Host]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)
     ours, theirs = socket.socketpair()
-    values = os.memfd_create("values")
-    fds = (theirs.fileno(), listener.fileno(), values)
+    values, flags = os.memfd_create("values"), os.memfd_create("flags")
+    os.ftruncate(flags, 1 << 16)
+    fds = (theirs.fileno(), listener.fileno(), values, flags)
     process = subprocess.Popen([sys.executable, str(HOST), *map(str, fds), str(os.getpid())], pass_fds=fds)
     listener.close()
     theirs.close()
     os.close(values)
+    os.close(flags)
     control = Connection(ours)
     arguments = {"model_version": "1", "model_instance_name": "own_0", "model_name": "own"}
     order = {"folder": str(folder), "filename": "model.py", "arguments": arguments, "memory_bytes": 0}

@@ -397,6 +397,7 @@ class FrontEndControl:
                 trace_fd=self._exporter.front_end_fd,
                 statistics_fd=memory.statistics.segment.fd,
                 custom_metrics_fds=memory.custom_metrics.fds,
+                cancellations_fd=memory.cancellations.segment.fd,
                 regions_fd=regions.fileno(),
                 other_io_fds=tuple(memory.io[other].fd for other in self.processes if other != index),
             )
@@ -404,6 +405,7 @@ class FrontEndControl:
     def ended(self, index: int) -> None:
         """A front end has ended: nothing of it is waited for."""
         self.announcements.front_end_ended(index)
+        self._memory.cancellations.end_all(index)
         self._agreements.left(index)
         self._callers = {number: call for number, call in self._callers.items() if call[0] != index}
         if not self._stopping:

@@ -84,13 +84,17 @@ class InstancePlan:
 
 @dataclass(frozen=True)
 class Services:
-    """What instances have of the supervisor. `tell_presence`: of a model number, why no instance can answer, if so."""
+    """What instances have of the supervisor. `tell_presence`: of a model number, why no instance can answer, if so.
+
+    `cancellations_fd`: the memory that says which requests are cancelled (`server/cancellations.py`).
+    """
 
     log: ServerLog
     metrics: CustomMetrics
     models: ModelCalls
     addresses: InstanceAddresses
     tell_presence: Callable[[int, str], None]
+    cancellations_fd: int
 
 
 class _Instance(SupervisedProcess):
@@ -148,7 +152,7 @@ class _Instance(SupervisedProcess):
         """Start a process. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX)  # it listens when the model is ready, not before
         ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd)
+        fds = (theirs.fileno(), listener.fileno(), self._metrics.values_fd, self._services.cancellations_fd)
         command = [self._plan.python, "-B", str(HOST), *map(str, fds), str(os.getpid())]
         self._pid, self._address = 0, f"\0{self._socket}-{next(self._launches)}"
         variables = dict.fromkeys(ONE_THREAD, "1") | python_environment() | dict(self._plan.environment)

@@ -10,6 +10,7 @@ from gangway.executor.memory_budget import memory_budget
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.gangs import lease_count
+from gangway.server.cancellations import CancellationTable
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
@@ -74,6 +75,7 @@ class SharedMemory:
     tables: tuple[SlotTable, ...]  # the same
     statistics: StatisticsTable
     custom_metrics: CustomMetricsTable
+    cancellations: CancellationTable
 
     @classmethod
     def create(cls, workers: int, front_ends: int = 1) -> "SharedMemory":
@@ -92,7 +94,8 @@ class SharedMemory:
             table.init()
         for table in tables[FRONT_END:]:
             table.bell.make_event_fd()
-        return cls(control, arenas, io, tables, StatisticsTable.create(front_ends), CustomMetricsTable.create())
+        statistics, cancellations = StatisticsTable.create(front_ends), CancellationTable.create(submitters)
+        return cls(control, arenas, io, tables, statistics, CustomMetricsTable.create(), cancellations)
 
     @property
     def io_fds(self) -> tuple[int, ...]:

@@ -114,7 +114,8 @@ class Supervisor:
             most_bytes=options.grpc.max_message_bytes,
         )
         metrics, tell_presence = CustomMetrics(memory.custom_metrics), self._announcements.announce_presence
-        self._python = PythonInstances(Services(log, metrics, model_calls, addresses, tell_presence))
+        flags_fd = memory.cancellations.segment.fd
+        self._python = PythonInstances(Services(log, metrics, model_calls, addresses, tell_presence, flags_fd))
         self._loader = ModelLoader(
             options,
             self._compiler,

@@ -35,6 +35,7 @@ IDLE_SECONDS: Final = 600  # between two requests
 STALL_SECONDS: Final = 30  # for the headers; for a body or an answer besides what its size takes; without a byte of it
 MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is taken
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
+SOON_GONE_SECONDS: Final = 0.01  # the same where a Python model may ask for it
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
 READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
@@ -253,7 +254,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             return False
         self._is_half_closed = True
         if self._current.is_modern:  # a client of HTTP/1.0 may not be sent an interim response
-            self._loop.call_later(GONE_SECONDS, self._find_out, False)
+            self._loop.call_later(SOON_GONE_SECONDS, self._find_out, False, SOON_GONE_SECONDS)
         return True
 
     def pause_writing(self) -> None:
@@ -581,10 +582,10 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             next_s = min(next_s, end_s)
         self._timer = self._loop.call_later(next_s - now_s, self._look)
 
-    def _find_out(self, asked: bool) -> None:
+    def _find_out(self, asked: bool, seconds: float) -> None:
         """Find out whether a client that sends nothing more has gone: who has answers with a reset to what it is sent.
 
-        It is sent what means nothing to who is still there.
+        It is sent what means nothing to who is still there. `seconds`: since it was looked before.
         """
         call = self._current
         if self._is_over() or call is None:
@@ -594,13 +595,16 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                 if own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
                     self.transport.abort()
                     return
-        elif not self._behind and not self._is_full:  # nothing of an answer is under way
+        elif self._behind or self._is_full:
+            pass  # some of an answer is under way
+        elif call.flag is not None or seconds >= GONE_SECONDS:
             if call.is_streaming:
                 self.send(call, (COMMENT,))
             else:
                 self.transport.write(_CONTINUE)
             asked = True
-        self._loop.call_later(GONE_SECONDS, self._find_out, asked)
+        seconds = min(2 * seconds, GONE_SECONDS)
+        self._loop.call_later(seconds, self._find_out, asked, seconds)
 
 
 def path_of(target: bytes) -> bytes:

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.errors import RequestError, unsupported
+from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag
+from gangway.server.cancellations import Cancellations
+from gangway.server.errors import RequestError, unavailable, unsupported
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
@@ -63,6 +65,7 @@ class Resources:
     regions: Regions
     watch: ShapeWatch
     tracer: Tracer
+    cancellations: Cancellations
     mappings: Mappings | None = None
     forwarded: ForwardedHeaders = field(default_factory=ForwardedHeaders)
     _running: set[Cancellable] = field(default_factory=set)  # until the last byte of the answer has been sent
@@ -77,6 +80,18 @@ class Resources:
         self._running.add(running)
         if not call.add_callback(partial(self._ended, running)):
             self._ended(running)
+
+    def flag_of(self, call: Call) -> Flag:
+        """Return what tells Python models when a call is over. Raises RequestError if there are too many calls."""
+        if call.flag is not None:
+            return call.flag
+        flag = self.cancellations.begin()
+        if flag is None:
+            unavailable("Exceeds maximum queue size: too many calls wait for Python models")
+        call.flag = flag
+        if not call.add_callback(partial(self.cancellations.end, flag)):
+            self.cancellations.end(flag)
+        return flag
 
     def _ended(self, running: Cancellable) -> None:
         self._running.discard(running)
@@ -120,8 +135,11 @@ class ClientRequest(ModelRun):
 
     @property
     def envelope(self) -> Envelope:
-        """What Python models are told of it, beside its plan."""
-        return Envelope(self.request_id, self._resources.forwarded.of(self.call))
+        """What Python models are told of it, beside its plan. Raises RequestError if there are too many calls."""
+        resources, call = self._resources, self.call
+        asks = self.model.is_python or any(member.is_python for member in self.plan.members)
+        flag = resources.flag_of(call) if asks else NEVER_CANCELLED
+        return Envelope(self.request_id, resources.forwarded.of(call), flag)
 
     def take_turn(self, plan: RequestPlan) -> None:
         """Go on with the plan that the request's sequence has made of its own."""
