@@ -5,6 +5,7 @@
 """
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from unittest.mock import MagicMock
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
+from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.server.control.supervisor.model_life import TRANSITIONS
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Support
 from gangway.server.options.command_line import (
@@ -228,6 +230,60 @@ def transitions() -> Iterator[str]:
             yield f"| {before.name} | {after.name} | {why} |"
 
 
+# What a model.py may call, in the order of the page; after Triton's module and its binding to C++.
+PB_UTILS = (
+    "Tensor",
+    "get_input_tensor_by_name",
+    "get_output_tensor_by_name",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "ResponseIterator",
+    "TritonError",
+    "TritonModelException",
+    "get_model_dir",
+    "get_input_config_by_name",
+    "get_output_config_by_name",
+    "using_decoupled_model_transaction_policy",
+    "ModelConfig",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "deserialize_bytes_tensor",
+    "load_model",
+    "unload_model",
+    "is_model_ready",
+    "Logger",
+    "MetricFamily",
+    "Metric",
+    "MetricKind",
+    "PreferredMemory",
+    "MemoryType",
+    "InferenceTrace",
+)
+OWN_METHODS = ("of", "converted")  # which Triton's classes do not have
+
+
+def pb_utils_names() -> Iterator[str]:
+    """Yield the functions, classes and methods that a model.py may call, and what they do."""
+    yield "| name | what it does here |"
+    yield "|---|---|"
+    for name in PB_UTILS:
+        found = getattr(pb_utils, name)
+        yield f"| `{name}` | {_said(found)} |"
+        for method in vars(found) if inspect.isclass(found) else ():
+            function = inspect.getattr_static(found, method)
+            function = getattr(function, "__func__", function)  # of a static one
+            if inspect.isfunction(function) and not method.startswith("_") and method not in OWN_METHODS:
+                yield f"| `{name}.{method}` | {_said(function)} |"
+
+
+def _said(found: object) -> str:
+    """Return what a docstring says."""
+    return _cell(inspect.getdoc(found) or "")
+
+
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
@@ -239,6 +295,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
     "transitions": transitions,
+    "pb_utils": pb_utils_names,
 }
 
 

@@ -131,6 +131,15 @@ def _replace_code(capsule: Any, old: int, new: int) -> bool:
     return is_old
 
 
+def strings_of(content: memoryview) -> Any:
+    """Return all elements that are in these contents, as an array of one dimension. Raises ValueError."""
+    count = at = 0
+    while at + _LENGTH.size <= len(content):
+        at += _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
+        count += 1
+    return _strings(content, count)
+
+
 def _strings(content: memoryview, count: int) -> Any:
     array = np.empty(count, np.object_)
     at, end = 0, len(content)

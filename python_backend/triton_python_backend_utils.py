@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,14 +21,16 @@ from gangway.python_backend.tensors import (
     BF16_NUMBER,
     DATATYPES,
     capsule_of,
+    content_of,
     converted,
     datatype_of,
     from_capsule,
+    strings_of,
 )
 
 ModelConfig = auto_complete.ModelConfig
 TritonModelException = supervisor_link.TritonModelException
-MetricFamily, MetricKind = custom_metrics.MetricFamily, custom_metrics.MetricKind
+Metric, MetricFamily, MetricKind = custom_metrics.Metric, custom_metrics.MetricFamily, custom_metrics.MetricKind
 COUNTER, GAUGE, HISTOGRAM = MetricKind
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -205,7 +207,8 @@ class InferenceTrace:
         """Return None: there is no context."""
 
 
-class ResponseSender(Protocol):
+@runtime_checkable
+class InferenceResponseSender(Protocol):
     """What sends a request's responses."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -233,6 +236,7 @@ class Runtime(Protocol):
 
 
 runtime: Runtime | None = None  # set by the process of the instance
+model_dir = ""  # the same
 
 
 class InferenceRequest:
@@ -262,7 +266,7 @@ class InferenceRequest:
         self._flags, self._timeout, self._priority = int(flags), int(timeout), int(priority)
         self._preferred_memory, self._trace = preferred_memory, trace or InferenceTrace()
         self._parameters = parameters_of(parameters)
-        self._sender: ResponseSender | None = None
+        self._sender: InferenceResponseSender | None = None
 
     def inputs(self) -> list[Tensor]:
         """Return the inputs."""
@@ -316,7 +320,7 @@ class InferenceRequest:
         """Return its version, -1 for the latest one."""
         return self._model_version
 
-    def get_response_sender(self) -> ResponseSender:
+    def get_response_sender(self) -> InferenceResponseSender:
         """Return what sends responses to this request. Raises TritonModelException for a request to another model."""
         if self._sender is None:
             raise TritonModelException("only a request that the model executes has a response sender")
@@ -422,6 +426,34 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model answers requests; `model_version` empty: any version. Raises TritonModelException."""
     return model_control.is_ready(model_name, model_version)
+
+
+def get_model_dir() -> str:
+    """Return the folder of the model's version. Raises TritonModelException outside of an instance."""
+    if not model_dir:
+        raise TritonModelException("there is a model's folder in an instance only")
+    return model_dir
+
+
+def serialize_byte_tensor(input_tensor: Any) -> Any:
+    """Return the elements of an array of texts or bytes one after the other, each behind its length, as bytes.
+
+    As in Triton, it is () for an array without elements, and None for one of numbers.
+    """
+    if not input_tensor.size:
+        return ()
+    return content_of(input_tensor) if input_tensor.dtype.kind in "OS" else None
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
+    """Return the elements that `serialize_byte_tensor` has made bytes of, as an array of one dimension.
+
+    Raises TritonModelException if something is cut off.
+    """
+    try:
+        return strings_of(memoryview(encoded_tensor if len(encoded_tensor) else b"").cast("B"))
+    except ValueError as error:
+        raise TritonModelException(f"the elements cannot be read: {error}") from None
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -319,6 +319,15 @@ _CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
 )
 
 
+def refuse_ragged(config: ModelConfig) -> None:
+    """Raise ConfigError for batches of requests of several shapes, which an ONNX model cannot compute."""
+    inputs = [tensor.name for tensor in config.input if tensor.allow_ragged_batch]
+    ragged = [f"input '{shortened(name)}': allow_ragged_batch" for name in inputs]
+    ragged += [name for name in ("batch_input", "batch_output") if getattr(config, name)]
+    if ragged:
+        raise ConfigError(f"{ragged[0]} is not supported: a batch of an ONNX model has one shape")
+
+
 ONNX_SUFFIX = ".onnx"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"

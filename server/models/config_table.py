@@ -56,6 +56,7 @@ _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
 _ANY_ENGINE = "any other name than ours is served with a warning if the version folder holds an .onnx file"
 _ONE_SHAPE = "a batch has one shape"
+_EACH_REQUEST = f"a Python model gets each request by itself, as in Triton; an ONNX model is refused: {_ONE_SHAPE}"
 _DELAY = "the longest that a request waits for others"
 _SIZES = "batches of these sizes begin at once; see batching.md"
 _ORDER = "answers come in the order of the requests; see batching.md"
@@ -94,7 +95,9 @@ FIELDS: Mapping[str, FieldSupport] = {
         " such a model is left to onnxruntime"
     ),
     "ModelInput.is_shape_tensor": _refused(_TENSORRT),
-    "ModelInput.allow_ragged_batch": _refused(_ONE_SHAPE),
+    "ModelInput.allow_ragged_batch": _honoured(
+        f"Python models: requests are joined, whatever shapes of it they have; an ONNX model is refused: {_ONE_SHAPE}"
+    ),
     "ModelInput.is_non_linear_format_io": _refused(_TENSORRT),
     # outputs
     "ModelConfig.output": _honoured("those that clients get, some or all of the ONNX file's"),
@@ -108,8 +111,8 @@ FIELDS: Mapping[str, FieldSupport] = {
     "ModelOutput.is_shape_tensor": _refused(_TENSORRT),
     "ModelOutput.is_non_linear_format_io": _refused(_TENSORRT),
     # batches
-    "ModelConfig.batch_input": _refused(f"inputs that describe a ragged batch: {_ONE_SHAPE}"),
-    "ModelConfig.batch_output": _refused(f"outputs of a ragged batch: {_ONE_SHAPE}"),
+    "ModelConfig.batch_input": _accepted(_EACH_REQUEST),
+    "ModelConfig.batch_output": _accepted(_EACH_REQUEST),
     "ModelConfig.dynamic_batching": _honoured("see batching.md; its queue policies and priorities: targets.md"),
     "ModelDynamicBatching.preferred_batch_size": _honoured(_SIZES),
     "ModelDynamicBatching.max_queue_delay_microseconds": _honoured(_DELAY),

@@ -149,6 +149,12 @@ class ServedModel:
         """Whether a request may have any number of responses."""
         return self.config.model_transaction_policy.decoupled
 
+    @cached_property
+    def ragged(self) -> frozenset[int]:
+        """The places of inputs whose shapes do not matter for which requests are joined."""
+        names = {tensor.name for tensor in self.config.input if tensor.allow_ragged_batch}
+        return frozenset(tensor.index for tensor in self.inputs.values() if tensor.name in names)
+
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs with those that clients do not send."""

@@ -400,7 +400,7 @@ class Codec(Responses):
             layout = replace(self.memory, output_bytes=(), answer_bytes=answer_bytes)
         else:
             assert tensors is not None, "of a frame"
-            layout = Layout(self.model.model_id, (), (), plan_frame(tensors), answer_bytes, joins)
+            layout = Layout(self.model.model_id, (), (), plan_frame(tensors), answer_bytes, joins, self.model.ragged)
         self.memo.layout = layout, header_of(layout.frame) if layout.frame is not None else b""
         return layout
 

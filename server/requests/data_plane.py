@@ -308,7 +308,7 @@ class Layout:
 
     Tensors of compiled models have places of their own: `input_bytes` and `output_bytes` are those of a row. All others
     lie in frames (`executor/frames.py`): `frame` is that of the inputs, `answer_bytes` the size of that of the outputs.
-    `joins`: a request with a frame may be joined with others.
+    `joins`: a request with a frame may be joined with others, of whatever shapes the `ragged` inputs are.
     """
 
     model_id: int
@@ -317,6 +317,7 @@ class Layout:
     frame: Frame | None = None
     answer_bytes: int = 0
     joins: bool = True
+    ragged: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "Layout":
@@ -338,7 +339,9 @@ class Layout:
             return 0
         if not self.joins:
             return NEVER_JOINED
-        return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.frame.parts]))
+        parts, ragged = self.frame.parts, self.ragged
+        shapes = [() if place in ragged else part.shape[1:] for place, part in enumerate(parts)]
+        return _key_of(tuple([None if is_absent(part) else shape for part, shape in zip(parts, shapes, strict=True)]))
 
     def output_sizes(self, rows: int) -> list[int]:
         """Return the bytes of each output, or of the frame of all."""

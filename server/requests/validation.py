@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.models.sequences import SEQUENCE_PARAMETERS, SequencePosition, check_position, position_of
+from gangway.server.models.sequences import SequencePosition, check_position, position_of
 from gangway.server.models.served import InputTensor, Models, ServedModel, require_inputs, shapes_of
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
@@ -275,13 +275,9 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
 
 
 def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequencePosition | None:
-    """Return a request's place in its sequence; None if the model has none, which the request must not ask for then."""
-    if model.sequence is not None:
-        return position_of(request, timeout_us)
-    for parameter in SEQUENCE_PARAMETERS:
-        if parameter in request.parameters:
-            invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
-    return None
+    """Return a request's place in its sequence; None if the model has none: then it means nothing, as in Triton."""
+    position = position_of(request, timeout_us)
+    return None if model.sequence is None else position
 
 
 def _calls(

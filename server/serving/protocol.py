@@ -90,7 +90,8 @@ class ServerMethods:
         """Return versions, inputs and outputs of a model."""
         model = self.models.find(request.name, request.version)
         versions = [str(served.version) for served in self.models.served(model.name)]
-        response = pb.ModelMetadataResponse(name=model.name, versions=versions, platform=model.config.platform)
+        platform = model.config.platform or model.config.backend
+        response = pb.ModelMetadataResponse(name=model.name, versions=versions, platform=platform)
         response.inputs.extend(map(_tensor_metadata, model.inputs.values()))
         response.outputs.extend(map(_tensor_metadata, model.outputs.values()))
         return response

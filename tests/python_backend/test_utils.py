@@ -71,6 +71,35 @@ def test_types_by_all_their_names() -> None:
             pb_utils.Tensor.from_dlpack("t", wrong)
 
 
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([b"a", b"", b"bc"], object), b"\1\0\0\0a\0\0\0\0\2\0\0\0bc"),
+        (np.array([[b"\xff\0"], ["\u00e9"]], object), b"\2\0\0\0\xff\0\2\0\0\0\xc3\xa9"),
+        (np.array([7, None], object), b"\1\0\0\x007\4\0\0\0None"),
+        (np.array([b"ab", b"c"]), b"\2\0\0\0ab\1\0\0\0c"),
+        (np.array([], object), ()),
+        (np.array([1, 2]), None),
+        (np.array(["text"]), None),
+    ],
+)
+def test_elements_as_bytes(array: Any, expected: Any) -> None:
+    """What Triton's functions give, () and None included."""
+    assert pb_utils.serialize_byte_tensor(array) == expected
+    if expected is not None:
+        for encoded in (expected, np.frombuffer(expected, np.uint8)) if expected else (expected,):
+            found = pb_utils.deserialize_bytes_tensor(encoded)
+            assert found.dtype == object
+            texts = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
+            assert found.tolist() == texts
+
+
+@pytest.mark.parametrize("encoded", [b"\5\0\0\0ab", b"\1\0\0\0abc", b"\xff\xff\xff\xff"])
+def test_elements_that_are_cut_off(encoded: bytes) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="the elements cannot be read"):
+        pb_utils.deserialize_bytes_tensor(encoded)
+
+
 def test_requests() -> None:
     x = pb_utils.Tensor("x", np.zeros(3, np.float32))
     request = pb_utils.InferenceRequest(b"1", 7, [x], [b"y"], b"m", parameters={"a": 1, "b": "text", "c": True})

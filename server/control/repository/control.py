@@ -133,8 +133,9 @@ class ModelControl:
     async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
         """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
 
-        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
-        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
+        A version whose files have not changed since it was loaded stays as it is. One of a Python model is initialised
+        anew: what it has read elsewhere may be another. What an ensemble needs is loaded before it, unless it is there.
+        `users`: the ensembles for which this one is loaded, the innermost last.
         """
         if self._options.remotes and (override is None or override.folder is None):
             try:
@@ -148,7 +149,7 @@ class ModelControl:
                 raise RequestError(StatusCode.INTERNAL, NOT_FOUND.format(name))
             if _is_duplicate(entries):
                 raise RequestError(StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
-            failures = await self._serve_entries(name, entries)
+            failures = await self._serve_entries(name, entries, is_asked=True)
             if override is not None and override.folder is not None and not self.served.of(name):
                 self.served.forget(name)  # a model that no repository has does not count as missing
             self.served.remove_unused(override)
@@ -237,10 +238,11 @@ class ModelControl:
         else:
             await self._serve_entries(name, entries)
 
-    async def _serve_entries(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
+    async def _serve_entries(self, name: str, entries: Iterable[Entry], is_asked: bool = False) -> list[BrokenModel]:
         """Serve these versions of a model and no others; return those that cannot be.
 
         If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
+        `is_asked`: a client, or a model, has asked to load it.
         """
         models = self.served
         before, broken_before = models.of(name), models.broken_of(name)
@@ -249,7 +251,8 @@ class ModelControl:
         self._ensembles.want(name, wanted)
         loaded: list[LoadedModel] = []
         for entry in wanted:
-            if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
+            is_same = entry.version in before and before[entry.version].entry.is_same(entry)
+            if (failures and before) or (is_same and not (is_asked and entry.is_python)):
                 continue
             try:
                 loaded.append(await self._load(entry))

@@ -35,6 +35,7 @@ from gangway.server.models.config import (
     is_ensemble,
     qos_of,
     read_config,
+    refuse_ragged,
     without_effect,
 )
 from gangway.server.models.python_settings import CODE_FILENAME, CODE_SUFFIX, ENVIRONMENT_PARAMETER, PythonSettings
@@ -371,6 +372,7 @@ def _read_file(name: str, path: Path, override: Override | None) -> Entry:
     config = ModelConfig() if override is None or override.config is None else override.config
     try:
         check_supported(config, name)
+        refuse_ragged(config)
         qos = qos_of(config)
         QueuePolicies.of(config)
         SequenceSettings.of(config)
@@ -401,6 +403,8 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         if any(path.suffix == CODE_SUFFIX for path in paths.values()):
             PythonSettings.of(config)
             _require_own_code(override)
+        elif not is_ensemble(config):
+            refuse_ragged(config)
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
         return [BrokenModel(name, WHOLE_MODEL, str(error))]
     return [

@@ -10,7 +10,14 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
-from gangway.server.models.config import check_fields, check_supported, field_name, value_type, without_effect
+from gangway.server.models.config import (
+    check_fields,
+    check_supported,
+    field_name,
+    refuse_ragged,
+    value_type,
+    without_effect,
+)
 from gangway.server.models.config_table import FIELDS, Support
 
 EVERY_ACCELERATOR = "optimization.execution_accelerators"
@@ -106,7 +113,6 @@ def test_an_accepted_field_is_named(name: str) -> None:
         ('input { name: "x" data_type: 99 }', "input 'x': data_type: 99 is no DataType"),
         ('input { name: "x" format: FORMAT_NCHW dims: [2, 2] }', "FORMAT_NCHW needs 3 dims, got 2"),
         ('input { name: "x" is_shape_tensor: true }', "input 'x': is_shape_tensor is not supported"),
-        ('input { name: "x" allow_ragged_batch: true }', "input 'x': allow_ragged_batch is not supported"),
         ('input { name: "a\\000b" }', "has a zero byte"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }", "expected 1 to max_batch_size, got 8"),
         ("dynamic_batching { preferred_batch_size: 0 }", "got 0"),
@@ -117,6 +123,20 @@ def test_an_accepted_field_is_named(name: str) -> None:
 def test_what_is_refused_by_its_value(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_supported(parsed(text), "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('input { name: "x" allow_ragged_batch: true }', "input 'x': allow_ragged_batch is not supported"),
+        ('batch_input { target_name: "n" source_input: "x" }', "batch_input is not supported"),
+        ('batch_output { target_name: "y" source_input: "x" }', "batch_output is not supported"),
+    ],
+)
+def test_an_onnx_model_has_batches_of_one_shape(text: str, reason: str) -> None:
+    check_supported(parsed(text), "m")  # a Python model may have it
+    with pytest.raises(ConfigError, match=f"{reason}: a batch of an ONNX model has one shape"):
+        refuse_ragged(parsed(text))
 
 
 def test_what_many_people_write_is_served() -> None:

@@ -3,8 +3,9 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,11 @@ WHOLE = """
       }
     }
 """
+READS = """
+    def initialize(self, args):
+        from pathlib import Path
+        self.add = float(Path(args["model_repository"], "../../weights").read_text())
+""" + ADD.replace("np.float32(1)", "np.float32(self.add)")
 SLOW = "    def initialize(self, args):\n        import time\n        time.sleep(1.5)\n" + ADD
 
 
@@ -60,6 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name in ("add", "other"):
         write(repository, name)
     write(repository, "slow", SLOW)
+    write(repository, "reads", READS)
     write(repository, "needs", loads("other", "two"))
     write(repository, "itself", loads("itself"))
     write(repository, "first", loads("second"))
@@ -133,6 +140,30 @@ def test_others_use_the_core_while_a_model_waits_for_a_load(served: Served) -> N
     assert count > 10
     assert own_time.longest_s < 1
     ask(served, "pb.unload_model('slow')")
+
+
+@pytest.mark.parametrize("by", ["a client", "a model"])
+def test_a_load_initialises_a_model_anew_that_has_not_changed(served: Served, by: str) -> None:
+    """What `initialize` has read elsewhere may be another: weights that lie outside of the repository."""
+    weights = served.repository.parent / "weights"
+    weights.write_text("1")
+    served.client.load_model("reads")
+    assert np.array_equal(served.infer("reads", x=four(0))["y"], four(1))
+    weights.write_text("5")
+    assert np.array_equal(served.infer("reads", x=four(0))["y"], four(1))
+    (before,) = served.instances("reads")
+    ways: dict[str, Callable[[], object]] = {
+        "a client": partial(served.client.load_model, "reads"),
+        "a model": partial(ask, served, "pb.load_model('reads')"),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(ways[by])
+        while not load.done():
+            assert served.infer("reads", x=four(0))["y"][0] in (1, 5)
+        load.result()
+    assert np.array_equal(served.infer("reads", x=four(0))["y"], four(5))
+    until(lambda: before not in served.instances("reads"))
+    served.client.unload_model("reads")
 
 
 def test_a_model_can_unload_itself(served: Served) -> None:

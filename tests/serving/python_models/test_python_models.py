@@ -42,7 +42,8 @@ ARGUMENTS = """
             text = json.dumps({"args": {k: v for k, v in self.args.items() if k != "model_config"},
                 "config": json.loads(self.args["model_config"]), "id": r.request_id(), "pid": os.getpid(),
                 "parameters": json.loads(r.parameters()), "wanted": r.requested_output_names(),
-                "timeout": r.timeout(), "priority": r.priority(), "correlation": r.correlation_id()})
+                "timeout": r.timeout(), "priority": r.priority(), "correlation": r.correlation_id(),
+                "flags": r.flags()})
             y = np.array([text.encode()], dtype=object)
             tensors = [pb_utils.Tensor("y", y), pb_utils.Tensor("z", np.zeros(1, np.int32))]
             found.append(pb_utils.InferenceResponse(tensors, parameters={"kind": "told", "count": 3, "yes": True}))
@@ -283,6 +284,33 @@ def test_what_a_model_is_told(served: Served) -> None:
     assert told["pid"] in served.instances("arguments")
 
 
+@pytest.mark.parametrize(
+    ("given", "identity", "flags"),
+    [
+        ({"sequence_id": 7}, 7, 0),
+        ({"sequence_id": 7, "sequence_start": True}, 7, 1),
+        ({"sequence_id": "seven", "sequence_start": True, "sequence_end": True}, "seven", 3),
+        ({"sequence_id": 2**63 - 1, "sequence_end": True}, 2**63 - 1, 2),
+    ],
+)
+def test_an_id_of_a_sequence_is_told_where_there_are_none(
+    served: Served, given: dict[str, Any], identity: int | str, flags: int
+) -> None:
+    """As in Triton, it means nothing to a model without sequences. Python models see it."""
+    x = inputs_of({"x": np.zeros(1, np.float32)})
+    told = [served.client.infer("arguments", x, **given)]
+    with triton_http.InferenceServerClient(served.server.http_url) as client:
+        over_http = triton_http.InferInput("x", [1], "FP32")
+        over_http.set_data_from_numpy(np.zeros(1, np.float32))
+        told.append(client.infer("arguments", [over_http], **given))
+    for each in told:
+        said = json.loads(each.as_numpy("y")[0])
+        assert (said["correlation"], said["flags"], said["parameters"]) == (identity, flags, {})
+    for name, y in (("add", 1), ("two", 2), ("chain", 4)):
+        x = four(0)[None] if name == "two" else four(0)
+        assert np.array_equal(served.client.infer(name, inputs_of({"x": x}), **given).as_numpy("y"), x + y)
+
+
 def test_kinds_of_instances(served: Served) -> None:
     """As Triton without a GPU: KIND_AUTO is KIND_CPU. KIND_GPU is it, too, with a warning."""
     for number, kind in enumerate(("MODEL", "CPU", "CPU")):
@@ -371,6 +399,9 @@ def test_what_clients_see_of_it(served: Served) -> None:
     assert (config.backend, config.default_model_filename, config.instance_group[0].count) == ("python", "model.py", 1)
     assert config.parameters["gangway_engine"].string_value == "python"
     metadata = served.client.get_model_metadata("add")
+    assert (metadata.platform, config.platform) == ("python", "")
+    with triton_http.InferenceServerClient(served.server.http_url) as client:
+        assert client.get_model_metadata("add")["platform"] == "python"
     assert [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in metadata.inputs] == [("x", "FP32", [4])]
     served.infer("add", x=four(1))
     counted = served.client.get_inference_statistics("add").model_stats[0].inference_stats

@@ -180,10 +180,10 @@ CASES: dict[str, tuple[bytes, str, str]] = {
         "INVALID_ARGUMENT",
         "input 'INPUT1' for model 'simple': expected int_contents for INT32, got fp32_contents",
     ),
-    "sequence": (
-        changed(lambda request: setattr(request.parameters["sequence_id"], "uint64_param", 5)),
+    "sequence id that is none": (
+        changed(lambda request: setattr(request.parameters["sequence_id"], "bool_param", True)),
         "INVALID_ARGUMENT",
-        "model 'simple' keeps no state between requests: parameter 'sequence_id' is not supported",
+        "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
     ),
     "timeout that is no number": (
         changed(lambda request: setattr(request.parameters["timeout"], "string_param", "soon")),
