@@ -38,6 +38,7 @@ _DESCRIPTOR = struct.Struct("i")
 MAX_HEADER_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 1 << 36
 ALIGNMENT_BYTES = 64
+JOIN_BYTES = 16 << 10  # of a message are sent by one call
 ERROR_CODES = (
     "UNKNOWN",
     "INTERNAL",
@@ -88,15 +89,18 @@ class Connection:
     def send(self, header: Mapping[str, Any], payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
         """Send a message. Raises OSError if the other end is gone."""
         text = json.dumps(header).encode()
-        head = PREFIX.pack(len(text), sum(map(len, payload))) + text
+        payload_bytes = sum(map(len, payload))
+        parts: Sequence[Buffer] = (PREFIX.pack(len(text), payload_bytes) + text, *payload)
+        if payload and len(parts[0]) + payload_bytes <= JOIN_BYTES:
+            parts = (b"".join(parts),)
         with self._lock:
             sent = 0
             if descriptor >= 0:
-                sent = socket.send_fds(self._socket, [head], [descriptor])
-            if sent < len(head):
-                self._socket.sendall(head[sent:] if sent else head)
-            for part in payload:
-                self._socket.sendall(part)
+                sent = socket.send_fds(self._socket, [parts[0]], [descriptor])
+            for part in parts:
+                if sent < len(part):
+                    self._socket.sendall(memoryview(part)[sent:] if sent else part)
+                sent = 0
 
     def receive(self) -> Message:
         """Return the next message. Raises EOFError at the end, OSError, ValueError for what is no message."""

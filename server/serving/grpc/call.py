@@ -25,6 +25,7 @@ from gangway.server.serving.grpc.http2 import Http2Connection
 from gangway.server.serving.grpc.messages import (
     ENCODINGS,
     IDENTITY,
+    JOIN_BYTES,
     PREFIX_BYTES,
     CallHead,
     Header,
@@ -254,7 +255,14 @@ class GrpcCall(Call):
         if self._is_over or self._is_answered:
             return
         self._start()
-        self._connection.send(self._stream, [part for message in messages for part in self._parts(message)])
+        parts = [part for message in messages for part in self._parts(message)]
+        if len(parts) > 1 and sum(map(len, parts)) <= JOIN_BYTES:
+            parts = [b"".join(parts)]
+        self._connection.send(self._stream, parts)
+
+    def at_end_of_turn(self, function: Callable[[], object]) -> None:
+        """Have it called when all has been dealt with that has come together."""
+        self._shared.serving.turn.at_end(function)
 
     @property
     def unsent_bytes(self) -> int:

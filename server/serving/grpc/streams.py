@@ -143,6 +143,7 @@ class Stream:
         self._sending: list[_Answer] = []
         self._half_closed = False  # the client sends nothing more
         self._ended = False
+        self._sends_late = False  # what is ready, at the end of the loop's turn
         self._refusal: RequestError | None = None  # how the stream ends when what is under way has been answered
         self._give_up_s = 0.0  # when the answers that are being sent must have been taken, 0: none are
         self.held_bytes = 0
@@ -279,9 +280,16 @@ class Stream:
             self.held_bytes += answer.size_bytes
             self.unsent_bytes += answer.size_bytes
             self._ready.append(answer)
-            self._send()
+            if not self._sends_late:
+                self._sends_late = True
+                self._call.at_end_of_turn(self._send_late)
 
     # -- answers
+
+    def _send_late(self) -> None:
+        """Send the responses that have come together."""
+        self._sends_late = False
+        self._send()
 
     def _send(self) -> None:
         """Send what is ready, if nothing is on its way; end the call after the last one."""

@@ -1,6 +1,5 @@
 """A connection to an instance of a Python model, on the loop (the messages: `python_backend/messages.py`)."""
 
-import asyncio
 import json
 import socket
 import time
@@ -17,30 +16,36 @@ from gangway.python_backend.messages import (
     PayloadTooLargeError,
     is_same_user,
 )
+from gangway.server.serving.loop import ServingLoop
 
 CONNECT_TIMEOUT_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 0.002  # after so many others that the instance has accepted none of the last ones
 TURN_BYTES: Final = 1 << 20  # are read before others on the loop have their turn
+READ_BYTES: Final = 2 << 10  # of short messages are: some tens, each of which is some work
 MOST_PARTS: Final = 64  # of a message are sent at once
+
+
+_scratch: Final = memoryview(bytearray(READ_BYTES))  # what any instance has sent, until it is understood
 
 
 class InstanceConnection:
     """Sends and receives messages. For the loop's thread.
 
-    `received` is called with each message; what it raises ends the connection, too. `lost` is called once if the
+    `received` is called with each message, several in one turn; what it raises ends the connection, too. Equal headers
+    may be one object. `lost` is called once if the
     connection ends by itself, with the reason; also while it is made. `most_bytes`: of a payload that it receives.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        serving: ServingLoop,
         address: str,
         most_bytes: int,
         received: Callable[[Message], None],
         lost: Callable[[Exception], None],
     ) -> None:
         """Begin to connect. Raises OSError if there is no descriptor for it."""
-        self._loop = loop
+        self._loop, self._turn = serving.loop, serving.turn
         self._address = address
         self._most_bytes = most_bytes
         self._received = received
@@ -53,6 +58,7 @@ class InstanceConnection:
         self._take: Callable[[memoryview], None] = self._take_prefix  # it, when all of it is there
         self._payload_bytes = 0
         self._header: dict[str, Any] = {}
+        self._header_text = b"{}"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setblocking(False)
         self._connect()
@@ -130,20 +136,45 @@ class InstanceConnection:
     # -- receiving
 
     def _read(self) -> None:
-        left_bytes = TURN_BYTES
+        self._turn.begin()
         try:
-            while left_bytes > 0 and not self._is_closed:
-                count = self._socket.recv_into(self._view[self._filled : self._filled + left_bytes])
-                if not count:
-                    raise EOFError("the instance has closed the connection")
-                self._filled += count
-                left_bytes -= count
-                while self._filled == len(self._view) and not self._is_closed:
-                    self._take(self._view)
+            self._read_some()
         except BlockingIOError:
             pass
         except (EOFError, OSError, ValueError) as error:
             self._end(error)
+        finally:
+            self._turn.end()
+
+    def _read_some(self) -> None:
+        """Read short messages at once, or what is missing of a long one. Raises EOFError, ValueError, OSError."""
+        left_bytes = TURN_BYTES
+        while left_bytes > 0 and not self._is_closed:
+            missing = self._view[self._filled :]
+            is_long = len(missing) >= READ_BYTES
+            count = self._socket.recv_into(missing[:left_bytes] if is_long else _scratch)
+            if not count:
+                raise EOFError("the instance has closed the connection")
+            left_bytes -= count
+            if is_long:
+                self._filled += count
+                self._take_whole()
+            else:
+                self._fill(_scratch[:count])
+                if len(self._view) - self._filled < READ_BYTES:
+                    return
+
+    def _fill(self, data: memoryview) -> None:
+        while len(data) and not self._is_closed:
+            count = min(len(data), len(self._view) - self._filled)
+            self._view[self._filled : self._filled + count] = data[:count]
+            self._filled += count
+            data = data[count:]
+            self._take_whole()
+
+    def _take_whole(self) -> None:
+        while self._filled == len(self._view) and not self._is_closed:
+            self._take(self._view)
 
     def _expect(self, size_bytes: int, take: Callable[[memoryview], None]) -> None:
         self._view, self._filled, self._take = memoryview(bytearray(size_bytes)), 0, take
@@ -157,10 +188,12 @@ class InstanceConnection:
         self._expect(header_bytes, self._take_header)
 
     def _take_header(self, view: memoryview) -> None:
-        header = json.loads(bytes(view))
-        if not isinstance(header, dict):
-            raise ValueError("a message whose header is no object")
-        self._header = header
+        text = bytes(view)
+        if text != self._header_text:  # most responses of a stream have the last one's
+            header = json.loads(text)
+            if not isinstance(header, dict):
+                raise ValueError("a message whose header is no object")
+            self._header, self._header_text = header, text
         self._expect(self._payload_bytes, self._take_payload)
 
     def _take_payload(self, view: memoryview) -> None:

@@ -118,13 +118,13 @@ class LeftRun:
         self._error: RequestError | None = None  # instead of further responses
         self._waiting: Pending[None] | None = None  # for a response, or an error
         self._is_over = False
-        loop, most_bytes = slots.serving.loop, codec.model.most_answer_bytes
+        serving, most_bytes = slots.serving, codec.model.most_answer_bytes
         try:
-            self._connection = InstanceConnection(loop, left.address, most_bytes, self._received, self._lost)
+            self._connection = InstanceConnection(serving, left.address, most_bytes, self._received, self._lost)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
-        self._timer = loop.call_later(left_ns / 1e9, self._expire)
+        self._timer = serving.loop.call_later(left_ns / 1e9, self._expire)
         self._connection.send({"attach": left.execution, "request": left.request})
 
     async def next(self) -> PythonResponse:
@@ -159,6 +159,9 @@ class LeftRun:
         """Have this error, unless there is another one already, in place of further responses."""
         self._error = self._error or error
         self._connection.close()
+        self._wake()
+
+    def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.settle(None)
@@ -180,9 +183,8 @@ class LeftRun:
             self._infer_other(message)
         elif "final" in message.header:
             self._responses.append(message)
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None:
-                waiting.settle(None)
+            if len(self._responses) == 1:
+                self._slots.serving.turn.at_end(self._wake)  # with all that have come together
 
     async def _resume(self) -> None:
         try:
@@ -297,8 +299,7 @@ def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
     with suppress(RequestError, OSError, ValueError):
         found = codec.read(submission.outputs[0])
         if isinstance(found, Left):
-            loop = slots.serving.loop
-            instance = InstanceConnection(loop, found.address, 0, lambda message: None, lambda error: None)
+            instance = InstanceConnection(slots.serving, found.address, 0, lambda message: None, lambda error: None)
             instance.send({"attach": found.execution, "request": found.request})
             instance.finish()
 

@@ -368,6 +368,41 @@ def test_a_row_of_requests_of_a_sequence_that_fail_needs_no_deeper_stack(serving
     assert max(model.depths[1:]) - min(model.depths[1:]) < 10
 
 
+def test_responses_that_come_together_keep_their_order(serving: ServingLoop) -> None:
+    """Many small ones, more than are sent at once, and some that are long, of two requests at the same time."""
+    sizes = [3] * 3000 + [100_000, 3, 3, 500_000] + [3] * 100
+
+    def infer(header: bytes, request_id: bytes, raws: Any, call: Any, arrival_ns: int) -> bytes:
+        def respond(part: range) -> None:
+            for number in part:
+                text = str(number).encode()
+                response = pb.ModelInferResponse(id=request_id.decode())
+                response.raw_output_contents.extend((text, bytes(sizes[number])))
+                call.respond(response.SerializeToString())
+
+        for begin in range(0, len(sizes), 250):
+            serving.call(respond, range(begin, min(begin + 250, len(sizes))))
+        return pb.ModelInferResponse(id=request_id.decode()).SerializeToString()
+
+    front_end = front_end_of(serving, FunctionModel(serving, infer), StreamLimits())
+    address = front_end.bind("127.0.0.1:0")
+    front_end.start()
+    with RawStream(address) as opened:
+        for identity in ("a", "b"):
+            opened.send(pb.ModelInferRequest(model_name="many", id=identity))
+        expected = {"a": 0, "b": 0}
+        while any(number <= len(sizes) for number in expected.values()):
+            answer = opened.receive().infer_response
+            number = expected[answer.id]
+            expected[answer.id] += 1
+            is_last = number == len(sizes)
+            assert answer.parameters["triton_final_response"].bool_param == is_last
+            if not is_last:
+                assert answer.raw_output_contents[0] == str(number).encode()
+                assert len(answer.raw_output_contents[1]) == sizes[number]
+    front_end.stop(1)
+
+
 def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:
     answers: list[tuple[Any, Any]] = []
     done = threading.Semaphore(0)

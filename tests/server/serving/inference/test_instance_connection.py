@@ -1,15 +1,17 @@
 """Messages with an instance of a Python model; the test is the instance."""
 
+import json
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gangway.python_backend.messages import Connection, Message
-from gangway.server.serving.inference.instance_connection import InstanceConnection
+from gangway.python_backend.messages import PREFIX, Connection, Message
+from gangway.server.serving.inference.instance_connection import READ_BYTES, InstanceConnection
 from gangway.server.serving.loop import ServingLoop
 
 TIMEOUT_S = 20
@@ -32,7 +34,7 @@ class Instance:
         """Have the loop connect, and call methods: (name, arguments)."""
 
         def work() -> None:
-            made = InstanceConnection(self.serving.loop, self.address, MOST_BYTES, self.received.put, self.lost.put)
+            made = InstanceConnection(self.serving, self.address, MOST_BYTES, self.received.put, self.lost.put)
             for name, *arguments in then:
                 getattr(made, name)(*arguments)
 
@@ -81,6 +83,60 @@ def test_what_was_said_before_the_end_arrives(instance: Instance, end: str) -> N
         theirs.receive()
     theirs.close()
     assert instance.lost.empty()
+
+
+def packed(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return PREFIX.pack(len(text), len(payload)) + text + payload
+
+
+def test_messages_that_are_cut_anywhere_are_put_together(instance: Instance) -> None:
+    instance.listener.listen()
+    instance.connect()
+    theirs, accepted = instance.accept()
+    sizes = [0, 1, 4, 700, 0, 5000, 3, READ_BYTES, 60_000, 2]
+    sent = [({"final": False, "outputs": [["y", "INT8", [size], size]]}, bytes([size % 251]) * size) for size in sizes]
+    stream = b"".join(packed(*each) for each in sent)
+    for step in (1, 7, 1000, len(stream)):
+        for at in range(0, len(stream), step) if step > 1 else range(300):
+            accepted.sendall(stream[at : at + step])
+        if step == 1:
+            accepted.sendall(stream[300:])
+        for header, payload in sent:
+            message = instance.received.get(timeout=TIMEOUT_S)
+            assert (message.header, bytes(message.payload)) == (header, payload)
+    theirs.close()
+
+
+def test_short_messages_that_have_come_together_are_dealt_with_together(instance: Instance) -> None:
+    instance.listener.listen()
+    turns: list[int] = []
+    numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def received(message: Message) -> None:
+        if not turns or turns[-1] == 0:
+            turns.append(0)
+            instance.serving.turn.at_end(lambda: turns.append(0))
+        turns[-1] += 1
+        numbers.put(message.header["final"])
+
+    made: list[InstanceConnection] = []
+    begun = threading.Event()
+
+    def begin() -> None:
+        made.append(InstanceConnection(instance.serving, instance.address, MOST_BYTES, received, instance.lost.put))
+        begun.set()
+
+    instance.serving.call(begin)
+    theirs, accepted = instance.accept()
+    assert begun.wait(TIMEOUT_S)
+    count = 200
+    accepted.sendall(b"".join(packed({"final": number}, bytes(40)) for number in range(count)))
+    assert [numbers.get(timeout=TIMEOUT_S) for _ in range(count)] == list(range(count))
+    together = [each for each in turns if each]
+    assert sum(together) == count
+    assert 5 <= len(together) <= count // 10, "tens of messages in a turn, and others have theirs in between"
+    theirs.close()
 
 
 def test_no_instance_is_a_loss(instance: Instance) -> None:
