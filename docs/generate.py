@@ -34,6 +34,7 @@ from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.serving.http.routes import INFERENCES, OPERATIONS, WATCHING, method_of, route_of, verbs_of
 from gangway.server.serving.metrics import gangway_families, triton_families
 from gangway.server.serving.metrics_reading import Reading
+from gangway.server.statistics import CacheFigures
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -200,6 +201,7 @@ def _reading() -> Reading:
         heap_capacity_bytes=0,
         refused_unread=0,
         loop_lag_s=0.0,
+        cache=CacheFigures(1, 0, 0, 0, 0, 0, 0, 0),
         machine=MagicMock(),
     )
 

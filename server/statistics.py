@@ -7,7 +7,8 @@ several:
     0       one page: u32 magic, u32 version of this layout, u32 front ends, u32 models that there can be
     4096    a section for each front end, which it alone writes and any process reads, without a lock:
 
-      0     one page: u64 bytes of tensors of its requests in flight, u64 calls that it has refused unread
+      0     one page: u64 bytes of tensors of its requests in flight, u64 calls that it has refused unread, and of its
+            response cache 8 times u64, as CacheFigures has them
       4096  a row of 12 KiB (3 pages) for each model (`ModelReady.statistics_row`)
 
 A row has memory while it is in use. The supervisor takes it, all zeros, when a model or an ensemble is announced, and
@@ -57,6 +58,7 @@ VERSION: Final = 4
 PAGE_BYTES: Final = 4096
 HEAP_BYTES: Final = 0  # words of a section's first page
 REFUSED_UNREAD: Final = 1
+CACHE: Final = 2
 WORD_BYTES: Final = 8
 MODELS: Final = _native.MAX_MODELS
 
@@ -183,6 +185,19 @@ class Duration(msgspec.Struct, frozen=True):
     def message(self) -> pb.StatisticDuration:
         """Return it as the protocol has it."""
         return pb.StatisticDuration(count=self.count, ns=self.ns)
+
+
+class CacheFigures(NamedTuple):
+    """A response cache: what it can hold and holds, and what it has been asked since its server was started."""
+
+    size_bytes: int
+    used_bytes: int
+    entries: int
+    hits: int
+    misses: int
+    evictions: int
+    lookup_ns: int
+    insertion_ns: int
 
 
 class BatchFigures(NamedTuple):
@@ -538,6 +553,14 @@ class StatisticsTable:
     def refused_unread(self, front_end: int) -> int:
         """Return how many calls a front end has refused unread."""
         return self._pages[front_end][REFUSED_UNREAD]
+
+    def cache_words(self, front_end: int) -> memoryview:
+        """Return the words of a front end's response cache, where it writes its CacheFigures."""
+        return self._pages[front_end][CACHE : CACHE + len(CacheFigures._fields)]
+
+    def cache(self) -> CacheFigures:
+        """Return the figures of all front ends' response caches together."""
+        return CacheFigures(*map(sum, zip(*map(self.cache_words, range(self.front_ends)), strict=True)))
 
     def _rows(self, row: int) -> Iterator[Row]:
         return (Row(self.segment.view, offset) for offset in self._offsets(row))

@@ -26,7 +26,15 @@ from gangway.server.serving.metrics_reading import (
     Source,
     labels,
 )
-from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, ComputePart, Figures
+from gangway.server.statistics import (
+    REASONS,
+    ROW_BOUNDS,
+    TIME_BOUNDS_NS,
+    VERSION_PREFIX,
+    CacheFigures,
+    ComputePart,
+    Figures,
+)
 from gangway.server.system import own_version
 
 Kind = Literal["counter", "gauge"]
@@ -188,6 +196,8 @@ def triton_families(reading: Reading, options: MetricsOptions) -> Iterator[str]:
         yield from _families(_LATENCIES, models)
     if cached:
         yield from _families(_CACHE, cached)
+    if reading.cache is not None:
+        yield from _of_cache(reading.cache)
     yield family(
         "nv_inference_request_failure",
         "Number of requests that reached the model and were not answered, by reason",
@@ -211,6 +221,21 @@ def triton_families(reading: Reading, options: MetricsOptions) -> Iterator[str]:
         yield single(
             "nv_cpu_memory_used_bytes", "Memory of the machine in use, in bytes", "gauge", machine.memory_used_bytes
         )
+
+
+def _of_cache(cache: CacheFigures) -> Iterator[str]:
+    values: Sequence[tuple[str, float, str]] = (
+        ("util", cache.used_bytes / cache.size_bytes, "Share of the response cache's memory that is taken, 0.0 to 1.0"),
+        ("num_entries", cache.entries, "Number of answers that the response cache holds"),
+        ("num_lookups", cache.hits + cache.misses, "Number of answers that the response cache was asked for"),
+        ("num_hits", cache.hits, "Number of answers that the response cache had"),
+        ("num_misses", cache.misses, "Number of answers that the response cache did not have"),
+        ("num_evictions", cache.evictions, "Number of answers that made room for others in the response cache"),
+        ("lookup_duration", cache.lookup_ns // 1000, "Time of looking for answers, summed up, in microseconds"),
+        ("insertion_duration", cache.insertion_ns // 1000, "Time of keeping answers, summed up, in microseconds"),
+    )
+    for name, value, text in values:
+        yield single(f"nv_cache_{name}", text, "gauge", value)
 
 
 def _first_response(models: tuple[ModelReading, ...]) -> str:

@@ -19,7 +19,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotState, SlotTable
 from gangway.server.models.served import Models, ServedModel, own_statistics
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.statistics import Figures, Statistics, StatisticsTable
+from gangway.server.statistics import CacheFigures, Figures, Statistics, StatisticsTable
 
 
 class Peers(msgspec.Struct, frozen=True):
@@ -33,6 +33,12 @@ class Peers(msgspec.Struct, frozen=True):
     def heap_bytes(self) -> int:
         """Bytes of tensors of their requests in flight, as they were within the last second or so."""
         return 0 if self.statistics is None else sum(map(self.statistics.heap_bytes, self.sections))
+
+    @property
+    def caches(self) -> CacheFigures | None:
+        """The response caches of all front ends; None: they have none."""
+        figures = None if self.statistics is None else self.statistics.cache()
+        return figures if figures is not None and figures.size_bytes else None
 
     @property
     def refused_unread(self) -> int:
@@ -61,6 +67,11 @@ class SharedStatistics:
         if self._table is None or row < 0:
             return own_statistics(row, response_bounds_ns)
         return self._table.statistics(self._section, row, response_bounds_ns)
+
+    def count_cache(self, count_in: Callable[[memoryview], None]) -> None:
+        """Have our response cache count where all front ends see it."""
+        if self._table is not None:
+            count_in(self._table.cache_words(self._section))
 
     def heap_bytes(self) -> int:
         """Return how many bytes of tensors our requests have, and let the others know."""
@@ -159,6 +170,7 @@ class Reading:
     heap_capacity_bytes: int
     refused_unread: int
     loop_lag_s: float
+    cache: CacheFigures | None
     machine: MachineReading | None
 
 
@@ -215,6 +227,7 @@ class Source:
             heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
             refused_unread=self._plane.admission.refused + self._peers.refused_unread,
             loop_lag_s=self._control.heartbeats.loop_lag_s(),
+            cache=self._peers.caches,
             machine=None if self._machine is None else self._machine.read(),
         )
 

@@ -69,9 +69,10 @@ from gangway.server.requests.regions import Regions
 from gangway.server.serving.grpc.front_end import GrpcFrontEnd
 from gangway.server.serving.grpc.streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
-from gangway.server.serving.inference.inference import Inference, ResponseCache
+from gangway.server.serving.inference.inference import Inference
 from gangway.server.serving.inference.model_run import ShapeWatch
 from gangway.server.serving.inference.request import Resources
+from gangway.server.serving.inference.response_cache import ResponseCache
 from gangway.server.serving.inference.sequences import Sequences
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
@@ -458,6 +459,8 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)
         return 1
+    if front_end.inference.cache is not None:
+        shared.count_cache(front_end.inference.cache.count_in)
     memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory, serving.aside)
     listeners = Listeners(
         partial(front_end.listen, options.address),

@@ -15,6 +15,7 @@ from gangway.executor.slots import SlotCounts
 from gangway.protos import StatusCode
 from gangway.server import statistics as counters
 from gangway.server.requests.admission import AdmissionController
+from gangway.server.serving.inference.response_cache import ENTRY_BYTES, Key, ResponseCache
 from gangway.server.statistics import TIME_BOUNDS_NS, Statistics, StatisticsTable, Times
 
 MODEL = 5
@@ -210,3 +211,17 @@ def test_who_is_refused_unread_is_counted_for_all_front_ends_and_on_after_a_deat
     assert [other.refused_unread(front_end) for front_end in range(2)] == [1, 2]
     assert admission.refused == 2
     assert [table.heap_bytes(front_end) for front_end in range(2)] == [0, 0]
+
+
+def test_the_response_caches_of_all_front_ends(table: StatisticsTable) -> None:
+    for front_end, count in ((0, 1), (1, 10)):
+        cache = ResponseCache(1 << 20)
+        cache.count_in(table.cache_words(front_end))
+        for number in range(count):
+            key = Key(1, bytes([number]) * 32)
+            cache.put(key, b"answer")
+            assert cache.get(key) == b"answer"
+    found = StatisticsTable.attach(os.dup(table.segment.fd)).cache()
+    assert found[:6] == (2 << 20, 11 * (ENTRY_BYTES + 6), 11, 11, 0, 0)
+    assert [table.heap_bytes(front_end) for front_end in range(2)] == [0, 0]
+    assert [table.refused_unread(front_end) for front_end in range(2)] == [0, 0]

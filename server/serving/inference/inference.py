@@ -2,13 +2,10 @@
 is answered (`request.py`). None of it blocks.
 """
 
-import hashlib
 import logging
 import time
-from collections.abc import Container, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from cachetools import LRUCache
 from google.protobuf.message import DecodeError
 
 from gangway.executor.logs import OFTEN
@@ -23,66 +20,11 @@ from gangway.server.serving.call import Call
 from gangway.server.serving.inference.arriving import ArrivingRequest, Places
 from gangway.server.serving.inference.python import LARGE_BYTES
 from gangway.server.serving.inference.request import ClientRequest, Resources
+from gangway.server.serving.inference.response_cache import ResponseCache, key_of
 from gangway.server.serving.inference.sequences import Sequences
 from gangway.server.serving.pending import drive
 
 _log = logging.getLogger(__name__)
-
-ENTRY_BYTES = 400  # what an answer costs besides its own bytes: key, digest, dictionaries
-DIGEST_BYTES = 32
-_LENGTH_BYTES = 8
-
-
-class Key(NamedTuple):
-    """Which model, as loaded when, and what was asked."""
-
-    load: int
-    digest: bytes
-
-
-def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
-    """Return the key of a request: its header, without the id, its tensors, and what else makes answers differ."""
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for part in (header, *raws):
-        digest.update(len(part).to_bytes(_LENGTH_BYTES, "little"))
-        digest.update(part)
-    return Key(load, digest.digest())
-
-
-class ResponseCache:
-    """Answers of models whose configuration allows it, for requests that are equal byte by byte.
-
-    It holds at most `size_bytes`; the least recently used answers go when there is no room. A model that is loaded
-    again has another `load` number, so its former answers are never found, and `keep` frees them.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._answers: LRUCache[Key, bytes] = LRUCache(size_bytes, _cost)
-
-    def get(self, key: Key) -> bytes | None:
-        """Return the answer that was given before, without an id."""
-        return self._answers.get(key)
-
-    def put(self, key: Key, answer: bytes) -> None:
-        """Keep an answer, unless it is larger than the cache."""
-        if _cost(answer) <= self._size_bytes:
-            self._answers[key] = answer
-
-    def keep(self, loads: Container[int]) -> None:
-        """Forget the answers of all other models."""
-        for key in [key for key in self._answers if key.load not in loads]:
-            del self._answers[key]
-
-    @property
-    def used_bytes(self) -> int:
-        """How much is taken."""
-        return int(self._answers.currsize)
-
-
-def _cost(answer: bytes) -> int:
-    return len(answer) + ENTRY_BYTES
-
 
 LARGE_HEADER_BYTES = 64 << 10  # to understand it would hold the loop for too long: it has tensors in it
 

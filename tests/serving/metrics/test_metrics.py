@@ -182,7 +182,8 @@ def test_names_types_and_labels_are_tritons(served: Served) -> None:
     while not 0 < served.scrape()("nv_cpu_utilization") <= 1:  # of the last second, in which it may have been idle
         assert time.monotonic() < end
     assert 0 < scrape("nv_cpu_memory_used_bytes") < scrape("nv_cpu_memory_total_bytes")
-    assert all('model="cached"' in line for line in lines if line.startswith("nv_cache")), "others have no cache"
+    per_model = [line for line in lines if line.startswith("nv_cache") and "_per_model" in line]
+    assert per_model and all('model="cached"' in line for line in per_model), "others have no cache"
 
 
 def test_every_family_explains_itself_and_ours_are_named_as_prometheus_wants(served: Served) -> None:
@@ -309,6 +310,10 @@ def test_the_response_cache(served: Served) -> None:
     assert scrape("nv_cache_num_misses_per_model", model="cached", version="1") == stats.cache_miss.count == 1
     assert scrape("nv_cache_hit_duration_per_model", model="cached") == stats.cache_hit.ns // 1000
     assert scrape("nv_cache_miss_duration_per_model", model="cached") == stats.cache_miss.ns // 1000
+    counts = ("num_entries", "num_lookups", "num_hits", "num_misses", "num_evictions")
+    assert [scrape(f"nv_cache_{name}") for name in counts] == [1, 3, 2, 1, 0]
+    assert 0 < scrape("nv_cache_util") < 1
+    assert scrape("nv_cache_lookup_duration") >= 0 and scrape("nv_cache_insertion_duration") >= 0
 
 
 def test_a_model_that_is_unloaded_leaves_no_series(served: Served) -> None:

@@ -8,7 +8,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from gangway.server.models.served import Models, ServedModel
-from gangway.server.serving.inference.inference import ENTRY_BYTES, Key, ResponseCache, key_of
+from gangway.server.serving.inference.response_cache import ENTRY_BYTES, Key, ResponseCache, key_of
+from gangway.server.statistics import CacheFigures
 
 Inputs = Callable[..., list[triton.InferInput]]
 SIZE_BYTES = 10_000
@@ -48,6 +49,24 @@ def test_a_model_that_is_gone_leaves_nothing() -> None:
     cache.keep({2, 3})
     assert cache.get(Key(1, b"a")) is None and cache.get(Key(2, b"a")) == b"second"
     assert cache.used_bytes == ENTRY_BYTES + 6
+
+
+def test_what_it_does_is_counted_and_a_successor_counts_on() -> None:
+    words = memoryview(bytearray(8 * len(CacheFigures._fields))).cast("Q")
+    keys = [Key(1, bytes([number]) * 32) for number in range(4)]
+    for count in (1, 2):
+        cache = ResponseCache(3 * (ENTRY_BYTES + 100))
+        cache.count_in(words)
+        assert CacheFigures(*words)[1:3] == (0, 0)
+        for key in (*keys, keys[-1]):  # the first one goes, the last one is there already
+            cache.put(key, bytes(100))
+        assert [cache.get(key) is None for key in keys] == [True, False, False, False]
+        found = CacheFigures(*words)
+        assert found[:3] == (3 * (ENTRY_BYTES + 100), 3 * (ENTRY_BYTES + 100), 3)
+        assert (found.hits, found.misses, found.evictions) == (3 * count, count, count)
+        assert found.lookup_ns > 0 and found.insertion_ns > 0
+    cache.keep(set())
+    assert CacheFigures(*words)[1:3] == (0, 0)
 
 
 @pytest.fixture
