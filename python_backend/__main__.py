@@ -13,22 +13,17 @@ of metrics lie in the memory VALUES_FD (`custom_metrics.py`), and which requests
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 import traceback
 import types
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_KEPT_BYTES = 64 << 20  # of memory that a model has let go of; a single array above a half goes back to the system
 _BACKLOG = 128
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the supervisor ends instances itself
 _FOLDER = Path(__file__).resolve().parent
@@ -43,6 +38,13 @@ def _make_importable() -> None:
         sys.modules[name] = module
 
 
+def _name_utils() -> Any:
+    """Let models import what they are given by the names that it has in Triton."""
+    pb_utils = importlib.import_module("gangway.python_backend.triton_python_backend_utils")
+    sys.modules["triton_python_backend_utils"] = sys.modules["c_python_backend_utils"] = pb_utils
+    return pb_utils
+
+
 def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
     *descriptors, parent = map(int, sys.argv[1:6])
@@ -52,7 +54,7 @@ def main() -> None:
         signal.siginterrupt(number, False)
     _make_importable()
     importlib.import_module("gangway.python_backend.keeper").keep(parent, descriptors)
-    _keep_memory()
+    importlib.import_module("gangway.python_backend.memory").keep()
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
@@ -90,19 +92,16 @@ def _leave_to_parent(control: socket.socket, listener: socket.socket, values_fd:
 
 
 def _sentence(error: BaseException) -> str:
-    kind = type(error).__name__
-    return str(error) if kind == "TritonModelException" else f"{kind}: {error}"
+    kind, about = type(error).__name__, importlib.import_module("gangway.python_backend.memory").about(error)
+    return f"{error}{about}" if kind == "TritonModelException" else f"{kind}: {error}{about}"
 
 
 def _serve(link: Any, listener: socket.socket) -> int:
     order = link.order()
     if not order:  # the supervisor has gone
         return 1
-    if order["memory_bytes"]:
-        resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
-    _prefer_oom_kill()
-    pb_utils: Any = importlib.import_module("gangway.python_backend.triton_python_backend_utils")
-    sys.modules["triton_python_backend_utils"] = sys.modules["c_python_backend_utils"] = pb_utils
+    importlib.import_module("gangway.python_backend.memory").limit(order["memory_bytes"])
+    pb_utils = _name_utils()
     pb_utils.model_dir = str(Path(order["folder"]) / order["arguments"]["model_version"])
     model_class = _model_class(order)
     config_text = order["config"]
@@ -149,20 +148,6 @@ def _stop_at_end(link: Any, host: Any) -> None:
     host.stop()
 
 
-def _keep_memory() -> None:
-    """Let the arrays of a request lie where those of the last one lay: fresh pages cost more than what fills them."""
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def _prefer_oom_kill() -> None:
-    """Make it the first process that the kernel ends when memory is full."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("800")
-
-
 def _model_class(order: dict[str, Any]) -> Any:
     """Import model.py as Triton does: as a module of the package of the version's folder."""
     folder, version = Path(order["folder"]), order["arguments"]["model_version"]
@@ -174,5 +159,13 @@ def _model_class(order: dict[str, Any]) -> Any:
     return model_class
 
 
+def _prepare_spawned() -> None:
+    """Let a process that the model has made by multiprocessing's "spawn" or "forkserver" import what the model does."""
+    _make_importable()
+    _name_utils()
+
+
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # as which multiprocessing imports the program of the process that spawns
+    _prepare_spawned()

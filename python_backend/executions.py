@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gangway.python_backend import memory
 from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag, is_cancelled
 from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
 from gangway.python_backend.tensors import array_of, content_of, size_of
@@ -172,8 +173,8 @@ def encode_error(error: Exception, where: str = "") -> Encoded:
     if isinstance(error, TritonError):
         return Encoded({"error": (ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS])}, [])
     text = str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
-    code = TOO_LARGE if isinstance(error, TooLargeError) else "INTERNAL"
-    return Encoded({"error": (code, f"{where}{text}"[:MAX_ERROR_CHARACTERS])}, [])
+    code, about = TOO_LARGE if isinstance(error, TooLargeError) else "INTERNAL", memory.about(error)
+    return Encoded({"error": (code, f"{where}{text}"[: MAX_ERROR_CHARACTERS - len(about)] + about)}, [])
 
 
 def decode_response(header: Mapping[str, Any], payload: memoryview) -> InferenceResponse:

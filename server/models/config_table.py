@@ -256,7 +256,7 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     ),
     "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
     "gangway_python_timeout_s": _honoured("Python models: how long an execution may hold a core; 60"),
-    "gangway_python_memory_mib": _honoured("Python models: data of an instance; a quarter of the server's limit"),
+    "gangway_python_memory_mib": _honoured("Python models: data of an instance; two thirds of the server's limit"),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),

@@ -6,6 +6,7 @@ from typing import Final
 
 from gangway.executor.instance_addresses import MOST_INSTANCES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from gangway.python_backend.memory import PARAMETER as MEMORY_PARAMETER
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config_table import parameter_of
 
@@ -13,7 +14,6 @@ CODE_FILENAME: Final = "model.py"
 CODE_SUFFIX: Final = ".py"
 ENVIRONMENT_PARAMETER: Final = "EXECUTION_ENV_PATH"
 TIMEOUT_PARAMETER: Final = "gangway_python_timeout_s"
-MEMORY_PARAMETER: Final = "gangway_python_memory_mib"
 CPU, MODEL = "CPU", "MODEL"
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 DEFAULT_TIMEOUT_S: Final = 60.0

@@ -87,7 +87,8 @@ from gangway.server.options.command_line import ServeOptions
 
 _log = logging.getLogger(__name__)
 
-INSTANCE_MEMORY_SHARE: Final = 4  # of the memory limit, the data of an instance of a Python model at most
+# Of the memory limit, the data of an instance of a Python model: many hold their weights twice while they load.
+INSTANCE_MEMORY_SHARE: Final = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class ModelLoader:
         log_without_effect(entry.name, entry.without_effect)
         environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
         completes = self._options.repository.complete_configs
-        memory_bytes = memory_limit_bytes() // INSTANCE_MEMORY_SHARE
+        memory_bytes = int(memory_limit_bytes() * INSTANCE_MEMORY_SHARE)
         options = self._options.models
         plan = plan_of(
             entry,

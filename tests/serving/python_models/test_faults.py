@@ -73,6 +73,8 @@ FAULTY = """
                 time.sleep(float(x[1]))
             if kind == 13:
                 raise pb_utils.TritonModelException("x" * 100_000)
+            if kind == 16:
+                np.ones(1 << 40)
             if kind == 15:
                 import sys
                 os.write(int(sys.argv[1]), JUNK[int(x[1])])
@@ -193,6 +195,7 @@ def works_again(served: Served, name: str = "faulty") -> None:
         (10, "INTERNAL", r"InferenceRequest\(s\) size is:1, and InferenceResponse\(s\) size is:0"),
         (11, "INTERNAL", "expected an InferenceResponse, got str"),
         (13, "INTERNAL", "xxxxxx"),
+        (16, "INTERNAL", r"Unable to allocate 8.00 TiB .*600 MiB of data; .*gangway_python_memory_mib"),
     ],
 )
 def test_an_exception_is_its_requests_alone(served: Served, kind: int, status: str, message: str) -> None:

@@ -18,6 +18,7 @@ from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.lib.live_server import live_server
+from gangway.artifact.host_limits import memory_limit
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup
@@ -118,6 +119,11 @@ BROKEN = {
         None,
         "ValueError: no weights here",
     ),
+    "large": (
+        "    def initialize(self, args):\n        self.weights = np.empty(1 << 50, np.uint8)\n",
+        None,
+        "Unable to allocate 1.00 PiB .* MiB of data; the model's parameter gangway_python_memory_mib raises that",
+    ),
     "exits": (
         "    def initialize(self, args):\n        import os\n        os._exit(3)\n",
         None,
@@ -158,8 +164,16 @@ BROKEN = {
 }
 
 
+# Memory that nobody writes to costs nothing but the limit.
+HALF = f"""
+    def initialize(self, args):
+        self.weights = np.empty({memory_limit().size_bytes // 2}, np.uint8)
+{ADD}"""
+
+
 def fill(repository: Path) -> None:
     write(repository, "add")
+    write(repository, "half", HALF)
     for name in TYPES:
         write(repository, f"identity_{name.lower()}", IDENTITY, config_of(f"x:{name}:-1", f"y:{name}:-1"))
     write(repository, "arguments", ARGUMENTS, config_of("x:FP32:1", "y:STRING:1 z:INT32:1"))
@@ -365,6 +379,10 @@ def test_what_it_writes_is_in_the_log(served: Served) -> None:
     lines = {line.split("instance 0: ")[-1]: line for line in served.log().splitlines() if "noisy" in line}
     assert " INFO noisy" in lines["printed by initialize"]
     assert " WARNING noisy" in lines["warned by the model"]
+
+
+def test_a_model_may_take_most_of_the_memory(served: Served) -> None:
+    assert np.array_equal(served.infer("half", x=four(1))["y"], four(2))
 
 
 @pytest.mark.parametrize("name", [*BROKEN, "syntax"])
