@@ -21,6 +21,7 @@ import socket
 import sys
 import traceback
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
