@@ -153,7 +153,7 @@ def by_grpc(is_typed: bool) -> Ask:
             )
             message = message_of(model, outputs, is_typed)
             for _ in range(2):  # a request like one before takes another way
-                answered = call(message, timeout=TIMEOUT_S, metadata=list(FORWARDED.items()))
+                answered = call(message, timeout=TIMEOUT_S, metadata=tuple(FORWARDED.items()))
         return of_message(answered)
 
     return ask
@@ -164,7 +164,7 @@ def by_stream(served: Served, model: str, outputs: Sequence[str]) -> Answered:
         call = channel.stream_stream(
             SERVICE + "ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
         )
-        answers = call(iter([message_of(model, outputs)]), timeout=TIMEOUT_S, metadata=list(FORWARDED.items()))
+        answers = call(iter([message_of(model, outputs)]), timeout=TIMEOUT_S, metadata=tuple(FORWARDED.items()))
         (answered, *_) = list(answers)
     assert not answered.error_message
     return of_message(answered.infer_response)
@@ -253,7 +253,7 @@ def test_headers_count_for_the_response_cache(served: Served) -> None:
             call = channel.unary_unary(
                 SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
             )
-            answered = call(message, timeout=TIMEOUT_S, metadata=[("x-user", user)])
+            answered = call(message, timeout=TIMEOUT_S, metadata=(("x-user", user),))
         return str(of_message(answered)[0]["parameters"]["x-user"])
 
     assert [told(user) for user in ("one", "two", "one", "two")] == ["one", "two", "one", "two"]
