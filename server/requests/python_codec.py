@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes
+from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes, plan_frame
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -50,6 +50,7 @@ STATUS: Final[Mapping[str, StatusCode]] = {
 CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_CODES}
 ANY_INSTANCE: Final = -1
 MAX_INT64: Final = 2**63 - 1
+MOST_ROOM_BYTES: Final = 1 << 20  # of an answer's block: to fetch a longer one costs little beside copying it
 _NOTHING: Final = ((), 0)
 _BEGIN: Final = b'{"request":{'  # of what an instance is told of a request: most have the rest in common
 
@@ -174,6 +175,14 @@ class PythonCodec(Codec):
                     tensor, types.get(name, tensor.datatype), part.shape, content, part.offset
                 )
         return Answer(outputs, status.get("parameters", {}))
+
+    def expect(self, described: Sequence[Described]) -> None:
+        """Have room for an answer like this in the block of the next request, unless it is long."""
+        assert self.answer_size is not None, "of a frame"
+        frame_bytes = plan_frame([(shape, size_bytes) for _, _, shape, size_bytes in described]).size_bytes
+        needed_bytes = frame_bytes + frame_bytes // 8 + STATUS_BYTES  # other answers may need a bit more
+        if self.answer_size.size_bytes < needed_bytes <= MOST_ROOM_BYTES:
+            self.answer_size.size_bytes = needed_bytes
 
     def outputs_in(self, described: Sequence[Described], payload: memoryview) -> Mapping[str, AnswerTensor]:
         """Return the outputs of a response that an instance has sent (`python_backend/messages.py`)."""

@@ -139,7 +139,10 @@ class LeftRun:
         error, is_final = header.get("error"), bool(header["final"])
         if error and is_final:
             raise error_of(*error)
-        outputs = self._codec.outputs_in(header.get("outputs", ()), message.payload)
+        described = header.get("outputs", ())
+        outputs = self._codec.outputs_in(described, message.payload)
+        if not self._codec.model.is_decoupled:
+            self._codec.expect(described)
         failed = error_of(*error) if error else None
         return PythonResponse(outputs, header.get("parameters", {}), is_final, "outputs" not in header, failed)
 
