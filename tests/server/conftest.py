@@ -94,7 +94,10 @@ PAIR = announce(
     [TensorSpec("y", **HALF)],
     batch=0,
 )
-MODELS = (SIMPLE, IMAGE, *IDENTITIES, PAIR)
+TEXTS = announce(
+    PAIR.model_id + 1, "texts", [TensorSpec("x", "BYTES", (1, -1), 0)], [TensorSpec("y", "BYTES", (1, -1), 0)], 0
+)
+MODELS = (SIMPLE, IMAGE, *IDENTITIES, PAIR, TEXTS)
 
 
 @dataclass

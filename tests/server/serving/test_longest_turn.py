@@ -17,6 +17,7 @@ MOST_TURN_S = 0.003
 LARGE_BYTES = 16 << 20
 TRIES = 3  # the system may have something to do in the loop's name, such as finding memory
 CALLS = 1000
+LENGTH_BYTES, ELEMENTS = 4, 200_000
 EMPTY = b"\0\0\0\0\0"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
 
@@ -82,12 +83,26 @@ def many_requests(server: Any) -> None:
             received += connection.recv(1 << 16)
 
 
+def many_elements(server: Any) -> None:
+    """Of BYTES. All are looked at before the last one is found missing."""
+    request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[bytes(LENGTH_BYTES * ELEMENTS)])
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, ELEMENTS + 1])
+    with RawConnection(server.address) as connection:
+        stream = connection.begin("ModelInfer")
+        message = request.SerializeToString()
+        connection.send_message(stream, b"\0" + len(message).to_bytes(4) + message)
+        assert "the contents end before element 200000" in connection.answer(stream)[0]["grpc-message"]
+        stream = connection.begin("ServerLive", flush=False)  # whose answer comes when that turn has ended
+        connection.send(stream, EMPTY, end=True)
+        assert connection.answer(stream)[0]["grpc-status"] == "0"
+
+
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-@pytest.mark.parametrize("send", [large_call, large_body, many_calls, many_requests])
+@pytest.mark.parametrize("send", [large_call, large_body, many_calls, many_requests, many_elements])
 def test_the_longest_turn(
     start_front_end: Callable[..., Any], send: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
