@@ -153,7 +153,7 @@ class FrontEnd:
         resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, flags, mappings, forwarded)
         self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
-        self.streams = Streams(self.inference.order_of, limits)
+        self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[Job, ...] = ()
         self._watch: Watch | None = None

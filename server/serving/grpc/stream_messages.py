@@ -1,5 +1,6 @@
 """The messages of ModelStreamInfer: requests taken apart, and answers around the responses to them. Pure."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -12,6 +13,7 @@ from gangway.server.requests.contents import Raws, length_prefix, split_contents
 FINAL_PARAMETER = "triton_final_response"
 
 SequenceKey: TypeAlias = tuple[str, int | str]  # model and id: two models do not share ids
+HasSequences: TypeAlias = Callable[[str], bool]  # `Inference.has_sequences`
 
 _INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 _MARK = ID.encode()  # most headers need no second look
@@ -32,7 +34,7 @@ _FINAL, _NOT_FINAL = (
 class StreamedRequest(msgspec.Struct, frozen=True):
     """One ModelInferRequest of a stream: what inference needs of it, and where it stands among the others.
 
-    Requests with the same `sequence` (None: none) are answered one after the other.
+    Requests with the same `sequence` (None: none) are answered one after the other, if their model has any.
     """
 
     header: bytes
@@ -42,10 +44,13 @@ class StreamedRequest(msgspec.Struct, frozen=True):
     size_bytes: int
 
     @classmethod
-    def of(cls, message: bytes) -> "StreamedRequest":
+    def of(cls, message: bytes, has_sequences: HasSequences) -> "StreamedRequest":
         """Take a message apart. Raises MalformedRequestError."""
         header, request_id, raws = split_contents(split_request(message))
-        return cls(header, request_id, raws, sequence_of(header), len(message))
+        sequence = sequence_of(header)
+        if sequence is not None and not has_sequences(sequence[0]):
+            sequence = None
+        return cls(header, request_id, raws, sequence, len(message))
 
 
 def sequence_of(header: bytes) -> SequenceKey | None:

@@ -17,7 +17,7 @@ from gangway.server.errors import RequestError, unavailable
 from gangway.server.requests.contents import MalformedRequestError
 from gangway.server.serving.call import Call
 from gangway.server.serving.grpc.call import GrpcCall
-from gangway.server.serving.grpc.stream_messages import SequenceKey, StreamedRequest, failure, success
+from gangway.server.serving.grpc.stream_messages import HasSequences, SequenceKey, StreamedRequest, failure, success
 from gangway.server.serving.grpc.stream_order import AnswerOrder, OrderTicket, SequenceQueues
 
 _log = logging.getLogger(__name__)
@@ -128,10 +128,13 @@ class _Answer:
 class Stream:
     """The messages of one call."""
 
-    def __init__(self, call: GrpcCall, execute: Execute, order_of: OrderOf, limits: StreamLimits) -> None:
+    def __init__(
+        self, call: GrpcCall, execute: Execute, order_of: OrderOf, has_sequences: HasSequences, limits: StreamLimits
+    ) -> None:
         self._call = call
         self._execute = execute
         self._order_of = order_of
+        self._has_sequences = has_sequences
         self._limits = limits
         self._errors_end_it = STATUS_HEADER in call.invocation_metadata()
         self._calls: set[StreamedCall] = set()  # of requests that were read and whose answers are not sent
@@ -159,7 +162,7 @@ class Stream:
         """Have a request executed."""
         arrival_ns, problem = time.monotonic_ns(), ""
         try:
-            request = StreamedRequest.of(message)
+            request = StreamedRequest.of(message, self._has_sequences)
         except MalformedRequestError as error:
             request, problem = StreamedRequest(b"", b"", [], None, len(message)), str(error)
         work = _Pending(request, arrival_ns, self._order.ticket(self._lines_of(request)))
@@ -328,11 +331,15 @@ class Stream:
 
 
 class Streams:
-    """All streams of a front end. `order_of`: see Inference. Methods are for the loop's thread, properties for any."""
+    """All streams of a front end. Methods are for the loop's thread, properties for any.
 
-    def __init__(self, order_of: OrderOf, limits: StreamLimits) -> None:
+    `order_of`, `has_sequences`: see Inference.
+    """
+
+    def __init__(self, order_of: OrderOf, has_sequences: HasSequences, limits: StreamLimits) -> None:
         self.limits = limits
         self._order_of = order_of
+        self._has_sequences = has_sequences
         self._streams: set[Stream] = set()
         self._refusal = ""
 
@@ -342,7 +349,7 @@ class Streams:
             unavailable(self._refusal)
         if len(self._streams) >= self.limits.streams:
             unavailable(f"{self.limits.streams} streams are open already")
-        stream = Stream(call, execute, self._order_of, self.limits)
+        stream = Stream(call, execute, self._order_of, self._has_sequences, self.limits)
         self._streams.add(stream)
         call.add_callback(lambda: self._streams.discard(stream))
         return stream

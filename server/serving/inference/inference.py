@@ -43,6 +43,7 @@ class Inference:
         self._places = Places(resources.slots, self._execute)
         self._refusal = ""
         self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests
+        self._in_sequences: frozenset[str] = frozenset()  # models whose requests may stand in sequences
 
     def serve(self, models: Models) -> None:
         """Serve these models from now on; requests that have begun keep theirs."""
@@ -50,6 +51,7 @@ class Inference:
         self._sequences.keep(loads)
         self._planner = RequestPlanner(models)
         self._in_order = frozenset(model.name for model in models.served() if preserves_ordering(model.config))
+        self._in_sequences = frozenset(model.name for model in models.served() if model.sequence or model.is_ensemble)
         if self.cache is not None:
             self.cache.keep(loads)
 
@@ -75,6 +77,10 @@ class Inference:
         except DecodeError:
             return None
         return name if name in self._in_order else None
+
+    def has_sequences(self, name: str) -> bool:
+        """Whether requests to this model may stand in sequences. To any other one their ids mean nothing."""
+        return name in self._in_sequences
 
     def begin_message(self, message: bytes, call: Call) -> None:
         """Execute one serialised ModelInferRequest; `call.answer` gets the serialised ModelInferResponse."""

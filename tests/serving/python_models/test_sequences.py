@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
-from tests.helpers.python_models import Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import TIMEOUT_S, Served, config_of, four, inputs_of, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -56,6 +57,28 @@ CALLS = """
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]) for _ in requests]
 """
 
+# Says whether two requests were there at the same time.
+MEETS = """
+    def initialize(self, args):
+        import threading
+        self.both = threading.Barrier(2)
+
+    def execute(self, requests):
+        import threading
+        for request in requests:
+            threading.Thread(target=self.meet, args=(request.get_response_sender(),), daemon=True).start()
+
+    def meet(self, sender):
+        import threading
+        try:
+            self.both.wait(5)
+            y = b"met"
+        except threading.BrokenBarrierError:
+            y = b"alone"
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([y], dtype=object))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 def control(name: str, kind: str, values: str) -> str:
     return f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{kind} {values} }} }}'
@@ -91,6 +114,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     write(repository, "warm", of_shape((1,)), single + warm)
     write(repository, "calls", CALLS, config_of(outputs="y:STRING:1"))
+    decoupled = "model_transaction_policy { decoupled: true }"
+    write(repository, "meets", MEETS, config_of(outputs="y:STRING:1", more=decoupled))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
     with (
         live_server(repository, flags, cwd=repository.parent) as server,
@@ -180,3 +205,14 @@ def test_several_front_ends_cannot_have_sequences(tmp_path_factory: pytest.TempP
         pytest.raises(InferenceServerException, match="must be 1 for this model"),
     ):
         client.load_model("single")
+
+
+def test_without_sequences_the_requests_of_a_stream_do_not_wait_for_each_other(served: Served) -> None:
+    """An id that they share means nothing, as in Triton."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with triton.InferenceServerClient(served.server.url) as client:
+        client.start_stream(lambda result, error: found.put(error or result))
+        for _ in range(2):
+            client.async_stream_infer("meets", inputs_of({"x": four(1)}), sequence_id=5)
+        answers = [found.get(timeout=TIMEOUT_S).as_numpy("y")[0] for _ in range(2)]
+    assert answers == [b"met", b"met"]

@@ -61,6 +61,9 @@ class FunctionModel:
         self.arrived += 1
         return None
 
+    def has_sequences(self, name: str) -> bool:
+        return True
+
     def begin_message(self, message: bytes, call: Any) -> None:
         raise AssertionError("only streams are used")
 
@@ -77,7 +80,7 @@ class FunctionModel:
 
 def front_end_of(serving: ServingLoop, model: FunctionModel, limits: StreamLimits) -> GrpcFrontEnd:
     """A server that has only this model."""
-    streams = Streams(model.order_of, limits)
+    streams = Streams(model.order_of, model.has_sequences, limits)
     methods = Methods({}, serving.loop, Offload(serving.aside, serving.call), lambda: None)
     return GrpcFrontEnd(serving, model, streams, methods, Health(ServerMethods()), GrpcOptions())
 
