@@ -2,19 +2,27 @@
 
 import http.client
 import json
+import os
+import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
+from benchmarks.lib.processes import command_of, descendants_of
 from tests.helpers import ensemble_configs
+from tests.helpers.certificates import Authority
 from tests.helpers.python_models import TIMEOUT_S, Served, config_of, inputs_of, write
 from tests.helpers.whole_server import until
 
@@ -293,3 +301,53 @@ def test_a_client_that_has_closed_its_sending_side_waits(served: Served) -> None
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     assert b"HTTP/1.1 200 OK" in received
     assert Notes(served, "short", 7).of("missed") is not None
+
+
+def test_clients_with_tls_go(tmp_path: Path) -> None:
+    own = Authority(tmp_path).issue("server")
+    root = tmp_path / "authority.crt"
+    repository = tmp_path / "models"
+    write(repository, "plain", WATCHES + PLAIN, config_of("x:FP32:1", "y:FP32:1"))
+    flags = [f"--cache-dir={tmp_path / 'cache'}"]
+    for protocol in ("grpc", "http"):
+        flags.append(f"--{protocol}-use-ssl=true")
+        flags += [f"--{protocol}-server-cert={own.certificate}", f"--{protocol}-server-key={own.key}"]
+    credentials = grpc.ssl_channel_credentials(root.read_bytes())
+    with live_server(repository, flags, credentials, cwd=tmp_path) as server:
+        secure = triton.InferenceServerClient(server.url, ssl=True, root_certificates=str(root))
+        served = Served(server, secure, repository)
+        notes = Notes(served, "plain", 1)
+        secure.async_infer("plain", inputs_of({"x": np.array([1], np.float32)}), ignore)
+        notes.begun()
+        secure.close()
+        left_s = time.monotonic()
+        assert notes.seen_s() - left_s < SEEN_WITHIN_S
+        context, body = ssl.create_default_context(cafile=root), {"name": "x", "shape": [1], "datatype": "FP32"}
+        notes = Notes(served, "plain", 2)
+        with closing(http.client.HTTPSConnection(server.http_url, context=context)) as connection:
+            connection.request("POST", "/v2/models/plain/infer", json.dumps({"inputs": [{**body, "data": [2]}]}))
+            notes.begun()
+        left_s = time.monotonic()
+        assert notes.seen_s() - left_s < SEEN_WITHIN_S
+
+
+def test_the_front_end_of_a_client_ends(served: Served) -> None:
+    """Nobody waits for what came by it."""
+    notes = Notes(served, "plain", 3)
+    with triton.InferenceServerClient(served.server.url) as client:
+        client.async_infer("plain", inputs_of({"x": np.array([3], np.float32)}), ignore)
+        notes.begun()
+        (pid,) = [pid for pid in descendants_of(served.server.process.pid) if "serving.process" in command_of(pid)]
+        left_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert notes.seen_s() - left_s < SEEN_WITHIN_S
+    until(lambda: is_served(served))
+
+
+def is_served(served: Served) -> bool:
+    """Whether a new front end answers."""
+    try:
+        with triton.InferenceServerClient(served.server.url) as client:
+            return client.infer("echo", inputs_of({"x": np.array([3], np.float32)})).as_numpy("y")[0] == 3
+    except InferenceServerException:
+        return False
