@@ -153,9 +153,8 @@ class StepRun(ModelRun):
         clock: RequestClock,
         begin_ns: int,
         watch: ShapeWatch,
-        timeout_us: int,
+        queue: Terms,
     ) -> None:
-        queue = step.model.policies.terms(timeout_us, 0, None)  # that is for its own queue policy to say
         super().__init__(step.model, plan.shapes, queue, clock, begin_ns, watch)
         self.index = index
         self.step = step
@@ -343,10 +342,9 @@ class EnsembleRun:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
-        watch = self._watch_shapes
-        return StepRun(
-            index, step, plan, codec, submission, block, self._clock, begin_ns, watch, self._terms.timeout_us
-        )
+        watch, level = self._watch_shapes, self._codec.about.get("priority", 0)
+        queue = step.model.policies.terms(self._terms.timeout_us, level, None)  # its own queue policy's
+        return StepRun(index, step, plan, codec, submission, block, self._clock, begin_ns, watch, queue)
 
     def _open(self, codec: Codec, rows: int, inputs: Sequence[EnsembleTensor]) -> tuple[Submission, Block]:
         """Return a request that is ready to be handed over, and the block of its outputs, which is held.

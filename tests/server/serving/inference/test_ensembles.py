@@ -1,5 +1,6 @@
 """Ensembles in the front end: what the scheduler sees of them, and that nothing is left, however they end."""
 
+import base64
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,6 +157,32 @@ def test_one_deadline_priority_and_arrival_for_all_steps(bench: Bench) -> None:
     left_us = [500_000 - (request.deadline_ns - request.arrival_ns) / 1e3 for request in seen]
     assert left_us == [2000.0, 1000.0, 1000.0, 0.0]  # the chain after each
     assert {(request.priority, request.rejects_late) for request in seen} == {(-1, True)}
+
+
+@pytest.mark.parametrize(("level", "most"), [(0, 5), (1, 7), (2, 5)])
+def test_the_queue_policy_is_that_of_the_step_s_model_and_the_request_s_level(
+    bench: Bench, level: int, most: int
+) -> None:
+    text = (
+        "max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 2"
+        " default_queue_policy { max_queue_size: 5 }"
+        " priority_queue_policy { key: 1 value { max_queue_size: 7 } } }"
+    )
+    simple = bench.served["simple"][1].ready
+    config = ModelConfig.FromString(base64.b64decode(simple.config))
+    text_format.Merge(text, config)
+    levelled = replace(simple, name="levelled", config=base64.b64encode(config.SerializeToString()).decode())
+    entry = entry_of("levelled", text_format.MessageToString(config))
+    served = {"levelled": {1: LoadedModel(entry, levelled, ISOLATED, Engine.NATIVE, None)}}
+    steps = [("levelled", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]
+    ensemble = EnsembleBuilder(no_schedules()).make(entry_of("levels", config_of(INPUTS, OUTPUTS, steps)), served)
+    bench.server.front_end.handle(levelled)
+    bench.server.front_end.handle(ensemble.ready)
+    bench.begin("levels", priority=level)
+    submit, request = bench.held()
+    assert request.max_queue == most
+    bench.answer(submit)
+    bench.result()
 
 
 def test_a_multiple_means_the_longest_chain_and_what_is_beside_it(bench: Bench) -> None:
