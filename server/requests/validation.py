@@ -52,7 +52,8 @@ class RequestPlan:
     `fallback` is another codec, for a compiled variant of a model that may be unloaded at any time. `sources` says
     which inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs
     that are to be in regions. Regions are looked up by name for each request, since they change while plans stay.
-    `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
+    `cached_header`: what counts for the response cache, which may answer it if no tensor is in a region; empty: it may
+    not. `members`: of an ensemble.
     `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there. `calls`
     returns codec and fallback, if values of inputs decide on them; `by_values` keeps the plans for some values.
     """
@@ -66,7 +67,7 @@ class RequestPlan:
     wants_report: bool = False
     sources: tuple[RegionRange | None, ...] = ()
     sinks: Sinks = field(default_factory=dict)
-    may_be_cached: bool = False
+    cached_header: bytes = b""
     members: tuple[ServedModel, ...] = ()
     sequence: SequencePosition | None = None
     waited_ns: int = 0
@@ -120,12 +121,12 @@ class RequestPlan:
     @property
     def cacheable(self) -> bool:
         """Whether the response cache may answer it."""
-        return self.may_be_cached and not self.regions
+        return bool(self.cached_header) and not self.regions
 
     @cached_property
     def plain_codec(self) -> Codec | None:
         """How it is carried out, if its header has no contents, and the sizes of these are known."""
-        if self.typed or self.may_be_cached or self.wants_report or self.model.config.HasField("sequence_batching"):
+        if self.typed or self.cached_header or self.wants_report or self.model.config.HasField("sequence_batching"):
             return None
         if any(tensor.datatype == "BYTES" for tensor, _ in self.shapes.inputs):
             return None
@@ -265,11 +266,13 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
         codec, fallback = _calls(model, shapes, outputs, sinks, classes, request)
     terms = model.policies.terms(timeout_us, priority, model.target_us(shapes))
     wants_report = _flag(request, REPORT_PARAMETER, model)
-    may_be_cached = model.config.response_cache.enable and not wants_report
+    is_cached = model.config.response_cache.enable and not wants_report
+    # A client's process writes the members of a map in an order of its own.
+    cached_header = request.SerializeToString(deterministic=True) if is_cached else b""
     decides = model.has_values and model.sequence is None and not model.is_ensemble
     calls = (lambda decided: _calls(model, decided, outputs, sinks, classes, request)) if decides else None
     return RequestPlan(
-        model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, may_be_cached, members, step,
+        model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, cached_header, members, step,
         calls=calls,
     )  # fmt: skip
 

@@ -172,7 +172,7 @@ class Inference:
             given = raws if isinstance(raws, list) else await self._resources.slots.aside.run(raws)
             del raws
             if self.cache is not None and plan.cacheable:
-                result = await self._remember(self.cache, request, header, given)
+                result = await self._remember(self.cache, request, given)
             elif plan.sequence is not None:
                 result = await self._in_turn(request, given)
             else:
@@ -208,12 +208,10 @@ class Inference:
             request.conclude()  # the next one may need its memory
             turn.leave()
 
-    async def _remember(
-        self, cache: ResponseCache, request: ClientRequest, header: bytes, raws: list[memoryview]
-    ) -> bytes:
+    async def _remember(self, cache: ResponseCache, request: ClientRequest, raws: list[memoryview]) -> bytes:
         """Answer from the cache, or have the request executed and keep its answer."""
         begin_ns = time.monotonic_ns()
-        load = request.model.load
+        load, header = request.model.load, request.plan.cached_header
         parts: list[bytes | memoryview] = [*raws]
         for pair in sorted(request.envelope.headers.items()):
             parts += map(str.encode, pair)

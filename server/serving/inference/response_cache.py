@@ -32,7 +32,7 @@ def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
 
 
 class ResponseCache:
-    """Answers of models whose configuration allows it, for requests that are equal byte by byte.
+    """Answers of models whose configuration allows it, for requests that are equal but for the order of parameters.
 
     It holds at most `size_bytes`; the least recently used answers go when there is no room. A model that is loaded
     again has another `load` number, so its former answers are never found, and `keep` frees them. For one thread.

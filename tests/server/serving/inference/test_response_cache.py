@@ -1,15 +1,20 @@
 """The response cache: what is found, what is forgotten, and what of it is counted."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.serving.inference.response_cache import ENTRY_BYTES, Key, ResponseCache, key_of
 from gangway.server.statistics import CacheFigures
+from tests.helpers.raw_stream import simple_request
 
 Inputs = Callable[..., list[triton.InferInput]]
 SIZE_BYTES = 10_000
@@ -109,6 +114,23 @@ def test_an_equal_request_is_not_executed_again(caching: Any, simple_inputs: Inp
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.arange(32).reshape(2, 16) + 2)
     caching.client.infer("simple", simple_inputs(2), timeout=9_000_000)
     assert tuple(now - then for now, then in zip(counted(caching), before, strict=True)) == (3, 3, 6, 3, 6)
+
+
+def test_the_order_of_parameters_does_not_count(caching: Any) -> None:
+    """protobuf for Python writes the members of a map in an order that is another one in each process."""
+    before = counted(caching)
+    request = simple_request().SerializeToString()
+    parts = []
+    for name in ("one", "two", "three"):
+        part = pb.ModelInferRequest()
+        part.parameters[name].int64_param = 1
+        parts.append(part.SerializeToString())
+    with grpc.insecure_channel(caching.address) as channel:
+        call = channel.unary_unary(SERVICE + "ModelInfer")
+        answers = [call(request + b"".join(order), timeout=20) for order in itertools.permutations(parts)]
+        call(request + b"".join(parts[:2]), timeout=20)
+    assert len(set(answers)) == 1
+    assert tuple(now - then for now, then in zip(counted(caching), before, strict=True))[:2] == (5, 2)
 
 
 def test_what_is_not_kept(caching: Any, simple_inputs: Inputs) -> None:
