@@ -111,7 +111,8 @@ def _without_removable(message: Message, path: str) -> Iterator[Change]:
 
 
 def _decoupled(config: ModelConfig, model: Model) -> Iterator[Change]:
-    if config.model_transaction_policy.decoupled and config.backend != PYTHON_BACKEND:
+    is_onnx = config.backend != PYTHON_BACKEND and not is_ensemble(config)
+    if config.model_transaction_policy.decoupled and is_onnx:
         remedy = "removed: each request gets one answer, over a stream, too"
         yield Change("model_transaction_policy.decoupled", "an ONNX model gives exactly one answer", remedy)
         config.ClearField("model_transaction_policy")

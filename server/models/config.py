@@ -307,7 +307,8 @@ def _check_batching(config: ModelConfig) -> None:
 
 
 def _check_decoupled(config: ModelConfig) -> None:
-    if config.model_transaction_policy.decoupled and config.backend != PYTHON_BACKEND:
+    is_onnx = config.backend != PYTHON_BACKEND and not is_ensemble(config)
+    if config.model_transaction_policy.decoupled and is_onnx:
         raise ConfigError("model_transaction_policy.decoupled is not supported: an ONNX model gives exactly one answer")
 
 

@@ -179,7 +179,7 @@ FIELDS: Mapping[str, FieldSupport] = {
         "a step gives one answer, so nothing piles up between steps; the server's requests are bounded together"
     ),
     "ModelConfig.model_transaction_policy": _honoured("one request, one answer; any number of them for Python models"),
-    "ModelTransactionPolicy.decoupled": _honoured("Python models only: an ONNX model gives exactly one answer"),
+    "ModelTransactionPolicy.decoupled": _honoured("Python models, ensembles of them: an ONNX model answers once"),
     # where it runs
     "ModelConfig.instance_group": _honoured("how many queries of the model may be under way at the same time"),
     "ModelInstanceGroup.name": _accepted("nothing refers to it"),

@@ -298,6 +298,10 @@ class Responses:
         response = template.fill(request_id, tensors)
         return classified(response, self.classes, self.model.max_batch_size > 0) if self.classes else response
 
+    def empty_response(self, request_id: bytes) -> bytes:
+        """Return the serialised response that says that no other one follows."""
+        return ResponseTemplate.of(self.model, (), {}).fill(request_id, ())
+
     def too_large(self, size_bytes: int) -> RequestError:
         """Return the error of an answer that cannot be sent."""
         model = self.model

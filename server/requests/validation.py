@@ -29,7 +29,8 @@ from gangway.server.requests.contents import (
     split_request,
     to_bytes,
 )
-from gangway.server.requests.ensembles import EnsembleCodec, Graphs
+from gangway.server.requests.ensemble_graphs import Graphs
+from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
 from gangway.server.requests.python_codec import MAX_INT64, PythonCodec, about_of, codecs_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
@@ -72,6 +73,7 @@ class RequestPlan:
     sequence: SequencePosition | None = None
     waited_ns: int = 0
     calls: Callable[[Shapes], tuple[Codec, Codec | None]] | None = None
+    is_unique: bool = False  # no other request is likely to have an equal header
     by_values: dict[tuple[int, ...], "RequestPlan"] = field(default_factory=dict)
 
     def decided(self, contents: Contents) -> "RequestPlan":
@@ -214,8 +216,7 @@ class RequestPlanner:
         plan = self._plans.known.get((header, has_raws))
         if plan is None:
             plan = make_plan(self.models, header, has_raws, self._graphs)
-            is_unique = plan.sequence is not None and plan.sequence.is_unique
-            if not (plan.typed or is_unique):
+            if not (plan.typed or plan.is_unique):
                 self._plans.add((header, has_raws), plan, len(header))
         return plan
 
@@ -260,6 +261,7 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
             classes=classes,
             graph=graph,
             shapes=shapes,
+            wants_empty_final=_flag(request, EMPTY_FINAL_PARAMETER, model),
             about=about_of(request),
         )
     else:
@@ -271,9 +273,12 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     cached_header = request.SerializeToString(deterministic=True) if is_cached else b""
     decides = model.has_values and model.sequence is None and not model.is_ensemble
     calls = (lambda decided: _calls(model, decided, outputs, sinks, classes, request)) if decides else None
+    is_unique = step is not None and step.is_unique
+    if isinstance(codec, EnsembleCodec):  # a step may have sequences
+        is_unique = bool(codec.about.get("flags"))
     return RequestPlan(
         model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, cached_header, members, step,
-        calls=calls,
+        calls=calls, is_unique=is_unique,
     )  # fmt: skip
 
 

@@ -54,14 +54,15 @@ SCRIPT = """
             if not ended:
                 sender.send(flags=FINAL)
 """
-# Asks a model for any number of responses, and answers with all of them.
+# Asks the model that the first word names for any number of responses, and answers with all of them.
 RELAY = """
     def execute(self, requests):
         found = []
         for request in requests:
-            inner = pb_utils.InferenceRequest(model_name="script", inputs=request.inputs())
+            name, _, script = text(request).partition(" ")
+            x = pb_utils.Tensor("x", np.array([script.encode()], dtype=object))
             words = []
-            for response in inner.exec(decoupled=True):
+            for response in pb_utils.InferenceRequest(model_name=name, inputs=[x]).exec(decoupled=True):
                 if response.has_error():
                     words.append("!" + response.error().message())
                 elif response.output_tensors():

@@ -31,6 +31,7 @@ from gangway.server.models.config import (
     log_without_effect,
     longest_after,
 )
+from gangway.server.models.ensemble_scopes import DifferentOriginsError, scopes_of
 from gangway.server.models.settings import label_files, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
 
@@ -68,13 +69,6 @@ def check_members(ensemble: str, config: ModelConfig, members: Sequence[ModelCon
     tensors |= {tensor.name: _Known.of(ensemble, tensor, config) for tensor in config.output}
     optional = {tensor.name for tensor in config.input if tensor.optional}
     for step, member in zip(config.ensemble_scheduling.step, members, strict=True):
-        if member.HasField("sequence_batching"):
-            raise ConfigError(
-                f"in ensemble {ensemble}, model {step.model_name} keeps state between requests (sequence_batching):"
-                " it cannot be a step"
-            )
-        if member.model_transaction_policy.decoupled:
-            raise ConfigError(f"in ensemble {ensemble}, model {step.model_name} is decoupled: it cannot be a step")
         if 0 < member.max_batch_size < config.max_batch_size:
             raise ConfigError(
                 f"ensemble {ensemble} allows maximum batch size {config.max_batch_size}, but it contains model"
@@ -82,6 +76,23 @@ def check_members(ensemble: str, config: ModelConfig, members: Sequence[ModelCon
             )
         _check_inputs(ensemble, step, member, tensors, optional)
         _check_outputs(ensemble, step, member, tensors)
+    _check_origins(ensemble, config, [member.model_transaction_policy.decoupled for member in members])
+
+
+def _check_origins(ensemble: str, config: ModelConfig, decoupled: Sequence[bool]) -> None:
+    """Refuse tensors that meet in a step, or in the answer, and follow from responses of different models."""
+    steps = config.ensemble_scheduling.step
+    reads = [*(step.input_map.values() for step in steps), [tensor.name for tensor in config.output]]
+    writes = [*(step.output_map.values() for step in steps), ()]
+    try:
+        scopes_of(reads, writes, [*decoupled, False])
+    except DifferentOriginsError as error:
+        if error.place == len(steps):
+            raise ConfigError(f"in ensemble {ensemble}, outputs originate from different decoupled models") from None
+        raise ConfigError(
+            f"in ensemble {ensemble}, step of model '{steps[error.place].model_name}' receives inputs originated from"
+            " different decoupled models"
+        ) from None
 
 
 def _check_inputs(
@@ -216,7 +227,7 @@ class EnsembleBuilder:
         steps = entry.config.ensemble_scheduling.step
         self._check_circle(entry)
         members = _members(entry, served)
-        config = _completed(entry)
+        config = _completed(entry, members)
         check_members(entry.name, config, [config_of(member.ready) for member in members])
         number = next(self._numbers)
         made = self._made_of(entry, members)
@@ -322,13 +333,19 @@ def _members(entry: ModelVersion, served: Served) -> list[LoadedModel]:
     return members
 
 
-def _completed(entry: ModelVersion) -> ModelConfig:
+def _completed(entry: ModelVersion, members: Sequence[LoadedModel]) -> ModelConfig:
     response_bounds_ns(entry.config)  # raises what is wrong with them
     complete = ModelConfig()
     complete.CopyFrom(entry.config)
     complete.name = entry.name
     if not entry.config.HasField("version_policy"):
         complete.version_policy.latest.num_versions = 1
+    if any(config_of(member.ready).model_transaction_policy.decoupled for member in members):
+        complete.model_transaction_policy.decoupled = True
+        if complete.response_cache.enable:
+            raise ConfigError("response_cache: the responses of a decoupled model are not kept")
+    elif complete.model_transaction_policy.decoupled:  # it is up to the steps, as Triton has it
+        complete.ClearField("model_transaction_policy")
     return complete
 
 

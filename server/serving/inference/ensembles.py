@@ -3,6 +3,7 @@
 Each step is an ordinary request to a model: a slot of its own, seen by the scheduler among all others. Its inputs lie
 where the steps before have left them. Steps that do not wait for each other are handed over together; the request goes
 on when any of them has ended. No slot, or no memory, ends the request at once, so requests cannot wait for each other.
+What follows a decoupled step runs for each of its responses (`iterations.py`).
 """
 
 import logging
@@ -10,15 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Final, TypeAlias
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.messages import Described
 from gangway.server.errors import RequestError, fault, internal
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import AnswerTensor, Codec, Shape, copy_content
+from gangway.server.requests.codecs import AnswerTensor, Codec
 from gangway.server.requests.data_plane import (
     Block,
     DataPlane,
@@ -28,123 +31,52 @@ from gangway.server.requests.data_plane import (
     Submission,
     total_bytes,
 )
-from gangway.server.requests.ensembles import (
-    EnsembleCodec,
-    Graph,
-    Step,
-    StepPlan,
-    TensorName,
-    compound_numbers,
-)
+from gangway.server.requests.ensemble_graphs import Step, compound_numbers
+from gangway.server.requests.ensembles import EnsembleCodec, StepPlan, fitted
 from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec
-from gangway.server.requests.regions import Content, Contents
+from gangway.server.requests.regions import Contents
+from gangway.server.serving.inference.ensemble_counts import EndedStep
+from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
+from gangway.server.serving.inference.iterations import Iteration, Ready
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
-from gangway.server.serving.inference.python import LARGE_BYTES, LeftRun, PythonResponse, tell_gone
+from gangway.server.serving.inference.python import (
+    LARGE_BYTES,
+    Begin,
+    InnerCall,
+    LeftRun,
+    PythonResponse,
+    header_of,
+    parameters_of,
+    tell_gone,
+)
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
-from gangway.server.statistics import Times
 
 _log = logging.getLogger(__name__)
 
+MOST_KEPT: Final = 1000  # steps that have ended, for the trace and the times of the whole
 
-@dataclass
-class EnsembleTensor:
-    """A tensor. `content`: wherever it is; `place`: in the io segment, if it is there, in a block that is held."""
-
-    datatype: str
-    shape: Shape
-    content: Content
-    place: Place | None = None
-    readers: int = 0  # steps, and the answer
-
-
-class EnsembleTensors:
-    """The tensors of one request to an ensemble: where they are, and how many have yet to read them.
-
-    `wanted`: tensors that the answer is made of.
-    """
-
-    def __init__(self, plane: DataPlane, graph: Graph, wanted: tuple[TensorName, ...]) -> None:
-        self._plane = plane
-        self._readers: Mapping[TensorName, tuple[int, ...]] = graph.readers
-        self._wanted = frozenset(wanted)
-        self._tensors: dict[TensorName, EnsembleTensor] = {}
-
-    def add(self, name: TensorName, value: EnsembleTensor) -> None:
-        """Add a tensor that came with the request, or that a step has left, in a block that the caller holds."""
-        value.readers = len(self._readers.get(name, ())) + (name in self._wanted)
-        if value.readers:
-            self._tensors[name] = value
-            if value.place is not None:
-                self._plane.share(value.place.block)
-
-    def inputs_of(self, inputs: Mapping[str, TensorName]) -> dict[str, EnsembleTensor]:
-        """Return the tensors of a step, by their names in its model, without those that the request has left out."""
-        return {name: self._tensors[tensor] for name, tensor in inputs.items() if tensor in self._tensors}
-
-    def copied_bytes(self, step: Step) -> int:
-        """Return how many bytes are copied for a step: all of its inputs, or what a compiled model has no place of."""
-        values = [self._tensors[tensor] for tensor in step.inputs.values() if tensor in self._tensors]
-        return sum(len(value.content) for value in values if value.place is None or not step.model.compiled)
-
-    def placed(self, value: EnsembleTensor) -> Place:
-        """Return where in the io segment a tensor is: it is copied there, once, if it is not.
-
-        Raises PoolExhaustedError if there is no memory, RequestError if the client's region has become too small.
-        """
-        if value.place is None:
-            block = self._plane.take(len(value.content))
-            place = Place(block, block.offset, len(value.content))
-            try:
-                copy_content(value.content, self._plane.view(place))
-            except BaseException:
-                self._plane.drop(block)
-                raise
-            value.place, value.content = place, self._plane.view(place)
-        return value.place
-
-    def mark_read(self, inputs: Mapping[str, TensorName]) -> None:
-        """A step has ended that has read these."""
-        for name in set(inputs.values()):
-            value = self._tensors.get(name)
-            if value is not None:
-                value.readers -= 1
-                if not value.readers:
-                    self._drop(name)
-
-    def results(self) -> dict[TensorName, AnswerTensor]:
-        """Return the tensors that the answer is made of, as far as steps have left them. They stay until `clear`."""
-        found = {}
-        for name in self._wanted.intersection(self._tensors):
-            value = self._tensors[name]
-            assert isinstance(value.content, memoryview), "written by a step"
-            found[name] = AnswerTensor(value.datatype, value.shape, value.content)
-        return found
-
-    def clear(self) -> None:
-        """Let go of everything."""
-        for name in list(self._tensors):
-            self._drop(name)
-
-    def _drop(self, name: TensorName) -> None:
-        value = self._tensors.pop(name)
-        if value.place is not None:
-            self._plane.drop(value.place.block)
+Outputs: TypeAlias = Mapping[str, EnsembleTensor]  # of a step, by the names in its model
 
 
 class StepRun(ModelRun):
     """A step that has been handed over. `block` has its outputs, and is held until these have been taken.
 
     `in_time`: whether it has ended before its clock's end. `answer`: what a Python model has answered, or why it has
-    not.
+    not. `responses`: of a decoupled one, to be taken; `is_over`: no further one follows.
     """
 
     in_time = True
+    is_over = False
     answer: Answer | PythonResponse | RequestError | None = None
+    _room: Pending[None] | None = None
+    _stops = False
+    _outcome: SlotOutcome | None = None  # while it is closed
+    _is_closed = False
 
     def __init__(
         self,
-        index: int,
+        ready: Ready,
         step: Step,
         plan: StepPlan,
         codec: Codec,
@@ -156,8 +88,9 @@ class StepRun(ModelRun):
         queue: Terms,
     ) -> None:
         super().__init__(step.model, plan.shapes, queue, clock, begin_ns, watch)
-        self.index = index
+        self.iteration, self.index = ready
         self.step = step
+        self.responses: deque[PythonResponse] = deque()
         self.plan = plan
         self.codec = codec
         self.submission = submission
@@ -170,13 +103,56 @@ class StepRun(ModelRun):
             return -1
         return self.submission.layout.model_id
 
-    def outputs(self) -> Mapping[str, EnsembleTensor] | None:
-        """Return what the step has left, by the names in its model; None if there was too little room.
+    async def wait_for_room(self) -> None:
+        """Return when a further response may be taken: the ones before have been answered but for a few."""
+        while self._has_enough:
+            self._room = Pending()
+            await self._room
+
+    def let_on(self) -> None:
+        """See whether there is room."""
+        if self._room is not None and not self._has_enough:
+            room, self._room = self._room, None
+            room.settle(None)
+
+    def stop(self) -> None:
+        """Wait for no room: nobody wants further responses."""
+        self._stops = True
+        self.let_on()
+
+    @property
+    def _has_enough(self) -> bool:
+        open_count = len(self.iteration.inner) + len(self.responses)
+        return open_count >= self.iteration.most_open and not self._stops
+
+    @property
+    def slot(self) -> int | None:
+        """The slot that it has; None: none any more."""
+        return None if self._is_closed else self.submission.slot
+
+    def ended(self) -> SlotOutcome:
+        """Return how it has ended in its slot."""
+        return self._outcome or self.submission.outcome()
+
+    def leave_slot(self, plane: DataPlane) -> None:
+        """Give slot and memory back, because an instance of a Python model has kept the request."""
+        self._outcome = self.submission.outcome()
+        self.close(plane)
+
+    def close(self, plane: DataPlane) -> None:
+        """Give slot and memory back. Calling it again does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.submission.close()
+            plane.drop(self.block)
+
+    def outputs(self) -> Outputs | None:
+        """Return what the step has left; None if there was too little room.
 
         Raises RequestError if it cannot be used.
         """
         if self.answer is not None:
-            return self._python_outputs(self.answer)
+            return self.python_outputs(self.answer)
         views, begins = self.submission.outputs, self.submission.external.outputs
         found = {}
         if self.codec.response is not None:
@@ -203,7 +179,7 @@ class StepRun(ModelRun):
         place = None if tensor.offset is None else Place(self.block, tensor.offset, size_bytes)
         return EnsembleTensor(tensor.datatype, tensor.shape, tensor.content, place)
 
-    def _python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Mapping[str, EnsembleTensor]:
+    def python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Outputs:
         """Return the outputs of an answer in one go, or those of the response after the step was kept.
 
         What the model leaves out is left out here: only who needs it fails.
@@ -217,10 +193,33 @@ class StepRun(ModelRun):
         return found
 
 
+@dataclass(eq=False)
+class SequenceStep:
+    """A step whose model has sequences: a request of its own, which waits for its turn in the sequence."""
+
+    iteration: Iteration
+    index: int
+    step: Step
+    call: InnerCall
+    result: bytes | RequestError | None = None
+
+
+def outputs_of(response: pb.ModelInferResponse) -> Outputs:
+    """Return the outputs of a response."""
+    contents = zip(response.outputs, response.raw_output_contents, strict=True)
+    return {
+        output.name: EnsembleTensor(output.datatype, tuple(output.shape), memoryview(content))
+        for output, content in contents
+    }
+
+
+Running: TypeAlias = StepRun | SequenceStep
+
+
 class EnsembleRun:
     """One request to an ensemble. A context manager: leaving it cancels what still runs and gives everything back.
 
-    For the loop's thread. `cancel` may be called at any time.
+    For the loop's thread. `cancel` may be called at any time. `ended`: steps that have ended well, the first MOST_KEPT.
     """
 
     def __init__(
@@ -232,10 +231,13 @@ class EnsembleRun:
         clock: RequestClock,
         envelope: Envelope,
         left_run: Callable[[PythonCodec, Left, Terms], LeftRun],
+        begin: Begin,
+        chain: tuple[str, ...],
     ) -> None:
         """Make it. `envelope`: of the request, which all of its steps have.
 
-        `left_run` returns what goes on with a step that an instance of a Python model has kept.
+        `left_run` returns what goes on with a step that an instance of a Python model has kept. `begin` executes a step
+        as a request of its own, for which the models of `chain` wait, too.
         """
         self._slots = slots
         self._envelope = envelope
@@ -244,49 +246,57 @@ class EnsembleRun:
         self._codec = codec
         self._terms = terms
         self._clock = clock
-        self._tensors = EnsembleTensors(slots.plane, codec.graph, codec.wanted)
-        self._waits = list(codec.graph.waits)
+        self._root = Iteration(codec.graph, EnsembleTensors(slots.plane, codec.graph, frozenset(codec.wanted)))
         self._left_run = left_run
-        self._left: set[LeftRun] = set()
-        self._running: list[StepRun] = []
-        self._done: list[StepRun] = []  # of those that run: what has ended
+        self._begin = begin
+        self._chain = chain
+        self._left: dict[StepRun, LeftRun] = {}
+        self._ready: deque[Ready] = deque()
+        self._running: list[Running] = []
+        self._done: list[Running] = []  # of those that run: what has ended, or has a response
         self._waiting: Pending[None] | None = None  # for the first of these
         self._cancelled = False
-        self.ended: list[StepRun] = []
+        self.ended: list[EndedStep] = []
 
-    async def execute(self, contents: Contents) -> dict[TensorName, AnswerTensor]:
-        """Execute all steps; return the tensors that the answer is made of, valid until the run is left.
-
-        Raises RequestError, which names the step.
-        """
+    def begin(self, contents: Contents) -> None:
+        """Begin with the inputs of the request."""
         for (tensor, shape), content in zip(self._codec.shapes.inputs, contents, strict=True):
-            self._tensors.add((tensor.name,), EnsembleTensor(tensor.datatype, shape, content))
-        ready = deque(index for index, waits in enumerate(self._waits) if not waits)
-        while ready or self._running:
-            await self._start_all(ready)
+            self._root.tensors.add((tensor.name,), EnsembleTensor(tensor.datatype, shape, content))
+        self._ready += self._root.ready()
+
+    async def next(self) -> Iteration | None:
+        """Execute steps until there is an answer, which is made of what they have left; None: there is no further one.
+
+        The answer's `answered` is to be called then. Raises RequestError, which names the step.
+        """
+        while True:
+            await self._start_all()
+            found = self._root.next_answer()
+            if found is not None or self._root.is_over:
+                return found
+            for running in self._running:
+                if isinstance(running, StepRun):
+                    running.let_on()
             if not self._done:
                 self._waiting = Pending()
                 await self._waiting
             done, self._done = self._done, []
             for running in done:
-                ready += await self._finish(running)
-        return self._tensors.results()
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The parameters of the steps' responses; of one that several have, the last step's value counts."""
-        found: dict[str, Any] = {}
-        for running in sorted(self.ended, key=lambda each: each.index):
-            if isinstance(running.answer, Answer | PythonResponse):
-                found.update(running.answer.parameters)
-        return found
+                try:
+                    self._ready += await self._go_on(running)
+                except RequestError as error:
+                    self._fail(Ready(running.iteration, running.index), error)
 
     def cancel(self) -> None:
         """Cancel it: the client does not wait for the answer any more."""
         self._cancelled = True
         for running in self._running:
-            running.submission.cancel()
-        for left in tuple(self._left):
+            if isinstance(running, StepRun):
+                running.submission.cancel()
+                running.stop()
+            else:
+                running.call.end()
+        for left in tuple(self._left.values()):
             left.cancel()
 
     def __enter__(self) -> "EnsembleRun":
@@ -295,58 +305,76 @@ class EnsembleRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.cancel()
         unfinished, self._running = self._running, []
         for running in unfinished:
-            self._slots.forget(running.submission.slot)
-            running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue), had_target=False)
-            self._close(running)
-        self.cancel()
-        self._tensors.clear()
+            if isinstance(running, StepRun):
+                if running.slot is not None:
+                    self._slots.forget(running.slot)
+                cancelled = failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue)
+                running.failed(cancelled, had_target=False)
+                running.close(self._plane)
+        self._root.clear()
 
     # -- steps
 
-    async def _start_all(self, ready: deque[int]) -> None:
-        """Hand over steps that can begin now, one right after the other; empties it."""
-        prepared: deque[StepRun] = deque()
-        try:
-            while ready:
-                prepared.append(await self._prepared(ready.popleft()))
-            counts = self._slots.plane.compounds
-            numbers = compound_numbers(self._codec.graph, [run.compound_model for run in prepared], counts)
-            while prepared:
-                running = prepared.popleft()
-                self._submit(running, numbers.popleft(), last=not prepared)
-        finally:
-            for running in prepared:
-                self._close(running)
+    async def _start_all(self) -> None:
+        """Hand over steps that can begin now, one right after the other."""
+        while self._ready:
+            iteration = self._ready[0].iteration
+            together = [each for each in self._ready if each.iteration is iteration]
+            self._ready = deque(each for each in self._ready if each.iteration is not iteration)
+            prepared: deque[StepRun] = deque()
+            index = together[0].place
+            try:
+                for each in together:
+                    index = each.place
+                    if self._codec.graph.steps[index].model.sequence is not None:
+                        self._ask(each)
+                    else:
+                        prepared.append(await self._prepared(each))
+                counts = self._slots.plane.compounds
+                numbers = compound_numbers(self._codec.graph, [run.compound_model for run in prepared], counts)
+                while prepared:
+                    running = prepared.popleft()
+                    index = running.index
+                    self._submit(running, numbers.popleft(), last=not prepared)
+            except RequestError as error:
+                self._fail(Ready(iteration, index), error)
+            finally:
+                for running in prepared:
+                    running.close(self._plane)
 
-    async def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
+    async def _start(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> None:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
-        self._submit(await self._prepared(index, again_since_ns, whole))
+        self._submit(await self._prepared(ready, again_since_ns, whole))
 
-    async def _prepared(self, index: int, again_since_ns: int = 0, whole: bool = False) -> StepRun:
+    async def _prepared(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> StepRun:
         """Return a step with its inputs. Copying large ones would hold the loop for too long."""
-        if self._tensors.copied_bytes(self._codec.graph.steps[index]) > LARGE_BYTES:
-            return await self._slots.aside.run(self._prepare, index, again_since_ns, whole)
-        return self._prepare(index, again_since_ns, whole)
+        if ready.iteration.tensors.copied_bytes(self._codec.graph.steps[ready.place]) > LARGE_BYTES:
+            return await self._slots.aside.run(self._prepare, ready, again_since_ns, whole)
+        return self._prepare(ready, again_since_ns, whole)
 
-    def _prepare(self, index: int, again_since_ns: int, whole: bool) -> StepRun:
-        step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
+    def _prepare(self, ready: Ready, again_since_ns: int, whole: bool) -> StepRun:
+        step, begin_ns = self._codec.graph.steps[ready.place], again_since_ns or time.monotonic_ns()
+        tensors = ready.iteration.tensors
         try:
-            inputs = self._tensors.inputs_of(step.inputs)
+            inputs = tensors.inputs_of(step.inputs)
             kinds = {name: (each.datatype, each.shape) for name, each in inputs.items()}
-            plan = self._codec.step_plan(index, kinds)
+            plan = self._codec.step_plan(ready.place, kinds)
             codec = plan.fallback if whole and plan.fallback is not None else plan.codec
-            submission, block = self._open(codec, plan.shapes.rows, list(inputs.values()))
+            submission, block = self._open(codec, plan.shapes.rows, list(inputs.values()), tensors)
         except PoolExhaustedError as error:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
         watch, level = self._watch_shapes, self._codec.about.get("priority", 0)
         queue = step.model.policies.terms(self._terms.timeout_us, level, None)  # its own queue policy's
-        return StepRun(index, step, plan, codec, submission, block, self._clock, begin_ns, watch, queue)
+        return StepRun(ready, step, plan, codec, submission, block, self._clock, begin_ns, watch, queue)
 
-    def _open(self, codec: Codec, rows: int, inputs: Sequence[EnsembleTensor]) -> tuple[Submission, Block]:
+    def _open(
+        self, codec: Codec, rows: int, inputs: Sequence[EnsembleTensor], tensors: EnsembleTensors
+    ) -> tuple[Submission, Block]:
         """Return a request that is ready to be handed over, and the block of its outputs, which is held.
 
         A compiled model reads its inputs where they are. All others, and a request without rows, have a copy. Raises
@@ -359,7 +387,7 @@ class EnsembleRun:
         layout, sources = codec.layout(contents), {}
         if codec.memory is not None and not codec.is_empty:
             for tensor, value in zip(codec.inputs, inputs, strict=True):
-                place = sources[tensor.index] = self._tensors.placed(value)
+                place = sources[tensor.index] = tensors.placed(value)
                 expected = rows * layout.input_bytes[tensor.index]
                 if place.size_bytes != expected:
                     given = f"input '{tensor.name}' for model '{codec.model.name}' has {place.size_bytes} bytes"
@@ -380,111 +408,219 @@ class EnsembleRun:
 
     def _submit(self, running: StepRun, compound: int = 0, last: bool = True) -> None:
         """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""
-        clock, terms, submission = self._clock, self._terms, running.submission
-        deadline_ns = clock.deadline_ns
-        if deadline_ns:  # what comes after needs its time, too
-            deadline_ns = max(1, deadline_ns - int(self._codec.graph.remaining_us[running.index] * 1000))
+        clock, terms, submission = self._clock_of(running.index), self._terms, running.submission
         try:
             if self._cancelled:
                 gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
                 raise failure(self._name, gone, 0)
             drive(self._watch(running, self._slots.expect(submission.slot, clock.end_ns)))
             running.hand_over(
-                submission, deadline_ns, terms.priority, terms.rejects_late, by_bell=True, compound=compound, last=last
+                submission,
+                clock.deadline_ns,
+                terms.priority,
+                terms.rejects_late,
+                by_bell=True,
+                compound=compound,
+                last=last,
             )
         except BaseException as error:
             self._slots.forget(submission.slot)
-            self._close(running)
+            running.close(self._plane)
             if isinstance(error, RequestError):
                 raise self._failed(running.step, running.begin_ns, error) from error
             raise
         self._running.append(running)
 
+    def _clock_of(self, index: int) -> RequestClock:
+        """Return the clock of a step: what comes after it needs its time, too."""
+        deadline_ns = self._clock.deadline_ns
+        if not deadline_ns:
+            return self._clock
+        after_ns = int(self._codec.graph.remaining_us[index] * 1000)
+        return self._clock._replace(deadline_ns=max(1, deadline_ns - after_ns))
+
     async def _watch(self, running: StepRun, ended: Pending[bool]) -> None:
-        """Wait for a step, and then for the response of an instance of a Python model that has kept it."""
+        """Wait for a step, and then for the responses of an instance of a Python model that has kept it."""
         running.in_time = await ended
         running.finished_ns = time.monotonic_ns()
         codec = running.codec
         if running.in_time and isinstance(codec, PythonCodec) and running.submission.status() is SlotStatus.OK:
-            running.answer = await self._answer_of(running, codec)
+            try:
+                await self._take_answers(running, codec)
+            except RequestError as error:
+                running.answer = error.without_traceback()
+            except Exception:
+                _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
+                running.answer = fault()
+        running.is_over = True
         self._note_done(running)
 
-    async def _answer_of(self, running: StepRun, codec: PythonCodec) -> Answer | PythonResponse | RequestError:
+    async def _take_answers(self, running: StepRun, codec: PythonCodec) -> None:
+        """Take what a Python model has answered. Raises RequestError for an error of it, the first one of several."""
+        found = codec.read(running.submission.outputs[0])
+        if isinstance(found, Answer):
+            running.answer = found
+            return
+        running.leave_slot(self._plane)
+        run = self._left[running] = self._left_run(codec, found, self._terms)
+        if self._cancelled:
+            run.cancel()
         try:
-            found = codec.read(running.submission.outputs[0])
-            if isinstance(found, Answer):
-                return found
-            run = self._left_run(codec, found, self._terms)
-            self._left.add(run)
-            if self._cancelled:
-                run.cancel()
-            try:
-                return await run.next()
-            finally:
-                self._left.discard(run)
-                run.cancel()
-        except RequestError as error:
-            return error.without_traceback()
-        except Exception:
-            _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
-            return fault()
+            while running.model.is_decoupled:
+                response = await run.next()
+                if response.error is not None:
+                    raise response.error
+                if not (response.is_final and response.is_empty):
+                    running.responses.append(response)
+                    self._note_done(running)
+                if response.is_final:
+                    return
+                await running.wait_for_room()
+            running.answer = await run.next()
+        finally:
+            del self._left[running]
+            run.cancel()
 
-    def _note_done(self, running: StepRun) -> None:
-        if running in self._running:
+    def _note_done(self, running: Running) -> None:
+        if running in self._running and running not in self._done:
             self._done.append(running)
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
                 self._slots.serving.loop.call_soon(waiting.settle, None)  # with all that have ended meanwhile
 
-    async def _finish(self, running: StepRun) -> Sequence[int]:
-        """Take what a step has left; return the steps that can begin now."""
-        step = running.step
+    async def _go_on(self, running: Running) -> Sequence[Ready]:
+        """Take what a step has left; return the steps that can begin now. Raises RequestError."""
+        if isinstance(running, SequenceStep):
+            return await self._finish_asked(running)
+        while running.responses:
+            self._follow(running, running.responses.popleft())
+        return await self._finish(running) if running.is_over else ()
+
+    def _follow(self, running: StepRun, response: Answer | PythonResponse) -> None:
+        """Let steps begin that follow from a response of a decoupled step."""
+        inner = running.iteration.follow(isinstance(response, Answer) or response.is_final)
+        _take(running.step, inner, running.python_outputs(response))
+        inner.parameters[running.index] = response.parameters
+        self._ready += inner.ready()
+
+    async def _finish(self, running: StepRun) -> Sequence[Ready]:
+        """Take the answer of a step that has ended; return the steps that can begin now. Raises RequestError."""
+        step, iteration, answer = running.step, running.iteration, running.answer
+        ready = Ready(iteration, running.index)
         if not running.in_time:
             raise self._within(step, failure(self._name, self._clock.status_at_end, 0))
         self._running.remove(running)
-        outcome = running.submission.outcome()
+        outcome = running.ended()
         try:
             may_go = running.plan.fallback is not None and running.codec is running.plan.codec
             if outcome.status is SlotStatus.UNAVAILABLE and may_go:
-                await self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded
+                await self._start(ready, running.begin_ns, whole=True)  # the variant has been unloaded
                 return ()
             if outcome.status is not SlotStatus.OK:
                 if isinstance(running.codec, PythonCodec):
                     tell_gone(self._slots, running.codec, running.submission)
                 raise self._failed(step, running.begin_ns, running.failure(outcome))
-            try:
-                outputs = running.outputs()
-            except RequestError as error:
-                raise self._failed(step, running.begin_ns, error) from error
-            if outputs is None:  # it will have more room
-                await self._start(running.index, running.begin_ns, whole=running.codec is running.plan.fallback)
-                return ()
-            for name, tensor in step.outputs.items():
-                if name in outputs:
-                    self._tensors.add(tensor, outputs[name])
+            if isinstance(answer, RequestError):
+                raise self._failed(step, running.begin_ns, answer.without_traceback())
+            if not running.model.is_decoupled:
+                try:
+                    outputs = running.outputs()
+                except RequestError as error:
+                    raise self._failed(step, running.begin_ns, error) from error
+                if outputs is None:  # it will have more room
+                    await self._start(ready, running.begin_ns, whole=running.codec is running.plan.fallback)
+                    return ()
+                _take(step, iteration, outputs)
+            elif answer is not None:
+                self._follow(running, answer)
         finally:
-            self._close(running)
-        self._tensors.mark_read(step.inputs)
+            running.close(self._plane)
+        iteration.tensors.mark_read(step.inputs)
         running.end_ns = time.monotonic_ns()
         running.succeeded(outcome)
-        self.ended.append(running)
-        return self._freed(step)
+        running.answer = None  # whose tensors others hold
+        self._note_ended(step, running)
+        if running.model.is_decoupled:
+            iteration.is_streaming = False
+            return ()
+        if answer is not None:
+            iteration.parameters[running.index] = answer.parameters
+        return tuple(iteration.end(running.index))
 
-    def _freed(self, step: Step) -> Sequence[int]:
-        """Return the steps that have waited for this one alone."""
-        freed = []
-        for tensor in set(step.outputs.values()):
-            for reader in self._codec.graph.readers.get(tensor, ()):
-                self._waits[reader] -= 1
-                if not self._waits[reader]:
-                    freed.append(reader)
-        return freed
+    def _note_ended(self, step: Step, run: ModelRun) -> None:
+        if len(self.ended) < MOST_KEPT:
+            self.ended.append(EndedStep(step, run))
 
-    def _close(self, running: StepRun) -> None:
-        running.submission.close()
-        self._plane.drop(running.block)
+    # -- steps that are requests of their own
+
+    def _ask(self, ready: Ready) -> None:
+        """Have a step executed whose model has sequences. Raises RequestError."""
+        iteration, index = ready
+        step, about, begin_ns = self._codec.graph.steps[index], self._codec.about, time.monotonic_ns()
+        described: list[Described] = []
+        raws: list[memoryview] = []
+        for name, value in iteration.tensors.inputs_of(step.inputs).items():
+            shape = fitted(value.shape, step.model.inputs[name], step.model.least_rows)
+            content = value.content
+            if not isinstance(content, bytes | memoryview):
+                try:
+                    content = self._plane.view(iteration.tensors.placed(value))
+                except PoolExhaustedError as error:
+                    raise self._failed(step, begin_ns, no_room(error)) from error
+            described.append((name, value.datatype, shape, len(content)))
+            raws.append(memoryview(content))
+        asked = {
+            "model": step.model.name,
+            "version": step.model.version,
+            "inputs": described,
+            "wanted": list(step.outputs),
+            "parameters": {**about.get("parameters", {}), **self._envelope.headers},
+            "correlation_id": about.get("correlation_id", 0),
+            "flags": about.get("flags", 0),
+            "timeout": about.get("timeout", 0),
+            "priority": about.get("priority", 0),
+        }
+        call = InnerCall(self._clock_of(index), self._chain, partial(self._asked, ready), None, is_step=True)
+        self._running.append(SequenceStep(iteration, index, step, call))
+        self._begin(header_of(asked), self._envelope.request_id, raws, call, begin_ns)
+
+    def _asked(self, ready: Ready, call: InnerCall, result: bytes | RequestError) -> None:
+        for running in self._running:
+            if isinstance(running, SequenceStep) and running.call is call:
+                running.result = result if isinstance(result, bytes) else result.without_traceback()
+                self._note_done(running)
+                return
+
+    async def _finish_asked(self, running: SequenceStep) -> Sequence[Ready]:
+        """Take the answer of a step; return the steps that can begin now. Raises RequestError."""
+        self._running.remove(running)
+        step, iteration, result = running.step, running.iteration, running.result
+        assert result is not None, "answered"
+        if isinstance(result, RequestError):
+            raise self._within(step, result)
+        parse = pb.ModelInferResponse.FromString
+        is_large = len(result) > LARGE_BYTES
+        response = await self._slots.aside.run(parse, result) if is_large else parse(result)
+        _take(step, iteration, outputs_of(response))
+        iteration.parameters[running.index] = parameters_of(response)
+        iteration.tensors.mark_read(step.inputs)
+        if running.call.run is not None:
+            self._note_ended(step, running.call.run)
+        return tuple(iteration.end(running.index))
 
     # -- failures
+
+    def _fail(self, ready: Ready, error: RequestError) -> None:
+        """Note an error of a step. What precedes it is still answered; nothing more is begun that would follow it."""
+        ready.iteration.fail(ready.place, error)
+        outer = ready.iteration.outer
+        while outer is not None:
+            for running in self._running:
+                if isinstance(running, StepRun) and running.iteration is outer and running.index == outer.stream:
+                    running.stop()
+                    if (left := self._left.get(running)) is not None:
+                        left.cancel()
+            outer = outer.outer
 
     @property
     def _name(self) -> str:
@@ -499,53 +635,8 @@ class EnsembleRun:
         return RequestError(error.code, f"in ensemble '{self._name}', {step.title}: {error.message}")
 
 
-def times_of(steps: Sequence[StepRun], total_ns: int) -> Times:
-    """Return what Triton counts of an ensemble: the sums over its steps, and no queue, since it has none."""
-    each = [step.times_of(step.outcome) for step in steps if step.outcome is not None]
-    return Times(
-        total=total_ns,
-        queue=0,
-        compute_input=sum(times.compute_input for times in each),
-        compute_infer=sum(times.compute_infer for times in each),
-        compute_output=sum(times.compute_output for times in each),
-    )
-
-
-def outcome_of(steps: Sequence[StepRun], arrival_ns: int) -> SlotOutcome:
-    """Return how the whole went: from the first task of any step to the last one of any, steps' counts together."""
-    start_ns, end_ns = min(step.start_ns for step in steps), max(step.computed_ns for step in steps)
-    outcomes = _outcomes(steps)
-    return SlotOutcome(
-        SlotStatus.OK,
-        queue_us=(start_ns - arrival_ns) / 1e3,
-        compute_us=(end_ns - start_ns) / 1e3,
-        ranks=max(outcome.ranks for outcome in outcomes),
-        attempts=max(outcome.attempts for outcome in outcomes),
-        counts=reduce(_both, (outcome.counts for outcome in outcomes)),
-    )
-
-
-def count_inner(graph: Graph, steps: Sequence[StepRun]) -> None:
-    """Count the request in the statistics of the ensembles that are steps."""
-    for place, model in enumerate(graph.inner):
-        own = [run for run in steps if place in run.step.ensembles]
-        if own:  # else no output of it was asked for
-            total_ns = max(run.end_ns for run in own) - min(run.begin_ns for run in own)
-            counts = reduce(_both, (outcome.counts for outcome in _outcomes(own)))
-            model.statistics.succeeded(
-                max(run.shapes.counted_rows for run in own), times_of(own, total_ns), None, counts
-            )
-
-
-def _outcomes(steps: Sequence[StepRun]) -> list[SlotOutcome]:
-    return [step.outcome for step in steps if step.outcome is not None]
-
-
-def _both(one: SlotCounts, other: SlotCounts) -> SlotCounts:
-    return SlotCounts(
-        one.blocks + other.blocks,
-        one.conflicts + other.conflicts,
-        one.preemptions + other.preemptions,
-        one.versions | other.versions,
-        one.bf16 | other.bf16,
-    )
+def _take(step: Step, iteration: Iteration, outputs: Outputs) -> None:
+    """Take the tensors that a step has left. One that is missing fails only those who need it."""
+    for name, tensor in step.outputs.items():
+        if name in outputs:
+            iteration.tensors.add(tensor, outputs[name])

@@ -18,7 +18,7 @@ from gangway.server.requests.contents import MalformedRequestError, Raws, Reques
 from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.arriving import ArrivingRequest, Places
-from gangway.server.serving.inference.python import LARGE_BYTES
+from gangway.server.serving.inference.python import LARGE_BYTES, InnerCall
 from gangway.server.serving.inference.request import ClientRequest, Resources
 from gangway.server.serving.inference.response_cache import ResponseCache, key_of
 from gangway.server.serving.inference.sequences import Sequences
@@ -163,7 +163,7 @@ class Inference:
 
     async def _answer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
         try:
-            plan = await self._take(header, bool(raws))
+            plan = await self._take(header, bool(raws), isinstance(call, InnerCall))
         except Exception as error:
             call.answer(_told(error))
             return
@@ -171,7 +171,8 @@ class Inference:
         try:
             given = raws if isinstance(raws, list) else await self._resources.slots.aside.run(raws)
             del raws
-            if self.cache is not None and plan.cacheable:
+            is_step = isinstance(call, InnerCall) and call.is_step
+            if self.cache is not None and plan.cacheable and not is_step:
                 result = await self._remember(self.cache, request, given)
             elif plan.sequence is not None:
                 result = await self._in_turn(request, given)
@@ -235,10 +236,10 @@ class Inference:
         request.model.statistics.cache_miss(looked_ns - begin_ns + time.monotonic_ns() - answered_ns)
         return with_id(response, request.request_id)
 
-    async def _take(self, header: bytes, has_raws: bool) -> RequestPlan:
+    async def _take(self, header: bytes, has_raws: bool, is_inner: bool) -> RequestPlan:
         """Return a plan whose model stays until its `uses` are ended. Raises RequestError."""
         while True:
-            if self._refusal:
+            if self._refusal and not is_inner:  # which belongs to a request that has begun
                 unavailable(self._refusal)
             if len(header) > LARGE_HEADER_BYTES:
                 plan = await self._resources.slots.aside.run(self._planner.plan, header, has_raws)

@@ -26,13 +26,15 @@ from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, PythonCodec, error_of, set_parameter
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.instance_connection import InstanceConnection
-from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, RequestClock, failure, no_room
+from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, ModelRun, RequestClock, failure, no_room
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
 
 _log = logging.getLogger(__name__)
 
 FORGET_NS: Final = 600 * 10**9
+MOST_WAITING_BYTES: Final = 1 << 30  # of responses that are not taken as fast as they come
+MESSAGE_BYTES: Final = 512  # what a response takes besides its contents
 LARGE_BYTES: Final = 1 << 20  # of tensors: what copies them would hold the loop for too long
 
 
@@ -47,8 +49,11 @@ class InnerCall(Call):
     """The call of a request that a Python model makes for a client's request: it ends with that, and has its clock.
 
     `chain`: the models that wait for it, outermost first. `answered` is called once with the result; `respond` with
-    each response before it, if the model wants any number of them.
+    each response before it, if the model wants any number of them. `is_step`: it is a step of an ensemble. `run`: how
+    it is executed, once it is.
     """
+
+    run: ModelRun | None = None
 
     def __init__(
         self,
@@ -56,8 +61,9 @@ class InnerCall(Call):
         chain: tuple[str, ...],
         answered: Callable[["InnerCall", bytes | RequestError], None],
         respond: Callable[[bytes | RequestError], None] | None,
+        is_step: bool = False,
     ) -> None:
-        self.clock, self.chain = clock, chain
+        self.clock, self.chain, self.is_step = clock, chain, is_step
         self.takes_many = respond is not None
         self._answered, self._respond = answered, respond
 
@@ -115,6 +121,7 @@ class LeftRun:
         self._chain = (*chain, codec.model.name)
         self._calls: set[InnerCall] = set()  # which the model waits for
         self._responses: deque[Message] = deque()
+        self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
         self._waiting: Pending[None] | None = None  # for a response, or an error
         self._is_over = False
@@ -135,6 +142,7 @@ class LeftRun:
             self._waiting = Pending()
             await self._waiting
         message = self._responses.popleft()
+        self._waiting_bytes -= len(message.payload) + MESSAGE_BYTES
         header = message.header
         error, is_final = header.get("error"), bool(header["final"])
         if error and is_final:
@@ -186,6 +194,11 @@ class LeftRun:
             self._infer_other(message)
         elif "final" in message.header:
             self._responses.append(message)
+            self._waiting_bytes += len(message.payload) + MESSAGE_BYTES
+            if self._waiting_bytes > MOST_WAITING_BYTES:
+                name = self._codec.model.name
+                text = f"model '{name}' sends responses faster than they are taken: {MOST_WAITING_BYTES} bytes wait"
+                self._fail(RequestError(StatusCode.RESOURCE_EXHAUSTED, text))
             if len(self._responses) == 1:
                 self._slots.serving.turn.at_end(self._wake)  # with all that have come together
 
@@ -273,12 +286,17 @@ class LeftRun:
                     (output.name, output.datatype, list(output.shape), len(content))
                     for output, content in zip(parsed.outputs, contents, strict=True)
                 ]
-                header["parameters"] = {
-                    key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-                    for key, value in parsed.parameters.items()
-                }
+                header["parameters"] = parameters_of(parsed)
             self._connection.send(header, contents)
             unsent.popleft()
+
+
+def parameters_of(message: pb.ModelInferResponse) -> Mapping[str, Any]:
+    """Return the parameters of a response."""
+    return {
+        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for key, value in message.parameters.items()
+    }
 
 
 class _Result(NamedTuple):
@@ -315,12 +333,12 @@ def _request_of(message: Message) -> tuple[bytes, bytes, list[memoryview]]:
     for (_, _, _, size), end in zip(asked["inputs"], ends, strict=True):
         raws.append(message.payload[end - size : end])
     try:
-        return _header_of(asked), str(asked["id"]).encode(), raws
+        return header_of(asked), str(asked["id"]).encode(), raws
     except ValueError as error:
         raise RequestError(StatusCode.INVALID_ARGUMENT, f"a request to another model cannot be sent: {error}") from None
 
 
-def _header_of(asked: Mapping[str, Any]) -> bytes:
+def header_of(asked: Mapping[str, Any]) -> bytes:
     """Return the header of a request. Raises ValueError for what the protocol cannot have."""
     request = pb.ModelInferRequest(model_name=asked["model"])
     if asked["version"] >= 0:

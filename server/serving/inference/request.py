@@ -27,8 +27,10 @@ from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonC
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
-from gangway.server.serving.inference.ensembles import EnsembleRun, StepRun, count_inner, outcome_of, times_of
+from gangway.server.serving.inference.ensemble_counts import EndedStep, count_inner, outcome_of, times_of
+from gangway.server.serving.inference.ensembles import EnsembleRun
 from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
+from gangway.server.serving.inference.iterations import Iteration
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 from gangway.server.serving.inference.python import (
     LARGE_BYTES,
@@ -123,8 +125,10 @@ class ClientRequest(ModelRun):
         """Make it. `arrival_ns`: CLOCK_MONOTONIC. `begin` has other models execute what a Python model asks for."""
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
         self.inner = call if isinstance(call, InnerCall) else None
-        if self.inner is not None and self.inner.clock.deadline_ns:
-            clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
+        if self.inner is not None:
+            self.inner.run = self
+            if self.inner.clock.deadline_ns:
+                clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
         super().__init__(plan.model, plan.shapes, plan.terms, clock, arrival_ns, resources.watch)
         self._resources = resources
         self.plan = plan
@@ -160,13 +164,13 @@ class ClientRequest(ModelRun):
         if self.inner is not None:
             self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
         self.call.model = self.model.name
+        if self.model.is_decoupled and not self.call.takes_many:
+            unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
         if isinstance(self.plan.codec, EnsembleCodec):
             return await self._answer_ensemble(self.plan.codec)
         if self.plan.calls is not None:
             self.plan = self.plan.decided(self.given)
             self.shapes, self._codec = self.plan.shapes, self.plan.codec  # type: ignore[assignment]
-        if self.model.is_decoupled and not self.call.takes_many:
-            unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
         if self.regions or self._resources.tracer.wants_tensors:
             self.contents = self.given
         if isinstance(self._codec, PythonCodec):
@@ -297,9 +301,10 @@ class ClientRequest(ModelRun):
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
         while True:
             found = await run.next()
+            if found.is_final and found.is_empty:
+                return codec.empty_response(self.response_id) if codec.wants_empty_final else b""
             if found.is_final:
-                ends_early = found.is_empty and not codec.wants_empty_final
-                return b"" if ends_early else await self._response_of(codec, found)
+                return await self._response_of(codec, found)
             try:
                 self.call.respond(found.error or await self._response_of(codec, found))
             except RequestError as error:  # of this response alone
@@ -307,10 +312,14 @@ class ClientRequest(ModelRun):
 
     def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
         """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
-        chain = () if self.inner is None else self.inner.chain
-        run = LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, chain)
+        run = LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain)
         self._resources.cancel_with(self.call, run)
         return run
+
+    @property
+    def _chain(self) -> tuple[str, ...]:
+        """The models that wait for this request."""
+        return () if self.inner is None else self.inner.chain
 
     def _external(self, contents: Contents) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""
@@ -326,16 +335,22 @@ class ClientRequest(ModelRun):
         terms = replace(plan.terms, rejects_late=plan.refuses_late)
         if resources.tracer.wants_tensors:
             self.contents = self.given
-        with EnsembleRun(resources.slots, self.watch, codec, terms, self.clock, self.envelope, self._left_run) as run:
+        slots, chain = resources.slots, self._chain
+        with EnsembleRun(
+            slots, self.watch, codec, terms, self.clock, self.envelope, self._left_run, self._begin, chain
+        ) as run:
             resources.cancel_with(self.call, run)
             contents, self.given = self.given, ()
-            results = await run.execute(contents)
-            self.finished_ns = time.monotonic_ns()
-            made = partial(codec.answer, self.response_id, results, run.parameters, self.regions)
-            if sum(len(each.content) for each in results.values()) > LARGE_BYTES or codec.classes:
-                response = await resources.slots.aside.run(made)
+            run.begin(contents)
+            del contents
+            while (found := await run.next()) is not None:
+                response, is_last = await self._ensemble_answer(codec, found), found.is_last
+                found.answered()
+                if is_last:
+                    break
+                self.call.respond(response)
             else:
-                response = made()
+                response = codec.empty_response(self.response_id) if codec.wants_empty_final else b""
         self.end_ns = time.monotonic_ns()
         self.outcome = outcome_of(run.ended, self.begin_ns)
         self._rest = partial(self._count_ensemble, codec, run.ended, self.outcome, response)
@@ -343,12 +358,21 @@ class ClientRequest(ModelRun):
             response += report_of(self.outcome, self.shapes.rows, plan.terms.target_us)
         return response
 
+    async def _ensemble_answer(self, codec: EnsembleCodec, found: Iteration) -> bytes:
+        """Return the serialised answer of what steps have left. Raises RequestError."""
+        self.finished_ns = time.monotonic_ns()
+        results = found.tensors.results()
+        made = partial(codec.answer, self.response_id, results, found.all_parameters, self.regions)
+        if sum(len(each.content) for each in results.values()) > LARGE_BYTES or codec.classes:
+            return await self._resources.slots.aside.run(made)
+        return made()
+
     def answered_from_cache(self, looked_up_ns: int) -> None:
         """Count and trace a request whose answer was in the cache; `looked_up_ns`: when the look-up began."""
         now_ns, target_ns = time.monotonic_ns(), self.target_us * 1000
         in_time = now_ns - self.begin_ns <= target_ns if target_ns else None
         self.model.statistics.cache_hit(now_ns - self.begin_ns, now_ns - looked_up_ns, in_time)
-        if self._resources.tracer.active:
+        if self._is_traced:
             self._resources.tracer.not_executed(self)
 
     # -- the end
@@ -372,25 +396,25 @@ class ClientRequest(ModelRun):
         try:
             self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
             self.succeeded(self._left_outcome or submission.outcome())
-            if self._resources.tracer.active:
+            if self._is_traced:
                 self._resources.tracer.answered(self, self.contents, response)
         finally:
             submission.close()
 
     def _count_ensemble(
-        self, codec: EnsembleCodec, steps: list[StepRun], outcome: SlotOutcome, response: bytes
+        self, codec: EnsembleCodec, steps: list[EndedStep], outcome: SlotOutcome, response: bytes
     ) -> None:
-        self.submitted_ns = steps[0].submitted_ns
+        self.submitted_ns = steps[0].run.submitted_ns
         times, in_time = times_of(steps, self.end_ns - self.begin_ns), self.is_in_time()
         self.model.statistics.succeeded(self.shapes.counted_rows, times, in_time, outcome.counts)
         count_inner(codec.graph, steps)
-        if self._resources.tracer.active:
-            self._resources.tracer.answered(self, self.contents, response, steps)
+        if self._is_traced:
+            self._resources.tracer.answered(self, self.contents, response, [each.run for each in steps])
 
     def fail(self, error: RequestError) -> None:
         """Count a request that was refused or has failed, and trace it."""
         self.failed(error, self.target_us > 0)
-        if self._resources.tracer.active:
+        if self._is_traced:
             self._resources.tracer.not_executed(self, error)
 
     def close(self) -> None:
@@ -402,6 +426,11 @@ class ClientRequest(ModelRun):
             member.uses.end()
 
     # -- what statistics and traces ask
+
+    @property
+    def _is_traced(self) -> bool:
+        """Whether it may have a trace; a step belongs to that of its ensemble."""
+        return self._resources.tracer.active and not (self.inner is not None and self.inner.is_step)
 
     @property
     def target_us(self) -> float:

@@ -115,7 +115,7 @@ def test_over_generate_stream(served: Served, script: Script, members: Any) -> N
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.text or "nothing")
 def test_over_another_model(served: Served, script: Script) -> None:
-    (found,) = streamed(served.server.url, text_request("relay", script.text))
+    (found,) = streamed(served.server.url, text_request("relay", f"script {script.text}"))
     wanted = " ".join(script.responses)
     if "ValueError" in wanted:
         assert found.word.startswith(wanted.partition("!")[0] + "!")
@@ -129,7 +129,7 @@ def test_large_responses_stay_in_their_order(served: Served, script: str) -> Non
     wanted = [f"{'x' * int(word[1:])}" if word.startswith("*") else word.lstrip("$") for word in script.split()]
     assert [each.word for each in streamed(served.server.url, text_request("script", script))] == wanted
     assert generated(served.server.http_url, "script", script).words == wanted
-    (relayed,) = streamed(served.server.url, text_request("relay", script))
+    (relayed,) = streamed(served.server.url, text_request("relay", f"script {script}"))
     assert relayed.word.split() == wanted
 
 

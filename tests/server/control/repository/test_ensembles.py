@@ -111,11 +111,29 @@ def test_models_that_do_not_fit_together(members: list[ModelConfig], reason: str
         check_members("e", parsed(config_of(X, Y, GOOD)), members)
 
 
-def test_a_model_with_sequences_is_no_step() -> None:
+def decoupled() -> ModelConfig:
+    config = member()
+    config.model_transaction_policy.decoupled = True
+    return config
+
+
+def test_models_with_sequences_and_decoupled_ones_are_steps() -> None:
     stateful = member()
     stateful.sequence_batching.SetInParent()
-    with pytest.raises(ConfigError, match=r"model b keeps state between requests \(sequence_batching\)"):
-        check_members("e", parsed(config_of(X, Y, GOOD)), [member(), stateful])
+    check_members("e", parsed(config_of(X, Y, GOOD)), [decoupled(), stateful])
+
+
+def test_tensors_of_different_decoupled_models_do_not_meet() -> None:
+    steps = [("a", "x=x", "y=s"), ("b", "x=x", "y=t"), ("c", "x=s z=t", "y=y")]
+    config = parsed(config_of(X, Y, steps))
+    both = member(f"{X} z:FP32:4")
+    check_members("e", config, [decoupled(), member(), both])
+    with pytest.raises(ConfigError, match="in ensemble e, step of model 'c' receives inputs originated from different"):
+        check_members("e", config, [decoupled(), decoupled(), both])
+    config = parsed(config_of(X, f"{Y} z:FP32:4", [("a", "x=x", "y=y"), ("b", "x=x", "y=z")]))
+    check_members("e", config, [decoupled(), member()])
+    with pytest.raises(ConfigError, match="in ensemble e, outputs originate from different decoupled models"):
+        check_members("e", config, [decoupled(), decoupled()])
 
 
 def test_sizes_that_only_a_request_tells_and_batches_that_are_dimensions() -> None:
