@@ -1,6 +1,9 @@
 """A Python model as a program of a worker: it hands requests to a free instance, and sleeps until that answers.
 
 Instances are processes of their own (`python_backend/`). While one executes for this worker it has the worker's core.
+One that waits, for whatever it is, loses the core (`python_instance.py`). The front end then looks after the request
+(`server/serving/inference/waiting_executions.py`), and has a worker go on here when the instance computes again.
+
 The inputs of a request are followed by one more, which says what else the instance is to know of it, as JSON. `order`
 there has the places of the inputs in the client's order, where that is another one than the model's. Its
 answer is followed by one more output, the status: a JSON object, empty, or with one of
@@ -8,20 +11,15 @@ answer is followed by one more output, the status: a JSON object, empty, or with
 - `error`: (Triton's code, message),
 - `types` of outputs, by their names, if they are others than the configuration says,
 - `parameters` of the response,
-- `left`: (address, execution, request), where the front end gets the responses.
+- `left`: (address, execution, request, processes, whether it has begun), where the front end gets the responses. CPU
+  clocks of the processes show when an execution that waits goes on; there are none of one that asks for a core itself.
+- `waits`: of a run that gives an execution a core: the processes, if it waits again.
 """
 
 import json
 import math
-import mmap
-import os
-import select
-import signal
-import socket
-import struct
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from gangway.artifact.format import Manifest
@@ -29,143 +27,13 @@ from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, check_elements, is_absent
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
-from gangway.python_backend.messages import Connection, is_same_user, peer_of, places
+from gangway.executor.python_instance import PATIENCE_MS, Instance, InstanceLostError, NotReadyError
+from gangway.python_backend.messages import places
 
-CONNECT_TIMEOUT_S: Final = 5.0  # to the first message of an instance, which another one may keep from its core
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
-_TIME: Final = struct.Struct("@ll")  # struct timeval
-LOWEST_MEMORY_BYTES: Final = 1 << 20
-KEPT_MEMORY_BYTES: Final = 8 << 20
 
 Frames = tuple[memoryview, memoryview]
-
-
-class InstanceLostError(Exception):
-    """The process of the instance has ended, or was ended; the message says how."""
-
-
-class NotReadyError(InstanceLostError):
-    """No process of the instance is there at this moment."""
-
-
-class Instance:
-    """A connection to one instance, and the memory shared with it. Raises OSError, EOFError where there is none."""
-
-    def __init__(self, address: str) -> None:
-        connected = socket.socket(socket.AF_UNIX)
-        try:
-            connected.settimeout(CONNECT_TIMEOUT_S)
-            connected.connect(address)
-            if not is_same_user(connected):
-                raise OSError("another user's process has the address of an instance")
-            self.address = address
-            self._process = os.pidfd_open(peer_of(connected)[0])
-        except BaseException:
-            connected.close()
-            raise
-        self._socket = connected
-        self._connection = Connection(connected)
-        self._ended = select.poll()
-        self._ended.register(self._process, select.POLLIN)
-        self._memory_fd, self._memory = -1, memoryview(b"")
-        self._map: mmap.mmap | None = None
-        try:
-            hello = self._connection.receive()
-            self._status = mmap.mmap(hello.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
-            os.close(hello.descriptor)
-            # From now on the kernel limits the calls: with Python's time-outs each takes two calls more.
-            connected.settimeout(None)
-            self._answer_s = 0.0
-            self._limit(socket.SO_SNDTIMEO, CONNECT_TIMEOUT_S)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def is_occupied(self) -> bool:
-        """Whether it executes something, or is about to."""
-        return self._status[0] != 0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its process has ended since the connection was made."""
-        return bool(self._ended.poll(0))
-
-    def ask(self, header: dict[str, Any], parts: Sequence[memoryview], timeout_s: float) -> dict[str, Any]:
-        """Send tensors and a header; return the answer's. Raises InstanceLostError; the process is ended if it is late.
-
-        `parts`: contents, to be placed one after the other as `places` says, each group from its own beginning.
-        """
-        try:
-            self._send(header, parts)
-            if timeout_s != self._answer_s:
-                self._answer_s = timeout_s
-                self._limit(socket.SO_RCVTIMEO, timeout_s)
-            answer = self._connection.receive().header
-        except BlockingIOError:
-            self._kill()
-            raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
-        except (OSError, EOFError, ValueError) as error:
-            raise InstanceLostError("its process has ended") from error
-        if answer.get("memory_bytes", 0) > len(self._memory):
-            self._remap(answer["memory_bytes"])
-        return answer
-
-    @property
-    def memory(self) -> memoryview:
-        """What is shared with the instance."""
-        return self._memory
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._connection.close()
-        os.close(self._process)
-        if self._memory_fd >= 0:
-            os.close(self._memory_fd)
-            self._memory_fd = -1
-
-    def trim(self) -> None:
-        """Give memory back that few requests need."""
-        if len(self._memory) > KEPT_MEMORY_BYTES:
-            self._memory.release()
-            self._memory = memoryview(b"")
-            self._map = None
-            os.ftruncate(self._memory_fd, 0)  # the instance still maps it, and does not use it
-            os.close(self._memory_fd)
-            self._memory_fd = -1
-
-    def _send(self, header: dict[str, Any], parts: Sequence[memoryview]) -> None:
-        offsets, size_bytes = places([len(part) for part in parts])
-        descriptor = -1
-        if "run" in header:
-            if size_bytes > len(self._memory) or self._memory_fd < 0:
-                descriptor = self._grow(max(size_bytes, LOWEST_MEMORY_BYTES))
-            for part, at in zip(parts, offsets, strict=True):
-                self._memory[at : at + len(part)] = part
-            header["memory_bytes"] = len(self._memory)
-        self._connection.send(header, descriptor=descriptor)
-
-    def _grow(self, size_bytes: int) -> int:
-        if self._memory_fd < 0:
-            self._memory_fd = os.memfd_create("gangway-python", os.MFD_CLOEXEC)
-        os.posix_fallocate(self._memory_fd, 0, size_bytes)
-        self._remap(size_bytes)
-        return self._memory_fd
-
-    def _remap(self, size_bytes: int) -> None:
-        self._memory.release()
-        self._map = mmap.mmap(self._memory_fd, size_bytes)
-        self._memory = memoryview(self._map)
-
-    def _limit(self, option: int, seconds: float) -> None:
-        """Have calls that wait raise BlockingIOError after so long; 0: never."""
-        time = _TIME.pack(*divmod(math.ceil(seconds * 1e6), 1_000_000))
-        self._socket.setsockopt(socket.SOL_SOCKET, option, time)
-
-    def _kill(self) -> None:
-        with suppress(OSError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
 
 class PythonModel:
@@ -189,7 +57,7 @@ class PythonModel:
             read = [self._reader.read(request) for request, _ in frames]
             about = [_about(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
             if "resume" in about[0]:
-                self._resume(about[0], cores[0])
+                outcomes[0] = self._resume(about[0], cores[0])
             else:
                 memory = self._run(frames, read, about, cores[0], outcomes)
         except NotReadyError:
@@ -231,10 +99,15 @@ class PythonModel:
             return memoryview(b"")
         number, instance = self._choose(about[0]["instances"], about[0]["instance"])
         try:
-            done = instance.ask({"run": asked, "core": core}, parts, about[0]["timeout_s"])
+            timeout_s = about[0]["timeout_s"]
+            done = instance.ask({"run": asked, "core": core, "timeout_s": timeout_s}, parts, timeout_s)
         except BaseException:
             self._drop(number)
             raise
+        if "waits" in done:
+            for index, place in enumerate(places_of):
+                outcomes[place] = {"left": (instance.address, done["waits"], index, instance.pids, True)}
+            return memoryview(b"")
         for place, outcome in zip(places_of, done["done"], strict=True):
             if "left" in outcome:
                 outcome["left"] = (instance.address, *outcome["left"])
@@ -263,17 +136,21 @@ class PythonModel:
             contents.append(content)
         return described, contents
 
-    def _resume(self, about: dict[str, Any], core: int) -> None:
+    def _resume(self, about: dict[str, Any], core: int) -> dict[str, Any]:
+        """Have an execution go on; return the outcome, when that has ended or waits."""
         address, execution = about["resume"]
         number = int(address.split("-")[-2])
         instance = self._instance(number)
         if instance.address != address:
             raise InstanceLostError("its process has ended")
         try:
-            instance.ask({"resume": execution, "core": core}, [], about["timeout_s"])
+            ended = instance.ask(
+                {"resume": execution, "core": core}, [], about["timeout_s"], about.get("patience_ms", PATIENCE_MS)
+            )
         except BaseException:
             self._drop(number)
             raise
+        return {"waits": instance.pids} if ended.get("waits") else {}
 
     def _choose(self, count: int, wanted: int) -> tuple[int, Instance]:
         """Return an instance, one that is not occupied if there is one. Raises InstanceLostError if there is none.

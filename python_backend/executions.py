@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -251,6 +252,11 @@ class Responder:
                 return None
             return self._kept.pop()
 
+    def keep_again(self, response: Encoded) -> None:
+        """Keep the only response, which was taken and nobody has read."""
+        with self._lock:
+            self._kept.append(response)
+
     def leave(self) -> None:
         """From now on responses go to the front end."""
         with self._lock:
@@ -297,17 +303,33 @@ class Responder:
 class Execution:
     """Requests that are executed together. `worker`: whose core it uses, if it does; `is_run`: that waits for `done`.
 
-    Changed with the host's lock held.
+    `ask`: the number of that worker's message. `is_begun`: the model executes it, with a core or, while it waits,
+    without one. `is_answering`: its answer is being written. `timeout_seconds`: of all of it, but for other models'
+    time. Changed with the host's lock held.
     """
 
     def __init__(self, number: int, responders: list[Responder], worker: Connection, core: int) -> None:
-        self.number = number
+        self.number = self.ask = number
         self.responders = responders
         self.worker: Connection | None = worker
         self.core = core
+        self.is_begun = self.is_answering = False
+        self.timeout_seconds = math.inf
+        self._looked_at = self._seconds = 0.0
         self.is_run = True
         self.wants_core = False
         self.left_at: float | None = None  # when responses began to be the front ends' to fetch
+
+    def begin(self) -> None:
+        """The model begins to execute it."""
+        self.is_begun, self._looked_at = True, time.monotonic()
+
+    def is_late(self, waits_for_others: bool) -> bool:
+        """Whether the model has had it for too long. Asked now and then; the time in which it waits does not count."""
+        begin, self._looked_at = self._looked_at, time.monotonic()
+        if not waits_for_others:
+            self._seconds += self._looked_at - begin
+        return self._seconds > self.timeout_seconds
 
     def leave(self) -> None:
         """Let the front ends fetch all responses that no worker has got."""

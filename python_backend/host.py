@@ -1,9 +1,12 @@
 """The loop of an instance: it executes what workers ask for, one execution at a time, in the main thread.
 
-An execution computes only while a worker has a core for it: from `run` or `resume` to `done` or `stopped`. Where a
-model waits for another model it gives the core back, and asks a front end for one (`grant`) when it can go on. An
-execution that finds the instance occupied waits in the same way. A decoupled model's execution begins so, too: its
-responses need a front end that is there.
+An execution has a core while a worker has one for it: from `run` or `resume` to `done` or `stopped`. Where a model
+waits for another model it gives the core back, and asks a front end for one (`grant`) when it can go on. An execution
+that finds the instance occupied waits in the same way. A decoupled model's execution begins so, too: its responses need
+a front end that is there.
+
+Where a model waits for anything else its worker sees that (`leave`). The execution goes on without a core then, with
+little weight, until a front end has seen that it computes and another worker has one for it.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import asyncio
 import contextvars
 import inspect
 import itertools
+import math
 import mmap
 import os
 import queue
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -37,10 +42,11 @@ from gangway.python_backend.executions import (
     encode_tensors,
 )
 from gangway.python_backend.inbox import Inbox
-from gangway.python_backend.messages import Connection, Message, is_same_user, places
+from gangway.python_backend.messages import CORE_BITS, WAITING_NICE, Connection, Message, is_same_user, places
 from gangway.python_backend.supervisor_link import THREAD_NAME
 
 ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
+LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine that is busy
 LOOK_SECONDS = 1.0
 _NOBODY = {"error": ("CANCELLED", "no client waits for the request that asks for this"), "final": True}
 
@@ -108,13 +114,19 @@ class Host:
         self._is_at_inbox = False  # the main thread waits there
         self._executions: dict[int, Execution] = {}
         self._memories: dict[Connection, Memory] = {}
+        self._answered: dict[Connection, tuple[Execution, list[dict[str, Any]]]] = {}  # by the last run of a worker
         self._calls: dict[int, Call] = {}
         self._awaited = 0  # requests to other models for which coroutines wait
         own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
         self._own_threads = {threading.get_native_id(), *own}
+        self._idle_threads: list[int | None] = []
         self._demoted_of = 0  # threads, when all but our own were demoted
         self._core = -1
         self._cores = os.sched_getaffinity(0)
+        self._main = threading.main_thread().native_id or 0
+        self._nice = os.getpriority(os.PRIO_PROCESS, self._main)
+        self._is_light = False  # the main thread has little weight
+        self._may_raise = _may_raise(self._nice)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: asyncio.AbstractEventLoop | None = None
         self._status = os.memfd_create("gangway-python-status", os.MFD_CLOEXEC)
@@ -124,8 +136,9 @@ class Host:
 
     def run(self, listener: socket.socket) -> None:
         """Execute what comes, until `stop`. `listener`: a socket that listens."""
-        self.start_thread(self._accept, listener)
         self.start_thread(self._look_for_abandoned)
+        self._idle_threads = list(self._own_threads - {self._main})
+        self.start_thread(self._accept, listener)
         while (execution := self._next()) is not None:
             self._perform(execution)
 
@@ -166,9 +179,9 @@ class Host:
 
     def _take_all(self, seconds: float | None) -> None:
         """Wait for messages of workers, and take them; main thread only."""
-        messages = self._inbox.wait(seconds)
-        self._is_at_inbox = False  # it looks at what has changed before it waits again
-        for message, worker in messages:
+
+        def take(message: Message, worker: Connection) -> None:
+            self._is_at_inbox = False
             try:
                 self._take(message, worker)
             except OSError:
@@ -177,18 +190,41 @@ class Host:
                 traceback.print_exc()
                 worker.end()
 
+        self._inbox.wait(seconds, take)
+        self._is_at_inbox = False  # it looks at what has changed before it waits again
+
     def _look_for_abandoned(self) -> None:
-        """Answer calls of executions that no front end has come for, and forget these. Let go of unused metrics."""
+        """Answer calls of executions that no front end has come for, and forget these. Let go of unused metrics.
+
+        End the process if its model has had requests for too long.
+        """
         while True:
             time.sleep(LOOK_SECONDS)
             custom_metrics.flush()
             with self._changed:
                 calls = [each for each in self._calls.values() if each.execution.is_abandoned(ATTACH_SECONDS)]
+                late = []
                 for number, each in list(self._executions.items()):
-                    if each.is_over or each.is_abandoned(ATTACH_SECONDS):
+                    if each.is_begun:
+                        others = each.wants_core or any(call.execution is each for call in self._calls.values())
+                        if each.is_late(others) and each.worker is None:  # else the worker ends it
+                            late.append(each)
+                    elif each.is_over or each.is_abandoned(ATTACH_SECONDS):
                         del self._executions[number]
+            for each in late:
+                self._end_late(each)
             for call in calls:
                 self._route(call)
+
+    def _end_late(self, execution: Execution) -> None:
+        """End the process, because of this execution."""
+        name = self._check.model_name
+        reason = f"it did not end within {execution.timeout_seconds:g} s and was ended"
+        print(f"{name}: an instance of the Python model is lost: {reason}")
+        message = f"an instance of model '{name}' was lost: {reason}; it is started again"
+        for each in execution.responders:
+            each.fail(Encoded({"error": ("UNAVAILABLE", message)}, []))
+        os.kill(os.getpid(), signal.SIGKILL)
 
     # -- callers
 
@@ -217,7 +253,9 @@ class Host:
         responder: Responder | None = None
         try:
             with suppress(OSError):  # a caller that has gone may have said something before
-                connection.send({"hello": os.getpid()}, descriptor=self._status)
+                about = {"hello": os.getpid(), "cores": sorted(self._cores), "nice": self._nice}
+                about["own"] = self._idle_threads
+                connection.send(about, descriptor=self._status)
             while True:
                 message = connection.receive()
                 if "attach" in message.header:
@@ -243,6 +281,8 @@ class Host:
             self._begin(message, worker)
         elif "resume" in message.header:
             self._resume(message.header, worker)
+        elif "leave" in message.header:
+            self._leave(message.header["leave"], worker)
 
     def _begin(self, message: Message, worker: Connection) -> None:
         """Queue the requests of a run. If they cannot begin at once, the worker's core is not theirs."""
@@ -254,8 +294,10 @@ class Host:
             tensors = decode_tensors(described, view[at:], aligned=True)
             at += places([size_bytes for _, _, _, size_bytes in described])[1]
             responders.append(Responder(about, tensors, self._check, self._is_decoupled))
-        execution = Execution(next(self._numbers), responders, worker, message.header["core"])
+        execution = Execution(message.header["ask"], responders, worker, message.header["core"])
+        execution.timeout_seconds = message.header.get("timeout_s", math.inf)
         with self._changed:  # to the end: who is idle must not begin something else meanwhile
+            self._answered.pop(worker, None)
             self._executions[execution.number] = execution
             if self._is_decoupled or not self._is_idle:
                 self._release(execution)
@@ -267,17 +309,55 @@ class Host:
 
     def _resume(self, header: dict[str, Any], worker: Connection) -> None:
         with self._changed:
+            self._answered.pop(worker, None)
             execution = self._executions.get(header["resume"])
-            wanted = execution is not None and execution.wants_core and execution.worker is None
-            if execution is not None and wanted:
-                execution.worker, execution.core, execution.wants_core = worker, header["core"], False
+            wanted = execution is not None and (execution.wants_core or execution.is_begun)
+            has_core = execution is not None and execution.worker is not None
+            if execution is not None and wanted and not has_core:
+                execution.worker, execution.core, execution.ask = worker, header["core"], header["ask"]
+                if execution.wants_core:
+                    execution.wants_core = False
+                    self._notify()
+                else:
+                    self._pin(execution.core)
+        if has_core or not wanted:
+            worker.send({"stopped": True, "waits": wanted, "ask": header["ask"]})
+
+    def _leave(self, number: int, worker: Connection) -> None:
+        """What has begun with this message of a worker has no core any more: it waits."""
+        with self._changed:
+            answered, outcomes = self._answered.pop(worker, (None, []))
+            found = (each for each in self._executions.values() if each.worker is worker and each.ask == number)
+            execution = next(found, None)
+            if execution is not None:
+                self._unpin()
+                execution.worker, execution.is_run = None, False
+                if execution.is_answering:
+                    return  # the main thread goes on with that
+                execution.leave()
+            elif answered is not None and answered.ask == number:  # it has not read that
+                self._executions[number] = answered
+                self._keep_again(answered, outcomes, self._memories[worker].sized(0))
                 self._notify()
-        if not wanted:
-            worker.send({"stopped": True})
+        self._tell(worker, {"left": number})
+
+    def _keep_again(self, execution: Execution, outcomes: list[dict[str, Any]], memory: memoryview) -> None:
+        """Let the front ends fetch responses that a worker was to get. `memory`: has their contents."""
+        sizes = [size for outcome in outcomes for _, _, _, size in outcome.get("outputs", ())]
+        offsets = iter(places(sizes)[0])
+        for responder, outcome in zip(execution.responders, outcomes):  # noqa: B905 - Python 3.9
+            if "left" not in outcome:
+                parts = [bytes(memory[at : at + each[3]]) for each, at in zip(outcome.get("outputs", ()), offsets)]  # noqa: B905 - Python 3.9
+                responder.keep_again(Encoded(outcome, list(parts)))
+        execution.leave()
 
     def _attach(self, header: dict[str, Any], front_end: Connection) -> Responder:
+        number = header["attach"]
         with self._changed:
-            execution = self._executions.get(header["attach"])
+            # The run and what its worker has said after it may be read later than this.
+            age_seconds = (time.monotonic_ns() - (number >> CORE_BITS)) / 1e9
+            self._changed.wait_for(lambda: number in self._executions, max(0.0, LATE_SECONDS - age_seconds))
+            execution = self._executions.get(number)
             if execution is None:
                 raise EOFError
             responder: Responder = execution.responders[header["request"]]
@@ -292,6 +372,7 @@ class Host:
         """A caller has gone: others of its executions may do what was asked of it."""
         with self._changed:
             memory = self._memories.pop(connection, None)
+            self._answered.pop(connection, None)
             for execution in self._executions.values():
                 if execution.worker is connection:
                     execution.worker = None
@@ -316,11 +397,12 @@ class Host:
             worker, execution.worker = execution.worker, None
             was_run, execution.is_run = execution.is_run, False
         if was_run:
-            outcomes = [{"left": [execution.number, index]} for index in range(len(execution.responders))]
-            self._tell(worker, {"done": outcomes, "memory_bytes": 0})
+            place = (), execution.is_begun
+            outcomes = [{"left": [execution.number, index, *place]} for index in range(len(execution.responders))]
+            self._tell(worker, {"done": outcomes, "memory_bytes": 0, "ask": execution.ask})
             execution.leave()
         else:
-            self._tell(worker, {"stopped": True})
+            self._tell(worker, {"stopped": True, "ask": execution.ask})
 
     def _acquire(self, execution: Execution) -> bool:
         """Wait until the execution may use a core; False if there is nobody any more who wants it."""
@@ -342,12 +424,27 @@ class Host:
 
     def _pin(self, core: int) -> None:
         """Let the main thread have one core."""
+        self._weigh(is_light=False)
         if core != self._core:
             try:
-                os.sched_setaffinity(threading.main_thread().native_id or 0, {core})
+                os.sched_setaffinity(self._main, {core})
                 self._core = core
             except OSError:
                 pass  # it has been taken from us
+
+    def _unpin(self) -> None:
+        """Let the main thread go on where there is room for it; the lock is held."""
+        self._core = -1
+        with suppress(OSError):
+            os.sched_setaffinity(self._main, self._cores)
+        if self._may_raise:
+            self._weigh(is_light=True)
+
+    def _weigh(self, is_light: bool) -> None:
+        if is_light != self._is_light:
+            self._is_light = is_light
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._main, self._nice + WAITING_NICE * is_light)
 
     def _demote_threads(self) -> None:
         """Let threads that the model has left behind run where a core is idle."""
@@ -379,6 +476,7 @@ class Host:
         if not self._acquire(execution):
             return
         token = _execution.set(execution)
+        execution.begin()
         try:
             self._take_responses(execution, self._execute([each.take_request() for each in execution.responders]))
         except Exception as error:
@@ -444,16 +542,18 @@ class Host:
         """Give the core back, with the responses if the worker waits for them."""
         with self._changed:
             worker, is_run = execution.worker, execution.is_run
+            execution.is_begun, execution.is_answering = False, is_run and worker is not None
             if not is_run or worker is None:
                 execution.worker = None
+                self._weigh(is_light=False)
                 self._note_idle()
         if not is_run or worker is None:
-            self._tell(worker, {"stopped": True})
+            self._tell(worker, {"stopped": True, "ask": execution.ask})
             return
         encoded = [each.take_only() for each in execution.responders]
         outcomes, parts = [], []
         for index, each in enumerate(encoded):
-            outcomes.append({"left": [execution.number, index]} if each is None else each.header)
+            outcomes.append({"left": [execution.number, index, (), True]} if each is None else each.header)
             parts += [] if each is None else each.payload
         offsets, size_bytes = places([len(part) for part in parts])
         memory = self._memories.get(worker)
@@ -465,11 +565,19 @@ class Host:
             outcomes = [encode_error(error).header for _ in encoded]
             view = memoryview(b"")
         with self._changed:
-            execution.worker, execution.is_run = None, False
-            if not any(each is None for each in encoded):
+            is_read = execution.worker is worker  # else it has left, or has gone
+            execution.worker, execution.is_run, execution.is_answering = None, False, False
+            if not is_read:
+                self._keep_again(execution, outcomes, view)
+            elif not any(each is None for each in encoded):
                 self._executions.pop(execution.number, None)
+                self._answered[worker] = execution, outcomes
+            self._weigh(is_light=False)
             self._note_idle()  # now: this core is another's when the worker has the answer
-        self._tell(worker, {"done": outcomes, "memory_bytes": len(view)})
+        if not is_read:
+            self._tell(worker, {"left": execution.ask})
+            return
+        self._tell(worker, {"done": outcomes, "memory_bytes": len(view), "ask": execution.ask})
         execution.leave()
 
     # -- requests to other models
@@ -582,16 +690,18 @@ class Host:
         return nullcontext() if execution is None else self._without_core(execution)
 
     def pause(self, execution: Execution) -> bool:
-        """Give the core of an execution back; return whether it is to be taken again: the main thread's is."""
+        """Give the core of an execution back, if the main thread waits; return whether it is to be taken again."""
         with self._changed:
-            has_core = execution.worker is not None
+            has_core = execution.worker is not None and threading.current_thread() is threading.main_thread()
         if has_core:
             self._release(execution)
-        return has_core and threading.current_thread() is threading.main_thread()
+        return has_core
 
     def go_on(self, execution: Execution) -> None:
         """Take a core again. Without anybody who waits for the execution it ends without one."""
-        self._acquire(execution)
+        if not self._acquire(execution):
+            with self._changed:
+                self._unpin()
 
     @property
     def awaits_others(self) -> bool:
@@ -602,6 +712,25 @@ class Host:
     def current(self) -> Execution | None:
         """What is being executed, in its thread."""
         return _execution.get()
+
+
+def _may_raise(nice: int) -> bool:
+    """Whether a thread may have this nice value again after a larger one."""
+    found = []
+
+    def find_out() -> None:
+        thread = threading.get_native_id()
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, nice + 1)
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            found.append(True)
+        except OSError:
+            pass
+
+    trial = threading.Thread(target=find_out)
+    trial.start()
+    trial.join()
+    return bool(found)
 
 
 class CoreBreak:

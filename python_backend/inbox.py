@@ -39,17 +39,14 @@ class Inbox:
                 own.register(descriptor, _EVENTS)
                 while True:
                     own.poll()
-                    message = worker.receive_now()
-                    if message is not None:
-                        take(message, worker)
+                    worker.take_now(take)
         finally:
             self._connections.pop(descriptor, None)
             with suppress(OSError, ValueError):
                 self._poll.unregister(descriptor)
 
-    def wait(self, seconds: float | None) -> list[tuple[Message, Connection]]:
-        """Return what workers have sent; nothing after so long, or after `wake`. None: wait for ever."""
-        found = []
+    def wait(self, seconds: float | None, take: Callable[[Message, Connection], None]) -> None:
+        """Take what workers have sent; return after so long, or after `wake`. None: wait for ever."""
         for descriptor, _ in self._poll.poll(seconds):
             if descriptor == self._woken:
                 with suppress(BlockingIOError):
@@ -59,13 +56,9 @@ class Inbox:
             if worker is None:
                 continue
             try:
-                message = worker.receive_now()
+                worker.take_now(take)
             except (EOFError, OSError, ValueError):
                 worker.end()  # its own thread finds that
-            else:
-                if message is not None:
-                    found.append((message, worker))
-        return found
 
     def wake(self) -> None:
         """Have `wait` return."""

@@ -7,16 +7,22 @@ bytes, in the order of the header.
 
 | sender | header | meaning |
 |---|---|---|
-| instance | `hello`: pid | the first message; the descriptor is the status, one byte: 1 while it is occupied |
+| instance | `hello`: pid, `cores`, `nice`, `own` | first; the descriptor is the status: 1 while it is occupied |
 | worker | `run`: requests, `core`, `memory_bytes` | execute; the descriptor is the memory, if it is new or larger |
 | worker | `resume`: execution, `core` | the execution may use this core |
+| worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
 | instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
-| instance | `stopped` | the resumed execution uses the core no more |
+| instance | `stopped`, `waits` | the resumed execution uses the core no more; or another worker has one for it |
+| instance | `left`: number | the memory of that run is not used any more |
 | front end | `attach`: execution, `request` | send this request's responses here |
 | instance | `grant` | have a worker resume the execution |
 | instance | `infer`: number, and a request | execute a request to another model |
 | front end | `result`: number, and a response, `final` | one response to it |
 | instance | a response, `final` | one response to the front end's request |
+
+`cores` are all that an instance may have, `nice` its nice value while it has one, `own` some threads that only wait.
+
+`run` and `resume` have a number, `ask`, which their answer repeats. That of `run` is the execution's.
 
 A request has `inputs`, a response `outputs`: lists of (name, datatype, shape, bytes of contents). A response may have
 `error`: (code, message), where codes are Triton's, or RESOURCE_EXHAUSTED where the answer would be too large.
@@ -29,7 +35,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Union
 
@@ -39,6 +45,8 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 1 << 36
 ALIGNMENT_BYTES = 64
 JOIN_BYTES = 16 << 10  # of a message are sent by one call
+CORE_BITS = 10  # of the number of a run: the worker's core; above them is when it began, of CLOCK_MONOTONIC in ns
+WAITING_NICE = 10  # of an instance without a core, above its nice value with one: a tenth of the weight
 ERROR_CODES = (
     "UNKNOWN",
     "INTERNAL",
@@ -71,7 +79,7 @@ class Message(NamedTuple):
 
 
 class Connection:
-    """One end of a socket. Any thread may send; one calls `receive`, or any number `receive_now`.
+    """One end of a socket. Any thread may send; one calls `receive`, or any number `take_now`.
 
     `most_bytes`: of a payload that it receives.
     """
@@ -106,14 +114,14 @@ class Connection:
         """Return the next message. Raises EOFError at the end, OSError, ValueError for what is no message."""
         return self._rest(*self._prefix())
 
-    def receive_now(self) -> Message | None:
-        """Return the next message, if it has begun to come; raises as `receive` does."""
+    def take_now(self, take: Callable[[Message, Connection], None]) -> None:
+        """Have the next message taken, if it has begun to come, before any further one; raises as `receive` does."""
         with self._receiving:
             try:
                 prefix, descriptor = self._prefix(socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return None
-            return self._rest(prefix, descriptor)
+                return
+            take(self._rest(prefix, descriptor), self)
 
     def end(self) -> None:
         """End it, for both sides; a thread that receives gets EOFError, and is the one to close it."""

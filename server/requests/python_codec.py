@@ -78,11 +78,17 @@ PLAIN: Final = Envelope()
 
 
 class Left(NamedTuple):
-    """A request that an instance has kept: where to ask for its responses."""
+    """A request that an instance has kept: where to ask for its responses.
+
+    `pids`: the instance's process and those that it has started, if the execution has begun and waits for something,
+    without a core. `is_begun`: the model has begun to execute it; else it waits for the instance.
+    """
 
     address: str
     execution: int
     request: int
+    pids: Sequence[int] = ()
+    is_begun: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +124,9 @@ class PythonCodec(Codec):
     def _plain(self) -> bytes:
         return self._encoded({"request": self._request})
 
-    def resume_contents(self, left: Left) -> Contents:
-        """Return the contents of a request that gives an execution a core."""
-        return [self._encoded({"resume": (left.address, left.execution)})]
+    def resume_contents(self, left: Left, patience_ms: int) -> Contents:
+        """Return the contents of a request that gives an execution a core, until it has computed little for so long."""
+        return [self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
 
     @cached_property
     def _common(self) -> Mapping[str, Any]:
@@ -183,6 +189,16 @@ class PythonCodec(Codec):
         needed_bytes = frame_bytes + frame_bytes // 8 + STATUS_BYTES  # other answers may need a bit more
         if self.answer_size.size_bytes < needed_bytes <= MOST_ROOM_BYTES:
             self.answer_size.size_bytes = needed_bytes
+
+    def waits(self, view: memoryview) -> Sequence[int]:
+        """Return the processes of an execution that has had a core and waits now; none: it has ended, or will ask.
+
+        Raises RequestError.
+        """
+        status = self._read(view)[1]
+        if "error" in status:
+            raise error_of(*status["error"])
+        return tuple(status.get("waits", ()))
 
     def outputs_in(self, described: Sequence[Described], payload: memoryview) -> Mapping[str, AnswerTensor]:
         """Return the outputs of a response that an instance has sent (`python_backend/messages.py`)."""

@@ -19,6 +19,7 @@ from gangway.server.requests.data_plane import (
     Submission,
 )
 from gangway.server.serving.inference.model_run import no_room
+from gangway.server.serving.inference.waiting_executions import WaitingExecutions
 from gangway.server.serving.loop import ServingLoop, logged
 from gangway.server.serving.pending import Offload, Pending
 
@@ -130,7 +131,7 @@ class Slots:
     """Opens requests in slots of `plane`, and says which have ended, and which have not in their time.
 
     For the loop's thread. `afterwork`: is done when a few have ended. `aside`: threads for what would hold the loop for
-    too long.
+    too long. `waiting`: what waits for something within a Python model.
     """
 
     def __init__(self, serving: ServingLoop, plane: DataPlane, afterwork: Afterwork) -> None:
@@ -141,6 +142,7 @@ class Slots:
         plane.wake_by_turns(serving.turn.at_end)
         completions = Completions(serving, plane.slots, afterwork.do)
         self.expect, self.forget = completions.expect, completions.forget
+        self.waiting = WaitingExecutions(serving.loop)
 
     def open(
         self,

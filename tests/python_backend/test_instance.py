@@ -7,16 +7,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from gangway.executor.python_program import Instance
+from gangway.executor.python_instance import Instance
 from gangway.python_backend.messages import Connection
 from gangway.server.control.supervisor.python_instances import HOST
 from tests.helpers.python_models import TIMEOUT_S, config_of, write
+from tests.helpers.whole_server import until
 
 SIZE = 150_000
 PAGES = 4 * SIZE // 4096  # of an array
@@ -44,9 +46,15 @@ class Host(NamedTuple):
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def body() -> str:
+    """Of its model."""
+    return BODY
+
+
+@pytest.fixture
+def host(tmp_path: Path, body: str) -> Iterator[Host]:
     """An instance that is ready."""
-    folder = write(tmp_path, "own", BODY, config_of(f"x:FP32:{SIZE}", f"y:FP32:{SIZE}"))
+    folder = write(tmp_path, "own", body, config_of(f"x:FP32:{SIZE}", f"y:FP32:{SIZE}"))
     name = f"\0gangway-test-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)
@@ -94,6 +102,86 @@ def test_an_instance_that_has_answered_is_free(host: Host) -> None:
         outcome = run(workers[number % 2], cores[number % 2 % len(cores)])
         assert not workers[0].is_occupied
         assert "outputs" in outcome, "it is not left for later"
+    for worker in workers:
+        worker.close()
+
+
+WAITS = """
+    def execute(self, requests):
+        import ctypes, time
+        x = requests[0].inputs()[0].as_numpy()
+        seconds, holds_lock = float(x[1]), bool(x[2])
+        if holds_lock:
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        else:
+            time.sleep(seconds)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
+"""
+
+
+def asked(worker: Instance, number: float, seconds: float, holds_lock: bool = False) -> tuple[bool, float]:
+    """Whether the worker has left a request, and what the answer to it is, whoever gets it."""
+    x = np.zeros(SIZE, np.float32)
+    x[:3] = number, seconds, holds_lock
+    about = {
+        "inputs": [("x", "FP32", [SIZE], x.nbytes)],
+        "wanted": ["y"],
+        "room_bytes": 2 * x.nbytes,
+        "most_bytes": 1 << 20,
+    }
+    answer = worker.ask({"run": [about], "core": min(os.sched_getaffinity(0))}, [memoryview(x).cast("B")], TIMEOUT_S)
+    if "waits" in answer:
+        return True, number_of(worker, answer["waits"])
+    (outcome,) = answer["done"]
+    if "left" in outcome:  # by the instance, which was occupied
+        return True, number_of(worker, outcome["left"][0])
+    return False, float(np.frombuffer(worker.memory[:4], np.float32)[0])
+
+
+def number_of(worker: Instance, execution: int) -> float:
+    """What a front end gets that has a core given to the execution if it is asked for one."""
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(TIMEOUT_S)
+        connected.connect(worker.address)
+        front_end = Connection(connected)
+        assert "hello" in front_end.receive().header
+        front_end.send({"attach": execution, "request": 0})
+        response = front_end.receive()
+        if "grant" in response.header:
+            worker.ask({"resume": execution, "core": min(os.sched_getaffinity(0))}, [], TIMEOUT_S)
+            response = front_end.receive()
+        assert response.header["final"]
+        return float(np.frombuffer(response.payload[:4], np.float32)[0])
+
+
+@pytest.mark.parametrize("body", [WAITS])
+@pytest.mark.parametrize("holds_lock", [False, True])
+def test_an_instance_that_waits_is_left(host: Host, holds_lock: bool) -> None:
+    """It is, and its answer is not lost, at whichever moment it comes; also where it cannot say anything meanwhile."""
+    worker = Instance(host.address)
+    assert asked(worker, -1, 0)[1] == -1
+    left = []
+    for number in range(60):
+        until(lambda: not worker.is_occupied)  # an answer to a front end may come before that
+        is_left, value = asked(worker, number, 0.004 + 0.0002 * (number % 30), holds_lock)
+        assert value == number
+        left.append(is_left)
+    assert {False, True} == set(left)
+    until(lambda: not worker.is_occupied)
+    assert asked(worker, 7, 0.1, holds_lock) == (True, 7)
+    worker.close()
+
+
+@pytest.mark.parametrize("body", [WAITS])
+def test_a_worker_that_comes_while_a_model_keeps_python_from_answering(host: Host) -> None:
+    """It cannot be greeted; all the same its request is left, and executed after the others'."""
+    workers = [Instance(host.address)]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asked, workers[0], 1, 0.5, True)
+        until(lambda: workers[0].is_occupied)
+        workers.append(Instance(host.address))
+        assert asked(workers[1], 2, 0) == (True, 2)
+        assert first.result() == (True, 1)
     for worker in workers:
         worker.close()
 

@@ -139,6 +139,11 @@ class StepRun(ModelRun):
         self._outcome = self.submission.outcome()
         self.close(plane)
 
+    def answered(self, run: LeftRun) -> None:
+        """The instance has answered what it has kept, or it will not."""
+        self._outcome, self.is_whole = run.outcome_of(self.ended()), False
+        self.finished_ns = time.monotonic_ns()
+
     def close(self, plane: DataPlane) -> None:
         """Give slot and memory back. Calling it again does nothing."""
         if not self._is_closed:
@@ -479,6 +484,7 @@ class EnsembleRun:
             running.answer = await run.next()
         finally:
             del self._left[running]
+            running.answered(run)
             run.cancel()
 
     def _note_done(self, running: Running) -> None:

@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotStatus
+from gangway.executor.python_instance import PATIENCE_MS
+from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.messages import Message, PayloadTooLargeError
@@ -26,13 +28,21 @@ from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import CODES, Left, PythonCodec, error_of, set_parameter
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.instance_connection import InstanceConnection
-from gangway.server.serving.inference.model_run import LIMIT_SLACK_NS, ModelRun, RequestClock, failure, no_room
+from gangway.server.serving.inference.model_run import (
+    LIMIT_SLACK_NS,
+    MAX_WAIT_NS,
+    ModelRun,
+    RequestClock,
+    failure,
+    no_room,
+)
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
 
 _log = logging.getLogger(__name__)
 
 FORGET_NS: Final = 600 * 10**9
+NO_TERMS: Final = Terms(target_us=0, priority=0, rejects_late=False, max_queue=0)
 MOST_WAITING_BYTES: Final = 1 << 30  # of responses that are not taken as fast as they come
 MESSAGE_BYTES: Final = 512  # what a response takes besides its contents
 LARGE_BYTES: Final = 1 << 20  # of tensors: what copies them would hold the loop for too long
@@ -102,6 +112,51 @@ class PythonResponse(NamedTuple):
     error: RequestError | None = None
 
 
+@dataclass(frozen=True)
+class GivesCore:
+    """Has a core given to an execution that an instance has kept, with deadline and priority of its request."""
+
+    slots: Slots
+    codec: PythonCodec
+    left: Left
+    clock: RequestClock
+    terms: Terms
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Its priority, then its deadline; that of the first one is less."""
+        return self.terms.priority, self.clock.deadline_ns or self.clock.arrival_ns + MAX_WAIT_NS
+
+    def unwanted(self) -> "GivesCore":
+        """Return the same for nobody: an execution that has begun goes on until its end."""
+        return replace(self, clock=RequestClock(time.monotonic_ns(), 0, 0))
+
+    async def give_core(self, patience_ms: int = PATIENCE_MS) -> Sequence[int]:
+        """Have a worker give it a core until it has computed little for so long; return when that has ended.
+
+        Returns the instance's processes if it waits, else none. Raises RequestError.
+        """
+        slots, codec, clock = self.slots, self.codec, self.clock
+        contents = codec.resume_contents(self.left, patience_ms)
+        with slots.open(codec.layout(contents), 1) as submission:
+            codec.write(submission, contents)
+            ended = slots.expect(submission.slot, clock.end_ns)
+            try:
+                submission.submit(
+                    clock.deadline_ns, self.terms.priority, clock.arrival_ns, clock.limit_ns, by_bell=True, alone=True
+                )
+            except PoolExhaustedError as error:
+                slots.forget(submission.slot)
+                raise no_room(error) from error
+            if not await ended:
+                raise failure(codec.model.name, clock.status_at_end, 0)
+            outcome = submission.outcome()
+            if outcome.status is not SlotStatus.OK:
+                status = clock.status_of(outcome.status, time.monotonic_ns())
+                raise failure(codec.model.name, status, 0, outcome.reason)
+            return codec.waits(submission.outputs[0])
+
+
 class LeftRun:
     """One request that an instance has kept. `begin` executes a request to another model. Its maker calls `cancel`."""
 
@@ -117,14 +172,16 @@ class LeftRun:
     ) -> None:
         """Begin to take the responses. Raises RequestError."""
         self._slots, self._codec, self._left = slots, codec, left
-        self._clock, self._terms, self._begin = clock, terms, begin
+        self._clock, self._begin = clock, begin
+        self._core = GivesCore(slots, codec, left, clock, terms)
         self._chain = (*chain, codec.model.name)
         self._calls: set[InnerCall] = set()  # which the model waits for
         self._responses: deque[Message] = deque()
         self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
         self._waiting: Pending[None] | None = None  # for a response, or an error
-        self._is_over = False
+        self._is_over = self._has_final = False
+        self._begun_ns = 0  # of an execution that has waited for the instance
         serving, most_bytes = slots.serving, codec.model.most_answer_bytes
         try:
             self._connection = InstanceConnection(serving, left.address, most_bytes, self._received, self._lost)
@@ -133,6 +190,8 @@ class LeftRun:
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
         self._timer = serving.loop.call_later(left_ns / 1e9, self._expire)
         self._connection.send({"attach": left.execution, "request": left.request})
+        if left.pids:
+            self._watch()
 
     async def next(self) -> PythonResponse:
         """Return the next response. Raises RequestError, also for a last response that is an error."""
@@ -154,11 +213,22 @@ class LeftRun:
         failed = error_of(*error) if error else None
         return PythonResponse(outputs, header.get("parameters", {}), is_final, "outputs" not in header, failed)
 
+    def outcome_of(self, outcome: SlotOutcome) -> SlotOutcome:
+        """Return that of the whole execution, up to this moment. `outcome`: of the run that has left it.
+
+        What the model waits for is its time, as Triton counts it. What it waits for the instance is no time of its.
+        """
+        arrival_ns = self._clock.arrival_ns
+        queue_us = (self._begun_ns - arrival_ns) / 1e3 if self._begun_ns else outcome.queue_us
+        compute_us = (time.monotonic_ns() - arrival_ns) / 1e3 - queue_us
+        return outcome._replace(queue_us=queue_us, compute_us=compute_us)
+
     def cancel(self) -> None:
         """Want no further responses, and end what is executed for the request. Repeatedly."""
         if self._is_over:
             return
         self._is_over = True
+        self._slots.waiting.leave(self._left, self, self._has_final)
         self._timer.cancel()
         self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
         calls, self._calls = self._calls, set()
@@ -184,16 +254,23 @@ class LeftRun:
         if isinstance(error, PayloadTooLargeError):
             self._fail(self._codec.too_large(error.size_bytes))
             return
-        message = f"an instance of model '{self._codec.model.name}' was lost; it is started again"
+        message = (
+            f"an instance of model '{self._codec.model.name}' was lost: its process has ended; it is started again"
+        )
         self._fail(RequestError(StatusCode.UNAVAILABLE, message))
 
     def _received(self, message: Message) -> None:
         if "grant" in message.header:
+            if not (self._left.is_begun or self._begun_ns):
+                self._begun_ns = time.monotonic_ns()
             drive(self._resume())
+        elif "hello" in message.header:
+            self._slots.waiting.leave_out(self._left, message.header["own"])
         elif "infer" in message.header:
             self._infer_other(message)
         elif "final" in message.header:
             self._responses.append(message)
+            self._has_final = self._has_final or bool(message.header["final"])
             self._waiting_bytes += len(message.payload) + MESSAGE_BYTES
             if self._waiting_bytes > MOST_WAITING_BYTES:
                 name = self._codec.model.name
@@ -203,39 +280,26 @@ class LeftRun:
                 self._slots.serving.turn.at_end(self._wake)  # with all that have come together
 
     async def _resume(self) -> None:
+        self._slots.waiting.forget(self._left)
         try:
-            await self._give_core()
+            pids = await self._core.give_core()
         except RequestError as error:
             self._fail(error)
         except Exception:
             _log.exception("a Python model could not go on: a fault of the server", extra=OFTEN)
             self._fail(fault())
+        else:
+            if pids:
+                self._left = self._left._replace(pids=pids)
+                self._core = replace(self._core, left=self._left)
+                self._watch()
 
-    async def _give_core(self) -> None:
-        """Have a worker give the execution its core; return when that has ended. Raises RequestError."""
-        slots, clock, name = self._slots, self._clock, self._codec.model.name
-        contents = self._codec.resume_contents(self._left)
-        with slots.open(self._codec.layout(contents), 1) as submission:
-            self._codec.write(submission, contents)
-            ended = slots.expect(submission.slot, clock.end_ns)
-            try:
-                submission.submit(
-                    clock.deadline_ns,
-                    self._terms.priority,
-                    clock.arrival_ns,
-                    clock.limit_ns,
-                    by_bell=True,
-                    alone=True,
-                )
-            except PoolExhaustedError as error:
-                slots.forget(submission.slot)
-                raise no_room(error) from error
-            if not await ended:
-                raise failure(name, clock.status_at_end, 0)
-            outcome = submission.outcome()
-            if outcome.status is not SlotStatus.OK:
-                raise failure(name, clock.status_of(outcome.status, time.monotonic_ns()), 0, outcome.reason)
-            self._codec.read(submission.outputs[0])
+    def _watch(self) -> None:
+        """Have the execution, which waits without a core, go on when it computes; also if nobody waits for it."""
+        if self._is_over:
+            self._slots.waiting.watch(self._core)
+        else:
+            self._slots.waiting.watch(self._core, self, self._fail)
 
     def _infer_other(self, message: Message) -> None:
         """Execute a request to another model, and send the instance its responses."""
@@ -320,6 +384,8 @@ def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
     with suppress(RequestError, OSError, ValueError):
         found = codec.read(submission.outputs[0])
         if isinstance(found, Left):
+            if found.pids:
+                slots.waiting.watch(GivesCore(slots, codec, found, RequestClock(time.monotonic_ns(), 0, 0), NO_TERMS))
             instance = InstanceConnection(slots.serving, found.address, 0, lambda message: None, lambda error: None)
             instance.send({"attach": found.execution, "request": found.request})
             instance.finish()

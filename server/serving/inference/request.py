@@ -276,7 +276,7 @@ class ClientRequest(ModelRun):
         if isinstance(found, Answer):
             return await self._response_of(codec, found)
         self.is_whole = self.by_slot = False
-        self._left_outcome = submission.outcome()
+        outcome = submission.outcome()
         submission.close()
         run = self._left_run(codec, found, self.plan.terms)
         try:
@@ -284,6 +284,7 @@ class ClientRequest(ModelRun):
                 return await self._stream(codec, run)
             return await self._response_of(codec, await run.next())
         finally:
+            self._left_outcome, self.finished_ns = run.outcome_of(outcome), time.monotonic_ns()
             run.cancel()
 
     async def _response_of(self, codec: PythonCodec, found: Answer | PythonResponse) -> bytes:

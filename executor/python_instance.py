@@ -1,0 +1,245 @@
+"""A worker's connection to an instance of a Python model: it hands requests over, and sleeps until they are answered.
+
+Meanwhile the instance has the worker's core. One that waits, for whatever it is, loses the core: the CPU clock of its
+process and of those that it has started says so.
+"""
+
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Sequence, Set
+from contextlib import suppress
+from typing import Any, Final
+
+from gangway.executor.process import may_raise_priority
+from gangway.python_backend.cpu_clock import CpuClock
+from gangway.python_backend.messages import CORE_BITS, WAITING_NICE, Connection, is_same_user, peer_of, places
+
+CONNECT_TIMEOUT_S: Final = 5.0
+GREET_MS: Final = 20  # what an instance executes may hold Python's lock: then its first message comes later
+_TIME: Final = struct.Struct("@ll")  # struct timeval
+LOWEST_MEMORY_BYTES: Final = 1 << 20
+KEPT_MEMORY_BYTES: Final = 8 << 20
+PATIENCE_MS: Final = 4  # in each half of that an instance that has a core must compute, or be kept from it
+COMPUTING_SHARE: Final = 0.2  # of that time
+
+
+class InstanceLostError(Exception):
+    """The process of the instance has ended, or was ended; the message says how."""
+
+
+class NotReadyError(InstanceLostError):
+    """No process of the instance is there at this moment."""
+
+
+class Instance:
+    """A connection to one instance, and the memory shared with it. Raises OSError, EOFError where there is none."""
+
+    def __init__(self, address: str) -> None:
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(CONNECT_TIMEOUT_S)
+            connected.connect(address)
+            if not is_same_user(connected):
+                raise OSError("another user's process has the address of an instance")
+            self.address = address
+            pid = peer_of(connected)[0]
+            self._process = os.pidfd_open(pid)
+        except BaseException:
+            connected.close()
+            raise
+        self._socket = connected
+        self._connection = Connection(connected)
+        self._ended = select.poll()
+        self._ended.register(self._process, select.POLLIN)
+        self._answers = select.poll()
+        self._answers.register(connected, select.POLLIN)
+        self._clock = CpuClock(pid)
+        self._unsettled = 0  # a run that was left: the instance may be writing its answer
+        self._memory_fd, self._memory = -1, memoryview(b"")
+        self._map: mmap.mmap | None = None
+        self._status: mmap.mmap | None = None
+        self._cores: Set[int] = set()
+        self._nice, self._may_raise = 0, False
+        try:
+            if self._answers.poll(GREET_MS):
+                self._receive()
+            # From now on the kernel limits the calls: with Python's time-outs each takes two calls more.
+            connected.settimeout(None)
+            self._answer_s = 0.0
+            self._limit(socket.SO_SNDTIMEO, CONNECT_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether it executes something, or is about to."""
+        return self._status is None or self._status[0] != 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its process, and those that it has started, as far as they were looked for."""
+        return self._clock.pids
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended since the connection was made."""
+        return bool(self._ended.poll(0))
+
+    def ask(
+        self, header: dict[str, Any], parts: Sequence[memoryview], timeout_s: float, patience_ms: int = PATIENCE_MS
+    ) -> dict[str, Any]:
+        """Send tensors and a header; return the answer's. Raises InstanceLostError; the process is ended if it is late.
+
+        `parts`: contents, to be placed one after the other as `places` says, each group from its own beginning. If the
+        instance computes less than COMPUTING_SHARE of `patience_ms` it has no core any more, and the answer is its
+        number, as `waits`: that of the execution, if this has begun it.
+        """
+        begin_ns, core = time.monotonic_ns(), header["core"]
+        header["ask"] = number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1  # no other worker has it
+        try:
+            self._send(header, parts)
+            if "resume" in header:
+                self._place(self.pids, {core}, 0)
+            if timeout_s != self._answer_s:
+                self._answer_s = timeout_s
+                self._limit(socket.SO_RCVTIMEO, timeout_s)
+            answer = self._answer(number, core, begin_ns + timeout_s * 1e9, patience_ms)
+        except BlockingIOError:
+            self._kill()
+            raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise InstanceLostError("its process has ended") from error
+        if answer.get("memory_bytes", 0) > len(self._memory):
+            self._remap(answer["memory_bytes"])
+        return answer
+
+    def _answer(self, number: int, core: int, end_ns: float, patience_ms: int) -> dict[str, Any]:
+        """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`."""
+        looked_ns = computed_ns = 0
+        queued_ns = -1  # in the first window in which it computes little it is not known yet
+        while True:
+            if self._answers.poll(patience_ms / 2):
+                answer = self._receive()
+                if answer.get("ask") == number:  # else of a run that was left
+                    return answer
+                continue
+            now_ns, now_computed_ns = time.monotonic_ns(), self._clock.read_ns()
+            if now_ns > end_ns:
+                raise BlockingIOError
+            little_ns = COMPUTING_SHARE * (now_ns - looked_ns) - (now_computed_ns - computed_ns)
+            if not looked_ns or little_ns < 0:
+                queued_ns = -1
+            elif queued_ns < 0:
+                if self._clock.find_others():
+                    self._place(self.pids, {core}, 0)  # it may be these that compute, until the next look
+                queued_ns = self._clock.queued_ns()
+            else:
+                before_ns, queued_ns = queued_ns, self._clock.queued_ns()
+                is_kept = queued_ns - before_ns > little_ns or self._clock.is_runnable()  # by others, from computing
+                if not (is_kept or self._answers.poll(0)):
+                    self._connection.send({"leave": number})
+                    self._unsettled = number
+                    self._place(self.pids, self._cores, WAITING_NICE)
+                    return {"waits": number}
+            looked_ns, computed_ns = now_ns, now_computed_ns
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message's header; take what the first one says. Raises as `Connection.receive` does."""
+        message = self._connection.receive()
+        if "hello" in message.header:
+            self._status = mmap.mmap(message.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
+            os.close(message.descriptor)
+            self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
+            self._may_raise = may_raise_priority()
+            self._clock.leave_out(message.header["own"])
+        return message.header
+
+    def _place(self, pids: Sequence[int], cores: Set[int], more_nice: int) -> None:
+        """Have processes these cores, and a nice value so much above that with a core.
+
+        The instance cannot always do so itself: what the model waits for may hold Python's lock.
+        """
+        for pid in pids:
+            with suppress(OSError):  # it has ended, or the system does not permit it
+                if cores:
+                    os.sched_setaffinity(pid, cores)
+                if self._may_raise:
+                    os.setpriority(os.PRIO_PROCESS, pid, self._nice + more_nice)
+
+    @property
+    def memory(self) -> memoryview:
+        """What is shared with the instance."""
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._connection.close()
+        os.close(self._process)
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+
+    def trim(self) -> None:
+        """Give memory back that few requests need."""
+        if len(self._memory) > KEPT_MEMORY_BYTES and not self._unsettled:
+            os.ftruncate(self._memory_fd, 0)  # the instance still maps it, and does not use it
+            self._forget_memory()
+
+    def _settle(self) -> None:
+        """Use other memory if the instance may still write the answer of a run that was left.
+
+        Raises OSError, EOFError.
+        """
+        while self._unsettled and self._answers.poll(0):
+            if self._receive().get("left") == self._unsettled:
+                self._unsettled = 0
+        if self._unsettled and self._memory_fd >= 0:
+            self._forget_memory()
+        self._unsettled = 0
+
+    def _forget_memory(self) -> None:
+        self._memory.release()
+        self._memory = memoryview(b"")
+        self._map = None
+        os.close(self._memory_fd)
+        self._memory_fd = -1
+
+    def _send(self, header: dict[str, Any], parts: Sequence[memoryview]) -> None:
+        offsets, size_bytes = places([len(part) for part in parts])
+        descriptor = -1
+        self._settle()
+        if "run" in header:
+            if size_bytes > len(self._memory) or self._memory_fd < 0:
+                descriptor = self._grow(max(size_bytes, LOWEST_MEMORY_BYTES))
+            for part, at in zip(parts, offsets, strict=True):
+                self._memory[at : at + len(part)] = part
+            header["memory_bytes"] = len(self._memory)
+        self._connection.send(header, descriptor=descriptor)
+
+    def _grow(self, size_bytes: int) -> int:
+        if self._memory_fd < 0:
+            self._memory_fd = os.memfd_create("gangway-python", os.MFD_CLOEXEC)
+        os.posix_fallocate(self._memory_fd, 0, size_bytes)
+        self._remap(size_bytes)
+        return self._memory_fd
+
+    def _remap(self, size_bytes: int) -> None:
+        self._memory.release()
+        self._map = mmap.mmap(self._memory_fd, size_bytes)
+        self._memory = memoryview(self._map)
+
+    def _limit(self, option: int, seconds: float) -> None:
+        """Have calls that wait raise BlockingIOError after so long; 0: never."""
+        time = _TIME.pack(*divmod(math.ceil(seconds * 1e6), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, time)
+
+    def _kill(self) -> None:
+        with suppress(OSError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
