@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from gangway.executor.process import may_raise_priority
 from gangway.python_backend.cpu_clock import CpuClock
-from gangway.python_backend.messages import CORE_BITS, WAITING_NICE, Connection, is_same_user, peer_of, places
+from gangway.python_backend.messages import (
+    CORE_BITS,
+    OCCUPIED,
+    WAITING_NICE,
+    Connection,
+    is_same_user,
+    peer_of,
+    places,
+)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 GREET_MS: Final = 20  # what an instance executes may hold Python's lock: then its first message comes later
@@ -78,9 +86,9 @@ class Instance:
             raise
 
     @property
-    def is_occupied(self) -> bool:
-        """Whether it executes something, or is about to."""
-        return self._status is None or self._status[0] != 0
+    def load(self) -> int:
+        """How many executions are open there; OCCUPIED while none can begin."""
+        return OCCUPIED if self._status is None else self._status[0]
 
     @property
     def pids(self) -> tuple[int, ...]:

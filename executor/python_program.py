@@ -153,7 +153,7 @@ class PythonModel:
         return {"waits": instance.pids} if ended.get("waits") else {}
 
     def _choose(self, count: int, wanted: int) -> tuple[int, Instance]:
-        """Return an instance, one that is not occupied if there is one. Raises InstanceLostError if there is none.
+        """Return the instance with the lowest load, if possible without any. Raises NotReadyError if there is none.
 
         `wanted`: the number of the only one that is possible; -1: any.
         """
@@ -166,11 +166,11 @@ class PythonModel:
                 found.append((number, self._instance(number)))
             except InstanceLostError:
                 continue
-            if not found[-1][1].is_occupied:
+            if not found[-1][1].load:
                 return found[-1]
         if not found:
             raise NotReadyError
-        return found[0]
+        return min(found, key=lambda each: each[1].load)
 
     def _instance(self, number: int) -> Instance:
         """Return the connection to an instance. Raises InstanceLostError."""

@@ -169,7 +169,7 @@ def encode_response(
     return Encoded(header, contents)
 
 
-def encode_error(error: Exception, where: str = "") -> Encoded:
+def encode_error(error: BaseException, where: str = "") -> Encoded:
     """Return the response that says what an exception says."""
     if isinstance(error, TritonError):
         return Encoded({"error": (ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS])}, [])
@@ -318,6 +318,7 @@ class Execution:
         self._looked_at = self._seconds = 0.0
         self.is_run = True
         self.wants_core = False
+        self.coroutine: Any = None  # which executes it
         self.left_at: float | None = None  # when responses began to be the front ends' to fetch
 
     def begin(self) -> None:
@@ -341,6 +342,11 @@ class Execution:
     def attached(self) -> list[Connection]:
         """The front ends that are there for it."""
         return [each.connection for each in self.responders if each.connection is not None]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the model has given all responses."""
+        return all(each.is_closed for each in self.responders)
 
     @property
     def is_over(self) -> bool:

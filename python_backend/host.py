@@ -1,4 +1,4 @@
-"""The loop of an instance: it executes what workers ask for, one execution at a time, in the main thread.
+"""The main thread of an instance: it executes what workers ask for, one `execute` at a time.
 
 An execution has a core while a worker has one for it: from `run` or `resume` to `done` or `stopped`. Where a model
 waits for another model it gives the core back, and asks a front end for one (`grant`) when it can go on. An execution
@@ -6,51 +6,45 @@ that finds the instance occupied waits in the same way. A decoupled model's exec
 a front end that is there.
 
 Where a model waits for anything else its worker sees that (`leave`). The execution goes on without a core then, with
-little weight, until a front end has seen that it computes and another worker has one for it.
+little weight, until a front end has seen that it computes and another worker has one for it. So it is, too, where
+threads and loops of the model's own wait for other models.
+
+An execution whose `execute` is a coroutine stays open until that ends. Up to `gangway_python_concurrency` executions
+are open at the same time, of a decoupled model any number. Their coroutines run in one loop (`coroutines.py`), which
+computes while any of them has a core.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 import inspect
-import itertools
 import math
 import mmap
 import os
-import queue
-import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from gangway.python_backend import custom_metrics
+from gangway.python_backend import custom_metrics, working_for
 from gangway.python_backend import triton_python_backend_utils as pb_utils
-from gangway.python_backend.executions import (
-    Encoded,
-    Execution,
-    OutputCheck,
-    Responder,
-    decode_response,
-    decode_tensors,
-    encode_error,
-    encode_tensors,
-)
+from gangway.python_backend.calls import ATTACH_SECONDS, Calls, Responses
+from gangway.python_backend.coroutines import Coroutines
+from gangway.python_backend.executions import Encoded, Execution, OutputCheck, Responder, decode_tensors, encode_error
 from gangway.python_backend.inbox import Inbox
-from gangway.python_backend.messages import CORE_BITS, WAITING_NICE, Connection, Message, is_same_user, places
+from gangway.python_backend.messages import CORE_BITS, OCCUPIED, WAITING_NICE, Connection, Message, is_same_user, places
 from gangway.python_backend.supervisor_link import THREAD_NAME
 
-ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
 LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine that is busy
 LOOK_SECONDS = 1.0
-_NOBODY = {"error": ("CANCELLED", "no client waits for the request that asks for this"), "final": True}
-
-_execution: contextvars.ContextVar[Execution | None] = contextvars.ContextVar("execution", default=None)
+TURN_SECONDS = 0.05  # coroutines of several executions keep a core for so long, if they have always something to do
+CONCURRENCY = "gangway_python_concurrency"
 
 
 class Memory:
@@ -87,14 +81,6 @@ class Memory:
         return memoryview(self._map)
 
 
-class Call:
-    """A request to another model. `take` gets each response, and whether it is the last one."""
-
-    def __init__(self, number: int, execution: Execution, message: Encoded, take: Callable[[Any, bool], None]) -> None:
-        self.number, self.execution, self.message, self.take = number, execution, message, take
-        self.connection: Connection | None = None
-
-
 class Host:
     """Serves one instance of a model, which is initialised. `config`: its configuration, as a dictionary.
 
@@ -105,17 +91,22 @@ class Host:
         self._model, self._name = model, name
         self._is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._check = check
-        self._waiting: list[Execution] = []
+        parameters = config.get("parameters") or {}
+        concurrency = int(parameters.get(CONCURRENCY, {}).get("string_value", 1))
+        self._concurrency = sys.maxsize if self._is_decoupled else concurrency
+        self._waiting: list[Execution] = []  # to begin
+        self._open: list[Execution] = []  # which have begun, and have not ended
         self._is_stopping = False
-        self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._inbox = Inbox()
-        self._is_idle = True
+        self._is_computing = False  # the main thread, for executions that are open
         self._is_at_inbox = False  # the main thread waits there
+        self._has_core_since = 0.0
         self._executions: dict[int, Execution] = {}
         self._memories: dict[Connection, Memory] = {}
         self._answered: dict[Connection, tuple[Execution, list[dict[str, Any]]]] = {}  # by the last run of a worker
-        self._calls: dict[int, Call] = {}
+        self._calls = Calls(self._changed, self._executions)
+        self._coroutines: Coroutines | None = None
         self._awaited = 0  # requests to other models for which coroutines wait
         own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
         self._own_threads = {threading.get_native_id(), *own}
@@ -127,11 +118,10 @@ class Host:
         self._nice = os.getpriority(os.PRIO_PROCESS, self._main)
         self._is_light = False  # the main thread has little weight
         self._may_raise = _may_raise(self._nice)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._background: asyncio.AbstractEventLoop | None = None
         self._status = os.memfd_create("gangway-python-status", os.MFD_CLOEXEC)
         os.ftruncate(self._status, mmap.PAGESIZE)
         self._status_map = mmap.mmap(self._status, mmap.PAGESIZE)
+        working_for.let_threads_inherit()
         pb_utils.runtime = self
 
     def run(self, listener: socket.socket) -> None:
@@ -158,24 +148,62 @@ class Host:
         """Return what is to be executed next: the first that somebody waits for. None: nothing more."""
         while True:
             with self._changed:
-                if self._is_stopping:
+                if self._is_over:
                     return None
-                self._waiting = [each for each in self._waiting if not each.is_abandoned(ATTACH_SECONDS)]
-                self._note_idle()
-                execution = next((each for each in self._waiting if each.worker is not None or each.attached), None)
+                execution = self._startable
                 if execution is not None:
                     self._waiting.remove(execution)
+                    self._open.append(execution)
+                    self._note(is_computing=True)
                     break
-                self._is_at_inbox = True
-                patience_seconds = LOOK_SECONDS if self._waiting else None
-            self._take_all(patience_seconds)
+            if self._coroutines is None:
+                self._wait(None)
+            else:
+                self._coroutines.run()
         self._take_all(0)  # what came at the same time, so that its worker does not wait for this execution
         return execution
 
-    def _note_idle(self) -> None:
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is to be executed any more that somebody waits for."""
+        return self._is_stopping and all(each.is_abandoned(ATTACH_SECONDS) for each in self._open)
+
+    @property
+    def _startable(self) -> Execution | None:
+        """What can begin."""
+        if self._is_stopping or len(self._open) >= self._concurrency:
+            return None
+        return next((each for each in self._waiting if each.worker is not None or each.attached), None)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the main thread has something to do beside coroutines."""
+        return self._is_over or self._startable is not None
+
+    def _note(self, is_computing: bool) -> None:
         """Let workers know whether a run could begin at once; the lock is held."""
-        self._is_idle = not self._waiting
-        self._status_map[0] = not self._is_idle
+        self._is_computing = is_computing and bool(self._open)
+        self._status_map[0] = min(len(self._open), OCCUPIED - 1) if self._can_begin else OCCUPIED
+
+    @property
+    def _can_begin(self) -> bool:
+        """Whether a run could begin at once."""
+        return not (self._waiting or self._is_computing or len(self._open) >= self._concurrency)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Wait for messages of workers, and for what the inbox watches; main thread only."""
+        with self._changed:
+            self._waiting = [each for each in self._waiting if not each.is_abandoned(ATTACH_SECONDS)]
+            self._note(is_computing=False)
+            if self.has_more:
+                seconds = 0
+            elif self._waiting:
+                seconds = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+            self._is_at_inbox = True
+        self._take_all(seconds)
+        with self._changed:
+            self._note(is_computing=True)
+            self._has_core_since = time.monotonic()
 
     def _take_all(self, seconds: float | None) -> None:
         """Wait for messages of workers, and take them; main thread only."""
@@ -196,35 +224,39 @@ class Host:
     def _look_for_abandoned(self) -> None:
         """Answer calls of executions that no front end has come for, and forget these. Let go of unused metrics.
 
-        End the process if its model has had requests for too long.
+        End what its model has had for too long.
         """
         while True:
             time.sleep(LOOK_SECONDS)
             custom_metrics.flush()
+            self._calls.look()
             with self._changed:
-                calls = [each for each in self._calls.values() if each.execution.is_abandoned(ATTACH_SECONDS)]
                 late = []
+                waits_for_core = any(each.wants_core for each in self._open)
                 for number, each in list(self._executions.items()):
                     if each.is_begun:
-                        others = each.wants_core or any(call.execution is each for call in self._calls.values())
-                        if each.is_late(others) and each.worker is None:  # else the worker ends it
+                        is_late = each.is_late(waits_for_core or self._calls.has(each))
+                        if is_late and each.worker is None:  # else the worker ends it
                             late.append(each)
                     elif each.is_over or each.is_abandoned(ATTACH_SECONDS):
                         del self._executions[number]
             for each in late:
                 self._end_late(each)
-            for call in calls:
-                self._route(call)
 
     def _end_late(self, execution: Execution) -> None:
-        """End the process, because of this execution."""
-        name = self._check.model_name
-        reason = f"it did not end within {execution.timeout_seconds:g} s and was ended"
-        print(f"{name}: an instance of the Python model is lost: {reason}")
-        message = f"an instance of model '{name}' was lost: {reason}; it is started again"
+        """End an execution: its coroutine, or where there is none, or that does not end, the process."""
+        name, reason = self._check.model_name, f"it did not end within {execution.timeout_seconds:g} s and was ended"
+        coroutine, is_told = execution.coroutine, execution.is_answered
+        message = f"a request to model '{name}': {reason}"
+        if coroutine is None or is_told:
+            print(f"{name}: an instance of the Python model is lost: {reason}")
+            message = f"an instance of model '{name}' was lost: {reason}; it is started again"
         for each in execution.responders:
             each.fail(Encoded({"error": ("UNAVAILABLE", message)}, []))
-        os.kill(os.getpid(), signal.SIGKILL)
+        if coroutine is None or is_told:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            coroutine.get_loop().call_soon_threadsafe(coroutine.cancel)
 
     # -- callers
 
@@ -261,7 +293,7 @@ class Host:
                 if "attach" in message.header:
                     responder = self._attach(message.header, connection)
                 elif "result" in message.header:
-                    self._take_result(message)
+                    self._calls.take_result(message)
                 else:
                     self._take(message, connection)
                     self._inbox.attend(connection, self._take)
@@ -299,12 +331,12 @@ class Host:
         with self._changed:  # to the end: who is idle must not begin something else meanwhile
             self._answered.pop(worker, None)
             self._executions[execution.number] = execution
-            if self._is_decoupled or not self._is_idle:
-                self._release(execution)
+            if self._is_decoupled or not self._can_begin:
+                self._release(execution, goes_on=False)
             else:
                 self._pin(execution.core)  # where the main thread is, others may compute
             self._waiting.append(execution)
-            self._note_idle()
+            self._note(self._is_computing)
             self._notify()
 
     def _resume(self, header: dict[str, Any], worker: Connection) -> None:
@@ -315,6 +347,7 @@ class Host:
             has_core = execution is not None and execution.worker is not None
             if execution is not None and wanted and not has_core:
                 execution.worker, execution.core, execution.ask = worker, header["core"], header["ask"]
+                self._has_core_since = time.monotonic()
                 if execution.wants_core:
                     execution.wants_core = False
                     self._notify()
@@ -330,15 +363,16 @@ class Host:
             found = (each for each in self._executions.values() if each.worker is worker and each.ask == number)
             execution = next(found, None)
             if execution is not None:
-                self._unpin()
                 execution.worker, execution.is_run = None, False
+                if self._having_core() is None:
+                    self._unpin()
                 if execution.is_answering:
                     return  # the main thread goes on with that
                 execution.leave()
             elif answered is not None and answered.ask == number:  # it has not read that
                 self._executions[number] = answered
                 self._keep_again(answered, outcomes, self._memories[worker].sized(0))
-                self._notify()
+                self._notify()  # a front end may be there for it
         self._tell(worker, {"left": number})
 
     def _keep_again(self, execution: Execution, outcomes: list[dict[str, Any]], memory: memoryview) -> None:
@@ -362,10 +396,8 @@ class Host:
                 raise EOFError
             responder: Responder = execution.responders[header["request"]]
             responder.attach(front_end)
-            unsent = [call for call in self._calls.values() if call.execution is execution and call.connection is None]
             self._notify()
-        for call in unsent:
-            self._route(call)
+        self._calls.attached(execution)
         return responder
 
     def _lost(self, connection: Connection) -> None:
@@ -379,48 +411,64 @@ class Host:
                     if execution.is_run:
                         execution.leave()
                     execution.is_run = False
-            calls = [call for call in self._calls.values() if call.connection is connection]
-            for call in calls:
-                call.connection = None
             self._notify()
         if memory is not None:
             memory.close()
-        for call in list(self._calls.values()):
-            if call in calls or call.execution.is_abandoned(ATTACH_SECONDS):
-                self._route(call)
+        self._calls.lost(connection)
 
     # -- the core
 
-    def _release(self, execution: Execution) -> None:
-        """Give the core back; what remains goes to the front ends."""
+    def _release(self, execution: Execution, goes_on: bool) -> None:
+        """Give the core back; what remains goes to the front ends. `goes_on`: without a core, as what waits does."""
         with self._changed:
+            if execution.is_answering:
+                return  # the main thread gives it back
             worker, execution.worker = execution.worker, None
             was_run, execution.is_run = execution.is_run, False
+            if goes_on and self._having_core() is None:
+                self._unpin()
         if was_run:
-            place = (), execution.is_begun
+            place = (os.getpid(),) if goes_on else (), execution.is_begun
             outcomes = [{"left": [execution.number, index, *place]} for index in range(len(execution.responders))]
             self._tell(worker, {"done": outcomes, "memory_bytes": 0, "ask": execution.ask})
             execution.leave()
         else:
-            self._tell(worker, {"stopped": True, "ask": execution.ask})
+            self._tell(worker, {"stopped": True, "waits": goes_on, "ask": execution.ask})
 
-    def _acquire(self, execution: Execution) -> bool:
-        """Wait until the execution may use a core; False if there is nobody any more who wants it."""
-        asked: Connection | None = None
+    def _release_all(self, executions: Iterable[Execution], goes_on: bool = False) -> bool:
+        """Give the cores of these back; return whether there was any."""
+        having = [each for each in executions if each.worker is not None]
+        for each in having:
+            self._release(each, goes_on)
+        return bool(having)
+
+    def _acquire(self) -> None:
+        """Wait until one of the open executions, or one that can begin, has a core, or nobody waits for any of them."""
+        asked: tuple[Execution, Connection] | None = None
         with self._changed:
-            execution.wants_core = execution.worker is None
-            while execution.worker is None:
-                attached = execution.attached
-                if asked not in attached:
-                    asked = attached[0] if attached else None
+            while (having := self._having_core()) is None:
+                if asked is None or asked[1] not in asked[0].attached:
+                    self._note(is_computing=False)  # a run that begins now brings a core
                     if asked is not None:
-                        self._tell(asked, {"grant": execution.number})
-                if asked is None and execution.is_abandoned(ATTACH_SECONDS):
-                    execution.wants_core = False
-                    return False
+                        asked[0].wants_core = False
+                    asked = next(((each, each.attached[0]) for each in self._open if each.attached), None)
+                    if asked is not None:
+                        asked[0].wants_core = True
+                        self._tell(asked[1], {"grant": asked[0].number})
+                if asked is None and all(each.is_abandoned(ATTACH_SECONDS) for each in self._open):
+                    break
                 self._changed.wait(LOOK_SECONDS)
-        self._pin(execution.core)
-        return True
+                self._has_core_since = time.monotonic()
+            if asked is not None:
+                asked[0].wants_core = False
+            self._note(is_computing=True)
+            if having is None:
+                self._unpin()
+        if having is not None:
+            self._pin(having.core)
+
+    def _having_core(self) -> Execution | None:
+        return next((each for each in (*self._open, *self._waiting) if each.worker is not None), None)
 
     def _pin(self, core: int) -> None:
         """Let the main thread have one core."""
@@ -473,48 +521,54 @@ class Host:
     # -- executing
 
     def _perform(self, execution: Execution) -> None:
-        if not self._acquire(execution):
+        self._acquire()
+        if execution.is_abandoned(ATTACH_SECONDS):
+            self._end(execution)
             return
-        token = _execution.set(execution)
         execution.begin()
+        with working_for.working_for(execution):
+            try:
+                result = self._model.execute([each.take_request() for each in execution.responders])
+                if inspect.isawaitable(result):
+                    self._go_on_later(execution, result)
+                    return
+                self._take_responses(execution, result)
+            except Exception as error:
+                self._fail(execution, error)
+        self._end(execution)
+
+    def _go_on_later(self, execution: Execution, result: Awaitable[Any]) -> None:
+        """Have the loop do what is left of an execution."""
+        if self._coroutines is None:
+            self._coroutines = Coroutines(self)
+            self._inbox.watch(self._coroutines.fileno())
+        execution.coroutine = asyncio.ensure_future(result, loop=self._coroutines.loop)
+        execution.coroutine.add_done_callback(functools.partial(self._ended, execution))
+
+    def _ended(self, execution: Execution, coroutine: asyncio.Future[Any]) -> None:
+        """The coroutine of an execution has ended."""
+        error = asyncio.CancelledError() if coroutine.cancelled() else coroutine.exception()
         try:
-            self._take_responses(execution, self._execute([each.take_request() for each in execution.responders]))
-        except Exception as error:
-            if not execution.is_abandoned(ATTACH_SECONDS):
-                traceback.print_exc()
-            where = f"Failed to process the request(s) for model instance '{self._name}', message: "
-            for each in execution.responders:
-                each.fail(encode_error(error, where))
-        finally:
-            _execution.reset(token)
+            if error is None and not self._is_decoupled:
+                self._take_responses(execution, coroutine.result())
+        except Exception as wrong:
+            error = wrong
+        if error is not None:
+            self._fail(execution, error)
+        self._end(execution)
+
+    def _fail(self, execution: Execution, error: BaseException) -> None:
+        if not execution.is_abandoned(ATTACH_SECONDS):
+            traceback.print_exception(type(error), error, error.__traceback__)
+        where = f"Failed to process the request(s) for model instance '{self._name}', message: "
+        for each in execution.responders:
+            each.fail(encode_error(error, where))
+
+    def _end(self, execution: Execution) -> None:
+        execution.coroutine = None
         self._settle(execution)
-        self._demote_threads()
-
-    def _execute(self, requests: list[Any]) -> Any:
-        result = self._model.execute(requests)
-        if not inspect.isawaitable(result):
-            return result
-        if self._is_decoupled:
-            asyncio.run_coroutine_threadsafe(self._in_background(result, requests), self._background_loop())
-            return None
-        if self._loop is None:
-            self._loop = asyncio.SelectorEventLoop(CoreSelector(self))
-        asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(result)
-
-    async def _in_background(self, result: Awaitable[Any], requests: list[Any]) -> None:
-        try:
-            await result
-        except Exception as error:
-            traceback.print_exc()
-            for request in requests:
-                request.get_response_sender().fail(encode_error(error))
-
-    def _background_loop(self) -> asyncio.AbstractEventLoop:
-        if self._background is None:
-            self._background = asyncio.new_event_loop()
-            threading.Thread(target=self._background.run_forever, name="coroutines", daemon=True).start()
-        return self._background
+        if not self._open:
+            self._demote_threads()
 
     def _take_responses(self, execution: Execution, responses: Any) -> None:
         """Take what execute has returned. Raises TritonModelException for what it must not return."""
@@ -546,7 +600,8 @@ class Host:
             if not is_run or worker is None:
                 execution.worker = None
                 self._weigh(is_light=False)
-                self._note_idle()
+                self._open.remove(execution)
+                self._note(self._is_computing)
         if not is_run or worker is None:
             self._tell(worker, {"stopped": True, "ask": execution.ask})
             return
@@ -573,145 +628,68 @@ class Host:
                 self._executions.pop(execution.number, None)
                 self._answered[worker] = execution, outcomes
             self._weigh(is_light=False)
-            self._note_idle()  # now: this core is another's when the worker has the answer
+            self._open.remove(execution)
+            self._note(self._is_computing)  # now: this core is another's when the worker has the answer
         if not is_read:
             self._tell(worker, {"left": execution.ask})
             return
         self._tell(worker, {"done": outcomes, "memory_bytes": len(view), "ask": execution.ask})
         execution.leave()
 
-    # -- requests to other models
+    # -- what models wait for
 
-    def infer(self, request: Any, is_stream: bool) -> Iterator[Any]:
-        """Yield the responses of another model. Raises TritonModelException without a request in progress."""
-        responses: queue.SimpleQueue[tuple[Any, bool]] = queue.SimpleQueue()
-        call = self._call(request, is_stream, lambda response, is_last: responses.put((response, is_last)))
-        return self._responses(call, responses)
+    def infer(self, request: Any, is_stream: bool) -> Responses:
+        """Execute a request to another model. Raises TritonModelException without a request in progress."""
+        begin = functools.partial(self._calls.begin, request, is_stream)
+        return Responses(begin, self._without_core, self._awaiting)
 
-    def infer_async(self, request: Any, is_stream: bool) -> Awaitable[Any]:
-        """Return an awaitable of the response, or of an iterator of responses."""
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[Any] = loop.create_future()
-        if is_stream:
-            found.set_result(pb_utils.ResponseIterator(self.infer(request, is_stream)))
-            return found
+    @contextmanager
+    def _awaiting(self, execution: Execution) -> Iterator[None]:
+        """While a coroutine waits for another model: in a loop of the model's own the core is given back at once.
 
-        def settle(response: Any) -> None:
-            self._awaited -= 1
-            if not found.done():
-                found.set_result(response)
-
-        def take(response: Any, is_last: bool) -> None:
-            loop.call_soon_threadsafe(settle, response)
-
-        self._call(request, is_stream, take)
-        self._awaited += 1
-        return found
-
-    def _call(self, request: Any, is_stream: bool, take: Callable[[Any, bool], None]) -> Call:
-        execution = _execution.get() or self._latest()
-        if execution is None:
-            raise pb_utils.TritonModelException("a request to another model needs a request in progress")
-        described, contents = encode_tensors(
-            request.inputs(),
-            execution.responders[0].most_bytes,
-            f"the request to model '{request.model_name()}'",
-        )
-        header = {
-            "infer": next(self._numbers),
-            "model": request.model_name(),
-            "version": request.model_version(),
-            "inputs": described,
-            "wanted": list(request.requested_output_names()),
-            "id": request.request_id(),
-            "correlation_id": request.correlation_id(),
-            "flags": request.flags(),
-            "timeout": request.timeout(),
-            "priority": request.priority(),
-            "parameters": pb_utils.parameters_of(request.parameters()),
-            "stream": is_stream,
-        }
-        call = Call(header["infer"], execution, Encoded(header, contents), take)
-        with self._changed:
-            self._calls[call.number] = call
-        self._route(call)
-        return call
-
-    def _latest(self) -> Execution | None:
-        """Return the execution that a thread of the model's own most likely works for."""
-        with self._changed:
-            left = [each for each in self._executions.values() if not all(one.is_closed for one in each.responders)]
-        return left[-1] if left else None
-
-    def _route(self, call: Call) -> None:
-        """Send a call to a front end of its execution, or wait for one; answer it if none will come."""
-        with self._changed:
-            attached = call.execution.attached
-            if call.connection is not None or call.number not in self._calls:
-                return
-            call.connection = attached[0] if attached else None
-            is_lost = not attached and call.execution.is_abandoned(ATTACH_SECONDS)
-        if call.connection is not None:
-            with suppress(OSError):  # `_lost` follows
-                call.connection.send(call.message.header, call.message.payload)
-        elif is_lost:
-            self._answer(call, Message(dict(_NOBODY), memoryview(b"")))
-
-    def _take_result(self, message: Message) -> None:
-        call = self._calls.get(message.header["result"])
-        if call is not None:
-            self._answer(call, message)
-
-    def _answer(self, call: Call, message: Message) -> None:
-        is_last = bool(message.header.get("final", True))
-        if is_last:
-            with self._changed:
-                if self._calls.pop(call.number, None) is None:
-                    return
+        When such a loop has nothing else to do is not known.
+        """
+        is_foreign = self._coroutines is None or asyncio.get_running_loop() is not self._coroutines.loop
+        if is_foreign:
+            self._release_all(self._open if _in_main_thread() else [execution], goes_on=True)
+        self._awaited += not is_foreign
         try:
-            response = decode_response(message.header, message.payload)
-        except (ValueError, KeyError, pb_utils.TritonModelException) as error:
-            response = pb_utils.InferenceResponse(error=pb_utils.TritonError(f"a response cannot be read: {error}"))
-        call.take(response, is_last)
+            yield
+        finally:
+            self._awaited -= not is_foreign
 
-    def _responses(self, call: Call, responses: queue.SimpleQueue[tuple[Any, bool]]) -> Iterator[Any]:
-        is_last = False
-        while not is_last:
-            with self._without_core(call.execution):
-                response, is_last = responses.get()
-            yield response
+    def wait(self, seconds: float | None) -> None:
+        """Wait for the loop's events, for messages, at most so long. What waits for other models has no core."""
+        if self._awaited or self._concurrency > 1:
+            self._release_all(self._open, goes_on=self._is_decoupled)
+        self._wait(seconds)
 
-    def _without_core(self, execution: Execution) -> CoreBreak:
-        return CoreBreak(self, execution)
+    def go_on(self) -> None:
+        """Return when coroutines may compute: they have a core, unless their model is decoupled, or nobody waits."""
+        if self._concurrency > 1 and time.monotonic() - self._has_core_since > TURN_SECONDS:
+            self._release_all(self._open)
+        if self._open and not self._is_decoupled:
+            self._acquire()
+
+    @contextmanager
+    def _without_core(self, execution: Execution) -> Iterator[None]:
+        """While a thread waits for something else for an execution; only the main thread takes a core again."""
+        is_main = _in_main_thread()
+        had_core = self._release_all(self._open if is_main else [execution], goes_on=not is_main)
+        try:
+            yield
+        finally:
+            if had_core and is_main:
+                self._acquire()
 
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context in which what is executed in this thread has no core."""
-        execution = self.current
+        execution = working_for.execution()
         return nullcontext() if execution is None else self._without_core(execution)
 
-    def pause(self, execution: Execution) -> bool:
-        """Give the core of an execution back, if the main thread waits; return whether it is to be taken again."""
-        with self._changed:
-            has_core = execution.worker is not None and threading.current_thread() is threading.main_thread()
-        if has_core:
-            self._release(execution)
-        return has_core
 
-    def go_on(self, execution: Execution) -> None:
-        """Take a core again. Without anybody who waits for the execution it ends without one."""
-        if not self._acquire(execution):
-            with self._changed:
-                self._unpin()
-
-    @property
-    def awaits_others(self) -> bool:
-        """Whether coroutines wait for other models."""
-        return self._awaited > 0
-
-    @property
-    def current(self) -> Execution | None:
-        """What is being executed, in its thread."""
-        return _execution.get()
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _may_raise(nice: int) -> bool:
@@ -731,36 +709,3 @@ def _may_raise(nice: int) -> bool:
     trial.start()
     trial.join()
     return bool(found)
-
-
-class CoreBreak:
-    """A context in which an execution has no core."""
-
-    def __init__(self, host: Host, execution: Execution) -> None:
-        self._host, self._execution = host, execution
-        self._goes_on = False
-
-    def __enter__(self) -> None:
-        self._goes_on = self._host.pause(self._execution)
-
-    def __exit__(self, *error: object) -> None:
-        if self._goes_on:
-            self._host.go_on(self._execution)
-
-
-class CoreSelector(selectors.DefaultSelector):
-    """Of the event loop that runs coroutines: while it has nothing left but other models' responses, it has no core."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__()
-        self._host = host
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready. Blocks."""
-        execution = self._host.current
-        if execution is None or not self._host.awaits_others or timeout == 0:
-            return super().select(timeout)
-        if events := super().select(0):
-            return events
-        with CoreBreak(self._host, execution):
-            return super().select(timeout)

@@ -45,6 +45,10 @@ class Inbox:
             with suppress(OSError, ValueError):
                 self._poll.unregister(descriptor)
 
+    def watch(self, descriptor: int) -> None:
+        """Have `wait` return, too, when this is readable."""
+        self._poll.register(descriptor, select.EPOLLIN)
+
     def wait(self, seconds: float | None, take: Callable[[Message, Connection], None]) -> None:
         """Take what workers have sent; return after so long, or after `wake`. None: wait for ever."""
         for descriptor, _ in self._poll.poll(seconds):

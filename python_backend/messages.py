@@ -7,7 +7,7 @@ bytes, in the order of the header.
 
 | sender | header | meaning |
 |---|---|---|
-| instance | `hello`: pid, `cores`, `nice`, `own` | first; the descriptor is the status: 1 while it is occupied |
+| instance | `hello`: pid, `cores`, `nice`, `own` | first; the descriptor is the status: open executions, or OCCUPIED |
 | worker | `run`: requests, `core`, `memory_bytes` | execute; the descriptor is the memory, if it is new or larger |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
@@ -47,6 +47,7 @@ ALIGNMENT_BYTES = 64
 JOIN_BYTES = 16 << 10  # of a message are sent by one call
 CORE_BITS = 10  # of the number of a run: the worker's core; above them is when it began, of CLOCK_MONOTONIC in ns
 WAITING_NICE = 10  # of an instance without a core, above its nice value with one: a tenth of the weight
+OCCUPIED = 255  # no execution could begin at once
 ERROR_CODES = (
     "UNKNOWN",
     "INTERNAL",

@@ -5,10 +5,11 @@ Source: https://github.com/triton-inference-server/python_backend, its README an
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import sys
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -219,15 +220,23 @@ class InferenceResponseSender(Protocol):
         ...
 
 
+class Responses(Protocol):
+    """The responses to a request, as an iterator of threads and of coroutines."""
+
+    def __next__(self) -> InferenceResponse:
+        """Return the next response. Blocks."""
+        ...
+
+    async def __anext__(self) -> InferenceResponse:
+        """Return the next response."""
+        ...
+
+
 class Runtime(Protocol):
     """What the process of the instance does for a model (`host.py`)."""
 
-    def infer(self, request: InferenceRequest, is_stream: bool) -> Iterator[InferenceResponse]:
-        """Execute a request to another model; yield its responses. Blocks."""
-        ...
-
-    def infer_async(self, request: InferenceRequest, is_stream: bool) -> Awaitable[Any]:
-        """Do the same for the running event loop. The result is one response, or an iterator of them."""
+    def infer(self, request: InferenceRequest, is_stream: bool) -> Responses:
+        """Begin to execute a request to another model; return its responses."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -344,15 +353,21 @@ class InferenceRequest:
         return ResponseIterator(responses) if decoupled else next(responses)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """Do the same in a coroutine."""
-        return _runtime().infer_async(self, decoupled)
+        """Do the same in a coroutine, in any loop. Raises RuntimeError where no loop runs."""
+        loop = asyncio.get_running_loop()
+        responses = _runtime().infer(self, decoupled)
+        if not decoupled:
+            return loop.create_task(responses.__anext__())
+        found = loop.create_future()
+        found.set_result(ResponseIterator(responses))
+        return found
 
 
 class ResponseIterator:
-    """The responses to a request, in their order."""
+    """The responses to a request, in their order: for threads, and with `async for` for coroutines."""
 
-    def __init__(self, responses: Iterator[InferenceResponse]) -> None:
-        self._responses = responses
+    def __init__(self, responses: Responses) -> None:
+        self._responses: Responses | None = responses
 
     def __iter__(self) -> ResponseIterator:
         """Return itself."""
@@ -360,11 +375,23 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         """Return the next response. Blocks."""
+        if self._responses is None:
+            raise StopIteration
         return next(self._responses)
+
+    def __aiter__(self) -> ResponseIterator:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        """Return the next response."""
+        if self._responses is None:
+            raise StopAsyncIteration
+        return await self._responses.__anext__()
 
     def cancel(self) -> None:
         """Take no further responses."""
-        self._responses = iter(())
+        self._responses = None
 
 
 class Logger:

@@ -45,12 +45,22 @@ def parameter_of(config: ModelConfig, name: str, default: str = "") -> str:
     return config.parameters[name].string_value if name in config.parameters else default
 
 
+def concurrency_of(config: ModelConfig) -> int:
+    """Return how many requests, or batches, of a Python model's instance are executed at the same time; 0: no sense."""
+    text = parameter_of(config, CONCURRENCY_PARAMETER, "1")
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    return number if number <= MOST_CONCURRENCY else 0
+
+
 BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
 
 BATCHING_OFF = "off"
 
 PRECISION_PARAMETER = "precision"  # of products in kernels
 MIN_COSINE_PARAMETER = "precision_min_cosine"  # between the answers in low precision and in fp32
+
+CONCURRENCY_PARAMETER = "gangway_python_concurrency"
+MOST_CONCURRENCY = 1000  # each execution may have a connection and a thread
 
 _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
@@ -257,6 +267,9 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
     "gangway_python_timeout_s": _honoured("Python models: how long an execution may hold a core; 60"),
     "gangway_python_memory_mib": _honoured("Python models: data of an instance; two thirds of the server's limit"),
+    CONCURRENCY_PARAMETER: _honoured(
+        "Python models: how many requests of an instance wait in coroutines of `execute` at the same time; 1"
+    ),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),

@@ -8,7 +8,7 @@ from gangway.executor.instance_addresses import MOST_INSTANCES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from gangway.python_backend.memory import PARAMETER as MEMORY_PARAMETER
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.models.config_table import parameter_of
+from gangway.server.models.config_table import CONCURRENCY_PARAMETER, MOST_CONCURRENCY, concurrency_of, parameter_of
 
 CODE_FILENAME: Final = "model.py"
 CODE_SUFFIX: Final = ".py"
@@ -24,12 +24,14 @@ LONGEST_TIMEOUT_S: Final = 500.0  # less than what a run may take before the wor
 class PythonSettings:
     """Of one model. `kinds`: what each instance is told to be. `timeout_s`: of an execution that holds a core.
 
-    `memory_mib`: of an instance's data; 0: not given. `environment`: a folder, an archive, or an interpreter, or empty.
+    `memory_mib`: of an instance's data; 0: not given. `concurrency`: how many executions of coroutines an instance has
+    open at the same time. `environment`: a folder, an archive, or an interpreter, or empty.
     """
 
     kinds: tuple[str, ...]
     timeout_s: float
     memory_mib: int
+    concurrency: int
     environment: str
     is_decoupled: bool
 
@@ -44,10 +46,17 @@ class PythonSettings:
         kinds = [_kind(group.kind) for group in config.instance_group for _ in range(max(1, group.count))]
         timeout_s = _number(config, TIMEOUT_PARAMETER, DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S)
         memory_mib = _number(config, MEMORY_PARAMETER, 0, 1 << 40)
+        concurrency = concurrency_of(config)
+        if not concurrency:
+            raise ConfigError(
+                f"parameter {CONCURRENCY_PARAMETER}: expected a whole number from 1 to {MOST_CONCURRENCY},"
+                f' got "{shortened(parameter_of(config, CONCURRENCY_PARAMETER))}"'
+            )
         return cls(
             tuple(kinds) or (CPU,),
             timeout_s,
             int(memory_mib),
+            concurrency,
             parameter_of(config, ENVIRONMENT_PARAMETER),
             config.model_transaction_policy.decoupled,
         )

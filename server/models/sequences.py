@@ -17,6 +17,7 @@ from gangway.executor.frames import join_strings, split_texts
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from gangway.server.errors import ConfigError, invalid, shortened
+from gangway.server.models.config_table import concurrency_of
 from gangway.server.models.tensors import Tensor, datatype_name
 
 DEFAULT_IDLE_US: Final = 1_000_000
@@ -128,7 +129,7 @@ def hidden_outputs(config: ModelConfig) -> frozenset[str]:
 def _slots(config: ModelConfig) -> int:
     batching = config.sequence_batching
     instances = sum(group.count for group in config.instance_group) or DEFAULT_INSTANCES
-    each = batching.oldest.max_candidate_sequences or max(1, config.max_batch_size)
+    each = batching.oldest.max_candidate_sequences or max(1, config.max_batch_size, concurrency_of(config))
     if instances * each > MAX_SLOTS:
         raise ConfigError(
             f"sequence_batching: {instances * each} sequences at a time, at most {MAX_SLOTS} are possible"

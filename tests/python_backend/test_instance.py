@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gangway.executor.python_instance import Instance
-from gangway.python_backend.messages import Connection
+from gangway.python_backend.messages import OCCUPIED, Connection
 from gangway.server.control.supervisor.python_instances import HOST
 from tests.helpers.python_models import TIMEOUT_S, config_of, write
 from tests.helpers.whole_server import until
@@ -100,7 +100,7 @@ def test_an_instance_that_has_answered_is_free(host: Host) -> None:
     workers, cores = [Instance(host.address) for _ in range(2)], sorted(os.sched_getaffinity(0))
     for number in range(200):
         outcome = run(workers[number % 2], cores[number % 2 % len(cores)])
-        assert not workers[0].is_occupied
+        assert workers[0].load == 0
         assert "outputs" in outcome, "it is not left for later"
     for worker in workers:
         worker.close()
@@ -162,12 +162,12 @@ def test_an_instance_that_waits_is_left(host: Host, holds_lock: bool) -> None:
     assert asked(worker, -1, 0)[1] == -1
     left = []
     for number in range(60):
-        until(lambda: not worker.is_occupied)  # an answer to a front end may come before that
+        until(lambda: worker.load == 0)  # an answer to a front end may come before that
         is_left, value = asked(worker, number, 0.004 + 0.0002 * (number % 30), holds_lock)
         assert value == number
         left.append(is_left)
     assert {False, True} == set(left)
-    until(lambda: not worker.is_occupied)
+    until(lambda: worker.load == 0)
     assert asked(worker, 7, 0.1, holds_lock) == (True, 7)
     worker.close()
 
@@ -178,7 +178,7 @@ def test_a_worker_that_comes_while_a_model_keeps_python_from_answering(host: Hos
     workers = [Instance(host.address)]
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(asked, workers[0], 1, 0.5, True)
-        until(lambda: workers[0].is_occupied)
+        until(lambda: workers[0].load == OCCUPIED)
         workers.append(Instance(host.address))
         assert asked(workers[1], 2, 0) == (True, 2)
         assert first.result() == (True, 1)

@@ -23,7 +23,7 @@ from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup
 from tests.helpers import adder_models, ensemble_configs
-from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, parameter, write
 from tests.helpers.whole_server import until
 
 TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
@@ -155,6 +155,13 @@ BROKEN = {
         ADD,
         config_of(more='parameters { key: "gangway_python_timeout_s" value { string_value: "x" } }'),
         "expected a number",
+    ),
+    "nobody": (ADD, config_of(more=parameter("gangway_python_concurrency", 0)), 'whole number from 1 to 1000, got "0"'),
+    "many": (ADD, config_of(more=parameter("gangway_python_concurrency", 1001)), "whole number from 1 to 1000"),
+    "fraction": (
+        ADD,
+        config_of(more=parameter("gangway_python_concurrency", 1.5)),
+        'whole number from 1 to 1000, got "1.5"',
     ),
     "elsewhere": (
         ADD,
