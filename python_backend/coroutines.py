@@ -19,6 +19,7 @@ class Waiter(Protocol):
     @property
     def has_more(self) -> bool:
         """Whether something else than the loop waits for the main thread."""
+        ...
 
     def wait(self, seconds: float | None) -> None:
         """Wait without a core, if that is not needed: for the loop's events, for messages, at most so long."""

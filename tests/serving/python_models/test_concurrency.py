@@ -51,8 +51,8 @@ MEETS = """
             found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", await self.meet(x))]))
         return found
 """
-# What x[0] asks for: 0 an answer, 1 an error, 2 to wait for ever, 3 to wait until nobody wants the answer, 4 to wait for
-# ever, whoever wants that to end.
+# What x[0] asks for: 0 an answer, 1 an error, 2 to wait for ever, 3 to wait until nobody wants the answer, 4 to wait
+# for ever whoever cancels that.
 FATES = """
     async def execute(self, requests):
         x = requests[0].inputs()[0].as_numpy()
