@@ -34,6 +34,7 @@ _TIME: Final = struct.Struct("@ll")  # struct timeval
 LOWEST_MEMORY_BYTES: Final = 1 << 20
 KEPT_MEMORY_BYTES: Final = 8 << 20
 PATIENCE_MS: Final = 4  # in each half of that an instance that has a core must compute, or be kept from it
+MOST_LOOK_MS: Final = 16
 COMPUTING_SHARE: Final = 0.2  # of that time
 
 
@@ -130,10 +131,11 @@ class Instance:
 
     def _answer(self, number: int, core: int, end_ns: float, patience_ms: int) -> dict[str, Any]:
         """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`."""
-        looked_ns = computed_ns = 0
+        look_ms = patience_ms / 2
+        begin_ns, looked_ns, computed_ns = time.monotonic_ns(), 0, 0
         queued_ns = -1  # in the first window in which it computes little it is not known yet
         while True:
-            if self._answers.poll(patience_ms / 2):
+            if self._answers.poll(look_ms):
                 answer = self._receive()
                 if answer.get("ask") == number:  # else of a run that was left
                     return answer
@@ -142,12 +144,12 @@ class Instance:
             if now_ns > end_ns:
                 raise BlockingIOError
             little_ns = COMPUTING_SHARE * (now_ns - looked_ns) - (now_computed_ns - computed_ns)
-            if not looked_ns or little_ns < 0:
-                queued_ns = -1
+            if not looked_ns or little_ns < 0:  # the longer it computes, the less often is it looked at
+                queued_ns, look_ms = -1, max(patience_ms / 2, min((now_ns - begin_ns) / 2e6, MOST_LOOK_MS))
             elif queued_ns < 0:
                 if self._clock.find_others():
                     self._place(self.pids, {core}, 0)  # it may be these that compute, until the next look
-                queued_ns = self._clock.queued_ns()
+                queued_ns, look_ms = self._clock.queued_ns(), patience_ms / 2
             else:
                 before_ns, queued_ns = queued_ns, self._clock.queued_ns()
                 is_kept = queued_ns - before_ns > little_ns or self._clock.is_runnable()  # by others, from computing
@@ -166,7 +168,7 @@ class Instance:
             os.close(message.descriptor)
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
-            self._clock.leave_out(message.header["own"])
+            self._clock.leave_out(message.header["idle"])
         return message.header
 
     def _place(self, pids: Sequence[int], cores: Set[int], more_nice: int) -> None:

@@ -298,6 +298,8 @@ class Responder:
                 except OSError:
                     break  # the thread that receives finds the end
             self._kept.clear()
+            if self.is_closed:
+                self.connection = None  # it may be used for another request
 
 
 class Execution:

@@ -110,7 +110,6 @@ class Host:
         self._awaited = 0  # requests to other models for which coroutines wait
         own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
         self._own_threads = {threading.get_native_id(), *own}
-        self._idle_threads: list[int | None] = []
         self._demoted_of = 0  # threads, when all but our own were demoted
         self._core = -1
         self._cores = os.sched_getaffinity(0)
@@ -126,9 +125,8 @@ class Host:
 
     def run(self, listener: socket.socket) -> None:
         """Execute what comes, until `stop`. `listener`: a socket that listens."""
-        self.start_thread(self._look_for_abandoned)
-        self._idle_threads = list(self._own_threads - {self._main})
         self.start_thread(self._accept, listener)
+        self.start_thread(self._look_for_abandoned)
         while (execution := self._next()) is not None:
             self._perform(execution)
 
@@ -286,11 +284,13 @@ class Host:
         try:
             with suppress(OSError):  # a caller that has gone may have said something before
                 about = {"hello": os.getpid(), "cores": sorted(self._cores), "nice": self._nice}
-                about["own"] = self._idle_threads
+                about["idle"] = list(self._own_threads - {self._main, threading.get_native_id()})
                 connection.send(about, descriptor=self._status)
             while True:
                 message = connection.receive()
                 if "attach" in message.header:
+                    if responder is not None:
+                        responder.detach()
                     responder = self._attach(message.header, connection)
                 elif "result" in message.header:
                     self._calls.take_result(message)

@@ -7,7 +7,7 @@ bytes, in the order of the header.
 
 | sender | header | meaning |
 |---|---|---|
-| instance | `hello`: pid, `cores`, `nice`, `own` | first; the descriptor is the status: open executions, or OCCUPIED |
+| instance | `hello`: pid, `cores`, `nice`, `idle` | first; the descriptor is the status: open executions, or OCCUPIED |
 | worker | `run`: requests, `core`, `memory_bytes` | execute; the descriptor is the memory, if it is new or larger |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
@@ -20,7 +20,7 @@ bytes, in the order of the header.
 | front end | `result`: number, and a response, `final` | one response to it |
 | instance | a response, `final` | one response to the front end's request |
 
-`cores` are all that an instance may have, `nice` its nice value while it has one, `own` some threads that only wait.
+`cores` are all that an instance may have, `nice` its nice value while it has one, `idle` threads that only wait.
 
 `run` and `resume` have a number, `ask`, which their answer repeats. That of `run` is the execution's.
 

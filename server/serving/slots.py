@@ -18,6 +18,7 @@ from gangway.server.requests.data_plane import (
     PoolExhaustedError,
     Submission,
 )
+from gangway.server.serving.inference.instance_connection import InstanceConnections
 from gangway.server.serving.inference.model_run import no_room
 from gangway.server.serving.inference.waiting_executions import WaitingExecutions
 from gangway.server.serving.loop import ServingLoop, logged
@@ -131,7 +132,7 @@ class Slots:
     """Opens requests in slots of `plane`, and says which have ended, and which have not in their time.
 
     For the loop's thread. `afterwork`: is done when a few have ended. `aside`: threads for what would hold the loop for
-    too long. `waiting`: what waits for something within a Python model.
+    too long. `waiting`: what waits for something within a Python model. `connections`: to instances of such.
     """
 
     def __init__(self, serving: ServingLoop, plane: DataPlane, afterwork: Afterwork) -> None:
@@ -143,6 +144,7 @@ class Slots:
         completions = Completions(serving, plane.slots, afterwork.do)
         self.expect, self.forget = completions.expect, completions.forget
         self.waiting = WaitingExecutions(serving.loop)
+        self.connections = InstanceConnections(serving)
 
     def open(
         self,

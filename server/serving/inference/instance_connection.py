@@ -22,6 +22,7 @@ CONNECT_TIMEOUT_S: Final = 30.0
 CONNECT_AGAIN_S: Final = 0.002  # after so many others that the instance has accepted none of the last ones
 TURN_BYTES: Final = 1 << 20  # are read before others on the loop have their turn
 READ_BYTES: Final = 2 << 10  # of short messages are: some tens, each of which is some work
+MOST_IDLE: Final = 4  # connections to one instance
 MOST_PARTS: Final = 64  # of a message are sent at once
 
 
@@ -32,8 +33,8 @@ class InstanceConnection:
     """Sends and receives messages. For the loop's thread.
 
     `received` is called with each message, several in one turn; what it raises ends the connection, too. Equal headers
-    may be one object. `lost` is called once if the
-    connection ends by itself, with the reason; also while it is made. `most_bytes`: of a payload that it receives.
+    may be one object. `lost` is called once if the connection ends by itself, with the reason; also while it is made.
+    `most_bytes`: of a payload that it receives. `hello`: the header of the first message, when that has come.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class InstanceConnection:
         self._take: Callable[[memoryview], None] = self._take_prefix  # it, when all of it is there
         self._payload_bytes = 0
         self._header: dict[str, Any] = {}
+        self.hello: Mapping[str, Any] = {}
         self._header_text = b"{}"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setblocking(False)
@@ -69,6 +71,16 @@ class InstanceConnection:
         self._unsent.append(memoryview(PREFIX.pack(len(text), sum(map(len, payload))) + text))
         self._unsent.extend(memoryview(part) for part in payload if len(part))
         self._send_on()
+
+    def serve(self, most_bytes: int, received: Callable[[Message], None], lost: Callable[[Exception], None]) -> None:
+        """Be somebody else's, as if it were made anew."""
+        self._most_bytes, self._received, self._lost = most_bytes, received, lost
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is made, and neither of the two is amid a message."""
+        is_amid = self._unsent or self._filled or len(self._view) != PREFIX.size
+        return self._is_connected and not (self._is_closed or self._is_finished or is_amid)
 
     def finish(self) -> None:
         """Close it when all has been sent."""
@@ -198,5 +210,45 @@ class InstanceConnection:
 
     def _take_payload(self, view: memoryview) -> None:
         header = self._header
+        self.hello = self.hello or header
         self._expect(PREFIX.size, self._take_prefix)
         self._received(Message(header, view))
+
+
+class InstanceConnections:
+    """Keeps connections that their users are done with for the next ones: a new one costs the instance a thread."""
+
+    def __init__(self, serving: ServingLoop) -> None:
+        self._serving = serving
+        self._idle: dict[str, list[InstanceConnection]] = {}  # by address
+
+    def take(
+        self, address: str, most_bytes: int, received: Callable[[Message], None], lost: Callable[[Exception], None]
+    ) -> InstanceConnection:
+        """Return a connection, as `InstanceConnection` makes it. Raises OSError."""
+        if idle := self._idle.get(address):
+            connection = idle.pop()
+            if not idle:
+                del self._idle[address]
+            connection.serve(most_bytes, received, lost)
+            return connection
+        return InstanceConnection(self._serving, address, most_bytes, received, lost)
+
+    def give(self, address: str, connection: InstanceConnection) -> None:
+        """Keep a connection on which nothing is to come; or close it."""
+        if len(self._idle.get(address, ())) >= MOST_IDLE or not connection.is_idle:
+            connection.close()
+            return
+        idle = self._idle.setdefault(address, [])
+
+        def lost(_: Exception) -> None:
+            idle.remove(connection)
+            if not idle:
+                del self._idle[address]
+
+        connection.serve(0, _refuse, lost)
+        idle.append(connection)
+
+
+def _refuse(message: Message) -> None:
+    raise ValueError("a message that nobody has asked for")

@@ -180,11 +180,11 @@ class LeftRun:
         self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
         self._waiting: Pending[None] | None = None  # for a response, or an error
-        self._is_over = self._has_final = False
+        self._is_over = self._has_final = self._is_given = False
         self._begun_ns = 0  # of an execution that has waited for the instance
         serving, most_bytes = slots.serving, codec.model.most_answer_bytes
         try:
-            self._connection = InstanceConnection(serving, left.address, most_bytes, self._received, self._lost)
+            self._connection = slots.connections.take(left.address, most_bytes, self._received, self._lost)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
@@ -230,6 +230,10 @@ class LeftRun:
         self._is_over = True
         self._slots.waiting.leave(self._left, self, self._has_final)
         self._timer.cancel()
+        if self._has_final and self._error is None and not self._calls:
+            self._is_given = True
+            self._slots.connections.give(self._left.address, self._connection)
+            return
         self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
         calls, self._calls = self._calls, set()
         for call in calls:
@@ -239,7 +243,8 @@ class LeftRun:
     def _fail(self, error: RequestError) -> None:
         """Have this error, unless there is another one already, in place of further responses."""
         self._error = self._error or error
-        self._connection.close()
+        if not self._is_given:
+            self._connection.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -265,7 +270,7 @@ class LeftRun:
                 self._begun_ns = time.monotonic_ns()
             drive(self._resume())
         elif "hello" in message.header:
-            self._slots.waiting.leave_out(self._left, message.header["own"])
+            self._slots.waiting.leave_out(self._left, message.header["idle"])
         elif "infer" in message.header:
             self._infer_other(message)
         elif "final" in message.header:
@@ -300,6 +305,7 @@ class LeftRun:
             self._slots.waiting.watch(self._core)
         else:
             self._slots.waiting.watch(self._core, self, self._fail)
+            self._slots.waiting.leave_out(self._left, self._connection.hello.get("idle", ()))
 
     def _infer_other(self, message: Message) -> None:
         """Execute a request to another model, and send the instance its responses."""
@@ -351,7 +357,8 @@ class LeftRun:
                     for output, content in zip(parsed.outputs, contents, strict=True)
                 ]
                 header["parameters"] = parameters_of(parsed)
-            self._connection.send(header, contents)
+            if not self._is_over:
+                self._connection.send(header, contents)
             unsent.popleft()
 
 

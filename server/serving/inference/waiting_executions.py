@@ -28,6 +28,7 @@ LOOKS_OF_WAIT: Final = 4
 # What an instance computes in its wait is for its threads that beat, poll and answer us, if it is less than this share.
 IDLE_SHARE: Final = 0.05
 COMPUTED_NS: Final = 500_000  # beyond that: it goes on
+LEAST_NS: Final = 100_000  # what it computes to answer us is less
 WANTED_LOOKS: Final = 2  # or where so many looks find that it would compute if others did not keep it from that
 # A wait is short if it takes less than so many times a worker's patience: that is longer, then, the next time.
 SHORT_WAITS: Final = 8
@@ -119,7 +120,7 @@ class _Instance:
             self._find_s = now_s + FIND_S
             self._clock.find_others()
         computed_ns, passed_ns = self._clock.read_ns(), (now_s - self._looked_s) * 1e9
-        if computed_ns > self._computed_ns:
+        if computed_ns - self._computed_ns > LEAST_NS:
             self._wanted_looks = self._wanted_looks + 1 if self._clock.is_runnable() else 0
         self._excess_ns = max(0.0, self._excess_ns + computed_ns - self._computed_ns - IDLE_SHARE * passed_ns)
         self._computed_ns, self._looked_s = computed_ns, now_s
@@ -168,7 +169,7 @@ class WaitingExecutions:
     def leave_out(self, left: Place, threads: Sequence[int]) -> None:
         """Look no more at these threads of an instance, which are none of its model's."""
         instance = self._instances.get(left.address)
-        if instance is not None:
+        if instance is not None and threads:
             instance.leave_out(threads)
 
     def forget(self, left: Place) -> None:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from gangway.python_backend.messages import PREFIX, Connection, Message
-from gangway.server.serving.inference.instance_connection import READ_BYTES, InstanceConnection
+from gangway.server.serving.inference.instance_connection import (
+    MOST_IDLE,
+    READ_BYTES,
+    InstanceConnection,
+    InstanceConnections,
+)
 from gangway.server.serving.loop import ServingLoop
 
 TIMEOUT_S = 20
@@ -152,3 +157,90 @@ def test_a_payload_that_is_too_large_is_not_read(instance: Instance) -> None:
     accepted.sendall((2).to_bytes(8, "little") + (MOST_BYTES + 1).to_bytes(8, "little"))
     assert f"a payload of {MOST_BYTES + 1} bytes" in str(instance.lost.get(timeout=TIMEOUT_S))
     theirs.close()
+
+
+class Kept(Instance):
+    """The same, with connections that are kept for the next user."""
+
+    def __init__(self, serving: ServingLoop, folder: Path) -> None:
+        super().__init__(serving, folder)
+        self.listener.listen()
+        self._connections = InstanceConnections(serving)
+
+    def take(self) -> InstanceConnection:
+        """Have the loop take a connection."""
+
+        async def work() -> InstanceConnection:
+            return self._connections.take(self.address, MOST_BYTES, self.received.put, self.lost.put)
+
+        return self.serving.run(work(), TIMEOUT_S)
+
+    def send(self, connection: InstanceConnection, number: int) -> None:
+        """Have it send a message."""
+        self.serving.call(connection.send, {"attach": number})
+
+    def give(self, connection: InstanceConnection) -> None:
+        """Have the loop give one back."""
+
+        async def work() -> None:
+            self._connections.give(self.address, connection)
+
+        self.serving.run(work(), TIMEOUT_S)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    serving = ServingLoop()
+    serving.start()
+    made = Kept(serving, tmp_path)
+    yield made
+    serving.stop()
+    made.listener.close()
+
+
+def test_a_connection_is_used_again(kept: Kept) -> None:
+    first = kept.take()
+    kept.send(first, 1)
+    theirs, _ = kept.accept()
+    assert theirs.receive().header == {"attach": 1}
+    kept.give(first)
+    second = kept.take()
+    kept.send(second, 2)
+    assert theirs.receive().header == {"attach": 2}
+    theirs.send({"final": True})
+    assert kept.received.get(timeout=TIMEOUT_S).header == {"final": True}
+    theirs.close()
+    assert isinstance(kept.lost.get(timeout=TIMEOUT_S), EOFError)
+
+
+def test_so_many_connections_are_kept(kept: Kept) -> None:
+    taken = [kept.take() for _ in range(MOST_IDLE + 1)]
+    theirs = [kept.accept()[0] for _ in taken]
+    for connection in taken:
+        kept.give(connection)
+    with pytest.raises(EOFError):
+        theirs[-1].receive()
+    for each in theirs:
+        each.close()
+
+
+@pytest.mark.parametrize("says_something", [False, True])
+def test_a_connection_that_ends_while_it_is_kept(kept: Kept, says_something: bool) -> None:
+    first = kept.take()
+    theirs, _ = kept.accept()
+    kept.give(first)
+    if says_something:
+        theirs.send({"final": True})
+        with pytest.raises(EOFError):
+            theirs.receive()
+    theirs.close()
+    later = kept.take()
+    while later is first:  # the loop may not have seen the end
+        assert isinstance(kept.lost.get(timeout=TIMEOUT_S), EOFError)
+        later = kept.take()
+    kept.send(later, 3)
+    theirs, _ = kept.accept()
+    assert theirs.receive().header == {"attach": 3}
+    theirs.close()
+    assert kept.received.empty()
+    assert isinstance(kept.lost.get(timeout=TIMEOUT_S), EOFError)
