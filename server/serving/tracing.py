@@ -19,7 +19,7 @@ from gangway.server.errors import RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.codecs import PRECISIONS_USED
-from gangway.server.requests.regions import Contents
+from gangway.server.requests.regions import REGION, Contents
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.model_run import ModelRun
 from gangway.server.serving.loop import ServingLoop
@@ -127,9 +127,9 @@ def tensors_of(request: Traced, contents: Contents, response: bytes) -> list[Ten
         message = pb.ModelInferResponse.FromString(response)
         if len(message.outputs) == len(message.raw_output_contents):
             for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
-                tensors.append(
-                    TensorRecord("TENSOR_BACKEND_OUTPUT", output.name, output.datatype, tuple(output.shape), data)
-                )
+                if REGION not in output.parameters:
+                    place = output.name, output.datatype, tuple(output.shape)
+                    tensors.append(TensorRecord("TENSOR_BACKEND_OUTPUT", *place, data))
     return tensors
 
 

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import LiveServer, live_server
@@ -273,6 +274,21 @@ def test_tensors(traced: Traced, compiled_zoo: Any) -> None:
         assert tensor == {"name": name, "data": ",".join(map(str, values)), "shape": "1,16", "dtype": "INT32"}
     (trace,) = traced.await_traces(lambda trace: trace.request_id == "image", 1)
     assert [activity for activity, _ in trace.tensors or []] == ["TENSOR_BACKEND_OUTPUT"], "602 KB are left out"
+
+
+def test_tensors_in_shared_memory_are_left_out(traced: Traced) -> None:
+    traced.set(trace_level=["TENSORS"], trace_rate="1")
+    key, outputs = f"/traces-test-{os.getpid()}", [triton.InferRequestedOutput(name) for name in ("OUTPUT0", "OUTPUT1")]
+    handle = shm.create_shared_memory_region("traced", key, 64)
+    try:
+        traced.client.register_system_shared_memory("traced", key, 64)
+        outputs[0].set_shared_memory("traced", 64)
+        traced.client.infer("simple", traced.inputs(), request_id="in memory", outputs=outputs)
+        traced.client.unregister_system_shared_memory("traced")
+    finally:
+        shm.destroy_shared_memory_region(handle)
+    (trace,) = traced.await_traces(lambda trace: trace.request_id == "in memory", 1)
+    assert [tensor["name"] for _, tensor in trace.tensors or []] == ["INPUT0", "INPUT1", "OUTPUT1"]
 
 
 def test_elements_that_are_no_text_are_written_escaped() -> None:
