@@ -13,15 +13,14 @@ An optional input that is left out is a scalar without contents.
 
 import math
 import struct
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.python_backend.elements import join_elements
 
 WORD_BYTES: Final = 8
 MAX_RANK: Final = 64
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Part(NamedTuple):
@@ -133,46 +132,9 @@ def is_absent(part: Part) -> bool:
     return part.shape == () and not part.size_bytes
 
 
-def check_elements(content: memoryview | bytes, count: int) -> None:
-    """Raise ValueError unless these are BYTES contents of `count` elements and no more. Elements are any bytes."""
-    deque(_elements(content, count), maxlen=0)
-
-
-def split_elements(content: memoryview | bytes, count: int) -> list[bytes]:
-    """Return the elements of BYTES contents. Raises ValueError as `check_elements` does."""
-    return [bytes(content[begin:end]) for begin, end in _elements(content, count)]
-
-
-def split_texts(content: memoryview | bytes, count: int) -> list[str]:
-    """Return elements that are to be text. Raises ValueError as `check_elements` does, and for what is not UTF-8."""
-    texts: list[str] = []
-    for index, (begin, end) in enumerate(_elements(content, count)):
-        try:
-            texts.append(str(content[begin:end], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"element {index} is not UTF-8: {error.reason}") from None
-    return texts
-
-
-def _elements(content: memoryview | bytes, count: int) -> Iterator[tuple[int, int]]:
-    """Yield where each element begins and ends."""
-    at, end = 0, len(content)
-    for index in range(count):
-        if end - at < _LENGTH.size:
-            raise ValueError(f"the contents end before element {index} of {count}")
-        begin = at + _LENGTH.size
-        at = begin + _LENGTH.unpack_from(content, at)[0]
-        if at > end:
-            raise ValueError(f"element {index} has {at - begin} bytes, but only {end - begin} follow")
-        yield begin, at
-    if at != end:
-        raise ValueError(f"{end - at} bytes follow after element {count - 1}")
-
-
 def join_strings(texts: Sequence[str | bytes]) -> bytes:
     """Return BYTES contents of these elements."""
-    pieces = [text if isinstance(text, bytes) else text.encode() for text in texts]
-    return b"".join(part for piece in pieces for part in (_LENGTH.pack(len(piece)), piece))
+    return join_elements([text if isinstance(text, bytes) else text.encode() for text in texts])
 
 
 def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int) -> bytes:

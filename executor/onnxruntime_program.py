@@ -31,10 +31,10 @@ from gangway.executor.frames import (
     join_strings,
     needed_bytes,
     read_frame,
-    split_texts,
 )
 from gangway.executor.launch import thread_counts
 from gangway.executor.process import LOG_WARNING, use_worker_priority, write_log_line
+from gangway.python_backend.elements import split_texts
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Feeds = dict[str, Any]  # arrays by the names of inputs

@@ -24,10 +24,11 @@ from typing import Any, Final
 
 from gangway.artifact.format import Manifest
 from gangway.executor import _native
-from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, check_elements, is_absent
+from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.executor.python_instance import PATIENCE_MS, Instance, InstanceLostError, NotReadyError
+from gangway.python_backend.elements import check_elements
 from gangway.python_backend.messages import places
 
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status

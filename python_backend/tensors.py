@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from gangway.python_backend.elements import LENGTH, count_elements, join_elements, split_elements
 
 # By Triton's datatype: number of TRITONSERVER_DataType, and numpy's type.
 DATATYPES: dict[str, tuple[int, Any]] = {
@@ -31,7 +32,6 @@ DATATYPES: dict[str, tuple[int, Any]] = {
 }
 STRINGS = "OSUT"  # kinds of arrays whose elements are bytes or texts
 BF16, BF16_NUMBER = "BF16", 14
-_LENGTH = struct.Struct("<I")
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4  # codes of types
 _DLPACK_CODE_AT = 20  # in a DLManagedTensor, behind address, device and number of dimensions
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -75,9 +75,9 @@ def size_of(array: Any, enough_bytes: int) -> int:
     """
     if array.dtype.kind not in STRINGS:
         return int(array.nbytes)
-    size_bytes = 0
+    size_bytes = LENGTH.size * int(array.size)
     for element in array.flat:
-        size_bytes += _LENGTH.size + (len(element) if isinstance(element, (bytes, str)) else len(str(element)))
+        size_bytes += len(element) if isinstance(element, (bytes, str)) else len(str(element))
         if size_bytes > enough_bytes:
             break
     return size_bytes
@@ -133,32 +133,15 @@ def _replace_code(capsule: Any, old: int, new: int) -> bool:
 
 def strings_of(content: memoryview) -> Any:
     """Return all elements that are in these contents, as an array of one dimension. Raises ValueError."""
-    count = at = 0
-    while at + _LENGTH.size <= len(content):
-        at += _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
-        count += 1
-    return _strings(content, count)
+    return _strings(content, count_elements(content))
 
 
 def _strings(content: memoryview, count: int) -> Any:
     array = np.empty(count, np.object_)
-    at, end = 0, len(content)
-    for index in range(count):
-        if end - at < _LENGTH.size:
-            raise ValueError(f"the contents end before element {index} of {count}")
-        begin = at + _LENGTH.size
-        at = begin + _LENGTH.unpack_from(content, at)[0]
-        if at > end:
-            raise ValueError(f"element {index} is cut off")
-        array[index] = bytes(content[begin:at])
-    if at != end:
-        raise ValueError(f"{end - at} bytes follow after the last element")
+    array[:] = split_elements(content, count)
     return array
 
 
 def _joined(array: Any) -> bytes:
-    pieces: list[bytes] = []
-    for element in array.ravel(order="C").tolist():
-        piece = element if isinstance(element, bytes) else str(element).encode()
-        pieces += (_LENGTH.pack(len(piece)), piece)
-    return b"".join(pieces)
+    elements = array.ravel(order="C").tolist()
+    return join_elements([each if isinstance(each, bytes) else str(each).encode() for each in elements])

@@ -26,11 +26,12 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import join_strings, split_texts
+from gangway.executor.frames import join_strings
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from gangway.python_backend.elements import split_texts
 
 NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds

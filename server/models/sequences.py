@@ -13,9 +13,10 @@ import msgspec
 
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
-from gangway.executor.frames import join_strings, split_texts
+from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
+from gangway.python_backend.elements import split_texts
 from gangway.server.errors import ConfigError, invalid, shortened
 from gangway.server.models.config_table import concurrency_of
 from gangway.server.models.tensors import Tensor, datatype_name

@@ -80,7 +80,7 @@ def _values_of(tensor: TensorRecord) -> str:
     import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
 
     from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
-    from gangway.executor.frames import split_elements  # noqa: PLC0415
+    from gangway.python_backend.elements import split_elements  # noqa: PLC0415
 
     data = tensor.data
     if tensor.datatype == "BYTES":

@@ -26,8 +26,9 @@ from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.key import compiler_version
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import read_frame, split_texts
+from gangway.executor.frames import read_frame
 from gangway.executor.island import Island, Tail
+from gangway.python_backend.elements import split_texts
 
 Array = npt.NDArray[Any]
 GUARD_BYTES = 4096

@@ -16,12 +16,13 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.frames import needed_bytes, read_frame, split_texts
+from gangway.executor.frames import needed_bytes, read_frame
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from gangway.python_backend.elements import split_texts
 from tests.helpers.island_networks import control_flow, ranking
 from tests.helpers.tail_networks import labels
 

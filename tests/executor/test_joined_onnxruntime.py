@@ -15,13 +15,14 @@ from gangway.artifact.onnx_session import run_session
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor import onnxruntime_program
-from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_texts, write_header
+from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, write_header
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.onnxruntime_program import OnnxRuntimeModel
 from gangway.executor.slots import SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from gangway.python_backend.elements import split_texts
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 ANSWER_BYTES = 1 << 14

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from gangway.artifact.datatypes import STORAGE
-from gangway.executor.frames import join_strings, split_texts
+from gangway.executor.frames import join_strings
+from gangway.python_backend.elements import split_texts
 from gangway.server.control.repository.trial_runs import SymbolSizes, TrialError, run_once, trial_shapes
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel

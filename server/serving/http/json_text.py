@@ -24,9 +24,10 @@ import numpy as np
 import orjson
 
 from gangway.artifact.datatypes import DTYPES
-from gangway.executor.frames import join_strings, split_texts
+from gangway.executor.frames import join_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.elements import split_texts
 from gangway.server.errors import invalid, unavailable
 from gangway.server.requests.contents import PAUSE_S
 

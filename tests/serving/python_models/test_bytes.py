@@ -22,8 +22,9 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from gangway.clients.connection import SERVICE
-from gangway.executor.frames import join_strings, split_elements
+from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.python_backend.elements import split_elements
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, executes, write
 
