@@ -665,11 +665,18 @@ class Host:
         self._wait(seconds)
 
     def go_on(self) -> None:
-        """Return when coroutines may compute: they have a core, unless their model is decoupled, or nobody waits."""
+        """Return when coroutines may compute: they have a core, unless their model is decoupled, or nobody waits.
+
+        Without one they have little weight, as what is left behind has.
+        """
         if self._concurrency > 1 and time.monotonic() - self._has_core_since > TURN_SECONDS:
             self._release_all(self._open)
         if self._open and not self._is_decoupled:
             self._acquire()
+        elif self._core >= 0:
+            with self._changed:
+                if self._having_core() is None:
+                    self._unpin()
 
     @contextmanager
     def _without_core(self, execution: Execution) -> Iterator[None]:

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
+from tests.helpers import ensemble_configs
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
 from tests.helpers.whole_server import until
 
@@ -158,6 +159,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write(repository, "limited", FATES, several + parameter("gangway_python_timeout_s", 1.5), HEAD)
     write(repository, "outer", ASKS.replace("MODEL", "inner"), several, HEAD)
     write(repository, "inner", MEETS, several, HEAD)
+    write(repository, "step", MEETS, several, HEAD)
+    steps = ensemble_configs.config_of("x:FP32:4", "y:FP32:4", [("step", "x=x", "y=y")], batch=0)
+    ensemble_configs.write(repository, "ensemble", steps)
     write(repository, "alone", MEETS, head=HEAD)
     write(repository, "not_a_coroutine", ADD, several, HEAD)
     batches = config_of("x:FP32:4", "y:FP32:4 entry:INT32:2", 4, "dynamic_batching { }\n" + SEVERAL)
@@ -180,7 +184,7 @@ def at_once(pool: ThreadPoolExecutor, ask: Callable[[int], Array], count: int) -
     return [pool.submit(ask, number) for number in range(count)]
 
 
-@pytest.mark.parametrize("name", ["meets", "outer"])
+@pytest.mark.parametrize("name", ["meets", "outer", "ensemble"])
 def test_an_instance_takes_so_many_requests_at_a_time(served: Served, name: str) -> None:
     """Each waits until eight are there, and further ones do not come to them: also where other models wait."""
     with ThreadPoolExecutor(3 * CONCURRENCY) as pool:
