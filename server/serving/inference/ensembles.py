@@ -136,7 +136,7 @@ class StepRun(ModelRun):
 
     def leave_slot(self, plane: DataPlane) -> None:
         """Give slot and memory back, because an instance of a Python model has kept the request."""
-        self._outcome = self.submission.outcome()
+        self._outcome, self.is_whole = self.submission.outcome(), False
         self.close(plane)
 
     def answered(self, run: LeftRun) -> None:

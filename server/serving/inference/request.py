@@ -279,6 +279,7 @@ class ClientRequest(ModelRun):
         outcome = submission.outcome()
         submission.close()
         run = self._left_run(codec, found, self.plan.terms)
+        self._resources.cancel_with(self.call, run)
         try:
             if self.call.takes_many and self.model.is_decoupled:
                 return await self._stream(codec, run)
@@ -313,9 +314,7 @@ class ClientRequest(ModelRun):
 
     def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
         """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
-        run = LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain)
-        self._resources.cancel_with(self.call, run)
-        return run
+        return LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain)
 
     @property
     def _chain(self) -> tuple[str, ...]:
@@ -355,7 +354,7 @@ class ClientRequest(ModelRun):
         self.end_ns = time.monotonic_ns()
         self.outcome = outcome_of(run.ended, self.begin_ns)
         self._rest = partial(self._count_ensemble, codec, run.ended, self.outcome, response)
-        if plan.wants_report:
+        if plan.wants_report and response:
             response += report_of(self.outcome, self.shapes.rows, plan.terms.target_us)
         return response
 

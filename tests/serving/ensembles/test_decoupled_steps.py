@@ -7,6 +7,7 @@ precedes one is answered.
 import json
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 
@@ -365,6 +366,26 @@ def test_what_is_counted(served: Served, name: str, text: str, wanted: dict[str,
         return {key: (after[key][0] - before[key][0], after[key][1] - before[key][1]) for key in wanted}
 
     until(lambda: counted() == wanted)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(served: Served) -> None:
+    """Some read all, some go after some bytes, while steps run, wait for an instance, or fail."""
+    scripts = ["a b c", "a ~0.02 b ~0.02 c", "a # b", "!e", " ".join(map(str, range(100))), "slow a b", "*300000 a"]
+
+    def ask(number: int) -> None:
+        name = ("only", "script_and_tag", "script_and_letters", "several", "scripts")[number % 5]
+        with closing(HTTPConnection(served.server.http_url, timeout=TIMEOUT_S)) as connection:
+            body = json.dumps({"x": scripts[number % len(scripts)]})
+            connection.request("POST", f"/v2/models/{name}/generate_stream", body)
+            if number % 3:
+                connection.getresponse().read(None if number % 3 == 1 else number % 120)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(120)))
+    until(lambda: served.server.busy_slots() == 0)
+    assert words_over(served, "HTTP", "script_and_letters", "a") == ["aa", "ab", "ac"]
+    assert "internal error" not in served.log()
+    assert "a fault of the server" not in served.log()
 
 
 def test_the_trace_has_each_run_of_a_step(served: Served) -> None:
