@@ -207,7 +207,8 @@ _EXPORTS: Final[Mapping[str, str]] = {
 
 def remedy_for(config: ModelConfig) -> str:
     """Return what to do about a model that no change of its configuration makes ready; empty if nothing is known."""
-    if config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
+    is_ragged = config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input)
+    if is_ragged and config.backend != PYTHON_BACKEND:
         return "send inputs of one shape, padded, and remove allow_ragged_batch, batch_input and batch_output"
     engine = f"{config.backend or config.platform}".lower()
     return next((remedy for name, remedy in _EXPORTS.items() if engine.startswith(name)), "")

@@ -96,6 +96,7 @@ ASKS = """
         for request in requests:
             inner = pb_utils.InferenceRequest(model_name="plain", inputs=request.inputs(), requested_output_names=["y"])
             inner.exec()
+            self.note(f"{'cancelled' if request.is_cancelled() else 'missed'} {self.number(request)} 0")
         return [self.answer(request) for request in requests]
 """
 DECOUPLED = """
@@ -157,8 +158,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 class Notes:
     """What a model has noted of one request."""
 
-    def __init__(self, served: Served, model: str, number: int) -> None:
-        self._path = served.repository / NOTES_OF.get(model, model) / "notes"
+    def __init__(self, served: Served, model: str, number: int, by: str = "") -> None:
+        self._path = served.repository / (by or NOTES_OF.get(model, model)) / "notes"
         self._number = str(number)
 
     def of(self, what: str) -> float | None:
@@ -273,6 +274,8 @@ def test_a_model_sees_that_its_client_has_gone(served: Served, model: str, way: 
     notes = Notes(served, model, number)
     left_s = way(served, model, {"x": np.array([number], np.float32)}, notes.begun)
     assert -0.05 < notes.seen_s() - left_s < SEEN_WITHIN_S
+    if model == "asks":  # and so does the model that has asked it
+        assert Notes(served, "asks", number, model).seen_s() == 0
     y = served.infer("echo", x=np.array([3], np.float32))["y"]
     assert np.array_equal(y, np.array([3], np.float32))
 
