@@ -306,22 +306,20 @@ def _check_batching(config: ModelConfig) -> None:
             raise ConfigError(f"dynamic_batching.preferred_batch_size: expected 1 to max_batch_size, got {size}")
 
 
-def _check_decoupled(config: ModelConfig) -> None:
-    is_onnx = config.backend != PYTHON_BACKEND and not is_ensemble(config)
-    if config.model_transaction_policy.decoupled and is_onnx:
-        raise ConfigError("model_transaction_policy.decoupled is not supported: an ONNX model gives exactly one answer")
-
-
 _CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
     _check_instances,
-    _check_decoupled,
     _check_formats,
     _check_batching,
 )
 
 
-def refuse_ragged(config: ModelConfig) -> None:
-    """Raise ConfigError for batches of requests of several shapes, which an ONNX model cannot compute."""
+def check_onnx(config: ModelConfig) -> None:
+    """Raise ConfigError for what an ONNX model cannot do, and a Python model can.
+
+    A configuration may name no engine, and then the files say which it is.
+    """
+    if config.model_transaction_policy.decoupled:
+        raise ConfigError("model_transaction_policy.decoupled is not supported: an ONNX model gives exactly one answer")
     inputs = [tensor.name for tensor in config.input if tensor.allow_ragged_batch]
     ragged = [f"input '{shortened(name)}': allow_ragged_batch" for name in inputs]
     ragged += [name for name in ("batch_input", "batch_output") if getattr(config, name)]

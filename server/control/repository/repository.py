@@ -30,12 +30,12 @@ from gangway.server.models.config import (
     PLATFORM,
     PYTHON_BACKEND,
     Qos,
+    check_onnx,
     check_supported,
     foreign_engine,
     is_ensemble,
     qos_of,
     read_config,
-    refuse_ragged,
     without_effect,
 )
 from gangway.server.models.python_settings import CODE_FILENAME, CODE_SUFFIX, ENVIRONMENT_PARAMETER, PythonSettings
@@ -372,7 +372,7 @@ def _read_file(name: str, path: Path, override: Override | None) -> Entry:
     config = ModelConfig() if override is None or override.config is None else override.config
     try:
         check_supported(config, name)
-        refuse_ragged(config)
+        check_onnx(config)
         qos = qos_of(config)
         QueuePolicies.of(config)
         SequenceSettings.of(config)
@@ -404,7 +404,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
             PythonSettings.of(config)
             _require_own_code(override)
         elif not is_ensemble(config):
-            refuse_ragged(config)
+            check_onnx(config)
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
         return [BrokenModel(name, WHOLE_MODEL, str(error))]
     return [

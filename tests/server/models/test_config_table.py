@@ -12,9 +12,9 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
     check_fields,
+    check_onnx,
     check_supported,
     field_name,
-    refuse_ragged,
     value_type,
     without_effect,
 )
@@ -136,7 +136,7 @@ def test_what_is_refused_by_its_value(text: str, reason: str) -> None:
 def test_an_onnx_model_has_batches_of_one_shape(text: str, reason: str) -> None:
     check_supported(parsed(text), "m")  # a Python model may have it
     with pytest.raises(ConfigError, match=f"{reason}: a batch of an ONNX model has one shape"):
-        refuse_ragged(parsed(text))
+        check_onnx(parsed(text))
 
 
 def test_what_many_people_write_is_served() -> None:

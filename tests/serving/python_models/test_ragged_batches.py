@@ -46,6 +46,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "texts", TELLS, config_of("", "y:STRING:1", 4, x + s + JOINS))
     write(repository, "one_of_two", TELLS, config_of("z:FP32:-1", "y:STRING:1", 4, x + JOINS))
     write(repository, "optional", TELLS, config_of("", "y:STRING:1", 4, x + optional + JOINS))
+    nameless = config_of("", "y:STRING:1", 4, x + JOINS).replace('backend: "python"', "")
+    write(repository, "nameless", TELLS, nameless)  # a model.py without a backend is a Python model
     write(repository, "batch_input", TELLS, config_of("", "y:STRING:1", 4, x + SAYS_MORE + JOINS))
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
     with (
@@ -78,6 +80,7 @@ def together(served: Served, model: str, requests: Sequence[dict[str, Sequence[i
         ("equal", [{"x": (1, 3)}, {"x": (1, 4)}, {"x": (1, 3)}, {"x": (1, 5)}], [2, 1, 2, 1]),
         ("ragged", [{"x": (1, 3)}, {"x": (1, 4)}, {"x": (1, 0)}, {"x": (1, 5)}], [4] * 4),
         ("ragged", [{"x": (2, 3)}, {"x": (2, 4)}], [2] * 2),
+        ("nameless", [{"x": (2, 3)}, {"x": (2, 4)}], [2] * 2),
         ("texts", [{"x": (1, 3), "s": (1, 1)}, {"x": (1, 1), "s": (1, 3)}] * 2, [4] * 4),
         ("one_of_two", [{"z": (1, 2), "x": (1, 3)}, {"z": (1, 2), "x": (1, 4)}, {"z": (1, 1), "x": (1, 3)}], [2, 2, 1]),
         ("optional", [{"x": (1, 3), "s": (1, 1)}, {"x": (1, 2), "s": (1, 2)}, {"x": (1, 3)}], [2, 2, 1]),
