@@ -278,6 +278,7 @@ class Responder:
         """The front end has gone: with all responses, or because no client waits."""
         with self._lock:
             self.connection = None
+            self._is_cancelled = self._is_cancelled or not self.is_closed
             self._kept.clear()
 
     def _put(self, encoded: Encoded, is_final: bool) -> None:
