@@ -32,16 +32,20 @@ class Call:
 class Responses:
     """The responses to a request to another model, for threads and for coroutines.
 
-    `waiting` makes the context in which a thread waits, `awaiting` that in which a coroutine does.
+    `waiting` makes the context in which a thread waits, `awaiting` that in which a coroutine does. `cancel` has a call
+    ended of which no further response is wanted.
     """
 
-    def __init__(self, begin: Callable[[Take], Call], waiting: Waiting, awaiting: Waiting) -> None:
-        self._waiting, self._awaiting = waiting, awaiting
+    def __init__(
+        self, begin: Callable[[Take], Call], cancel: Callable[[Call], None], waiting: Waiting, awaiting: Waiting
+    ) -> None:
+        self._cancel, self._waiting, self._awaiting = cancel, waiting, awaiting
         self._found: deque[tuple[Any, bool]] = deque()
         self._came = threading.Condition()
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
-        self._execution = begin(self._take).execution
+        self._call = begin(self._take)
+        self._execution = self._call.execution
 
     def __iter__(self) -> Responses:
         """Return itself."""
@@ -52,7 +56,9 @@ class Responses:
         if self._is_over:
             raise StopIteration
         with self._waiting(self._execution), self._came:
-            self._came.wait_for(lambda: self._found)
+            self._came.wait_for(lambda: self._found or self._is_over)
+            if not self._found:
+                raise StopIteration
             return self._next()
 
     def __aiter__(self) -> Responses:
@@ -68,6 +74,8 @@ class Responses:
                 with self._came:
                     if self._found:
                         return self._next()
+                    if self._is_over:
+                        raise StopAsyncIteration
                     self._waiter = waiter = asyncio.get_running_loop().create_future()
                 await waiter
 
@@ -75,10 +83,24 @@ class Responses:
         response, self._is_over = self._found.popleft()
         return response
 
+    def cancel(self) -> None:
+        """Have the request ended: whoever waits for a response, or asks for one, gets none. From any thread."""
+        with self._came:
+            is_under_way, self._is_over = not self._is_over, True
+            self._found.clear()
+        self._wake()
+        if is_under_way:
+            self._cancel(self._call)
+
     def _take(self, response: Any, is_last: bool) -> None:
         with self._came:
-            self._found.append((response, is_last))
-            self._came.notify()
+            if not self._is_over:
+                self._found.append((response, is_last))
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._came:
+            self._came.notify_all()
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
             with suppress(RuntimeError):  # its loop is closed: nobody waits
@@ -166,6 +188,14 @@ class Calls:
         call = self._calls.get(message.header["result"])
         if call is not None:
             self._answer(call, message)
+
+    def cancel(self, call: Call) -> None:
+        """Have a front end end a call, and take nothing more of it."""
+        with self._changed:
+            is_under_way = self._calls.pop(call.number, None) is not None
+        if is_under_way and call.connection is not None:
+            with suppress(OSError):  # then it ends, too
+                call.connection.send({"cancel": call.number})
 
     def _abandoned(self) -> list[Call]:
         return [each for each in self._calls.values() if each.execution.is_abandoned(ATTACH_SECONDS)]

@@ -641,7 +641,7 @@ class Host:
     def infer(self, request: Any, is_stream: bool) -> Responses:
         """Execute a request to another model. Raises TritonModelException without a request in progress."""
         begin = functools.partial(self._calls.begin, request, is_stream)
-        return Responses(begin, self._without_core, self._awaiting)
+        return Responses(begin, self._calls.cancel, self._without_core, self._awaiting)
 
     @contextmanager
     def _awaiting(self, execution: Execution) -> Iterator[None]:

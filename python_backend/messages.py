@@ -17,6 +17,7 @@ bytes, in the order of the header.
 | front end | `attach`: execution, `request` | send this request's responses here |
 | instance | `grant` | have a worker resume the execution |
 | instance | `infer`: number, and a request | execute a request to another model |
+| instance | `cancel`: number | end that request: no response to it is wanted |
 | front end | `result`: number, and a response, `final` | one response to it |
 | instance | a response, `final` | one response to the front end's request |
 

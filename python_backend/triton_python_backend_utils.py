@@ -231,6 +231,10 @@ class Responses(Protocol):
         """Return the next response."""
         ...
 
+    def cancel(self) -> None:
+        """Have the request ended."""
+        ...
+
 
 class Runtime(Protocol):
     """What the process of the instance does for a model (`host.py`)."""
@@ -353,11 +357,16 @@ class InferenceRequest:
         return ResponseIterator(responses) if decoupled else next(responses)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """Do the same in a coroutine, in any loop. Raises RuntimeError where no loop runs."""
+        """Do the same in a coroutine, in any loop. Raises RuntimeError where no loop runs.
+
+        If what it returns is cancelled, so is the request.
+        """
         loop = asyncio.get_running_loop()
         responses = _runtime().infer(self, decoupled)
         if not decoupled:
-            return loop.create_task(responses.__anext__())
+            task = loop.create_task(responses.__anext__())
+            task.add_done_callback(lambda done: responses.cancel() if done.cancelled() else None)
+            return task
         found = loop.create_future()
         found.set_result(ResponseIterator(responses))
         return found
@@ -390,8 +399,10 @@ class ResponseIterator:
         return await self._responses.__anext__()
 
     def cancel(self) -> None:
-        """Take no further responses."""
-        self._responses = None
+        """Cancel the request, and take no further responses."""
+        responses, self._responses = self._responses, None
+        if responses is not None:
+            responses.cancel()
 
 
 class Logger:

@@ -175,7 +175,7 @@ class LeftRun:
         self._clock, self._begin = clock, begin
         self._core = GivesCore(slots, codec, left, clock, terms)
         self._chain = (*chain, codec.model.name)
-        self._calls: set[InnerCall] = set()  # which the model waits for
+        self._calls: dict[int, InnerCall] = {}  # which the model waits for, by its numbers
         self._responses: deque[Message] = deque()
         self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
@@ -235,8 +235,8 @@ class LeftRun:
             self._slots.connections.give(self._left.address, self._connection)
             return
         self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
-        calls, self._calls = self._calls, set()
-        for call in calls:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
             call.end()
         self._fail(failure(self._codec.model.name, SlotStatus.CANCELLED, 0))
 
@@ -273,6 +273,9 @@ class LeftRun:
             self._slots.waiting.leave_out(self._left, message.header["idle"])
         elif "infer" in message.header:
             self._infer_other(message)
+        elif "cancel" in message.header:
+            if (call := self._calls.pop(message.header["cancel"], None)) is not None:
+                call.end()
         elif "final" in message.header:
             self._responses.append(message)
             self._has_final = self._has_final or bool(message.header["final"])
@@ -318,7 +321,7 @@ class LeftRun:
                 drive(self._send_results(number, unsent))
 
         def answered(call: InnerCall, result: bytes | RequestError) -> None:
-            self._calls.discard(call)
+            self._calls.pop(number, None)
             left_s = call.time_remaining()
             if isinstance(result, bytes):
                 send(result, is_final=True)
@@ -336,7 +339,7 @@ class LeftRun:
         except RequestError as error:
             call.answer(error)
             return
-        self._calls.add(call)
+        self._calls[number] = call
         self._begin(*request, call, time.monotonic_ns())
 
     async def _send_results(self, number: int, unsent: deque["_Result"]) -> None:

@@ -118,6 +118,47 @@ DECOUPLED_COROUTINE = """
             await asyncio.to_thread(self.watch, request, self.number(request))
             request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+# Models that give up what they have asked another one for, while their own clients wait.
+GIVES_UP = """
+    async def execute(self, requests):
+        import asyncio, time
+        for request in requests:
+            inner = pb_utils.InferenceRequest(model_name="plain", inputs=request.inputs(), requested_output_names=["y"])
+            try:
+                await asyncio.wait_for(inner.async_exec(), 0.2)
+            except asyncio.TimeoutError:
+                self.note(f"left {self.number(request)} {time.monotonic()}")
+            await asyncio.sleep(0.3)
+        return [self.answer(request) for request in requests]
+"""
+STOPS = """
+    def execute(self, requests):
+        import time
+        for request in requests:
+            inner = pb_utils.InferenceRequest(model_name="decoupled", inputs=request.inputs())
+            responses = inner.exec(decoupled=True)
+            assert next(responses).output_tensors()
+            responses.cancel()
+            self.note(f"left {self.number(request)} {time.monotonic()}")
+            assert list(responses) == []
+            time.sleep(0.3)
+        return [self.answer(request) for request in requests]
+"""
+STOPS_A_THREAD = """
+    def execute(self, requests):
+        import threading, time
+        for request in requests:
+            inner = pb_utils.InferenceRequest(model_name="decoupled", inputs=request.inputs())
+            responses = inner.exec(decoupled=True)
+            assert next(responses).output_tensors()
+            thread = threading.Thread(target=list, args=(responses,))
+            thread.start()
+            time.sleep(0.1)
+            responses.cancel()
+            self.note(f"left {self.number(request)} {time.monotonic()}")
+            thread.join()
+        return [self.answer(request) for request in requests]
+"""
 ECHO = """
     def execute(self, requests):
         return [self.answer(request) for request in requests]
@@ -130,6 +171,9 @@ MODELS = {
     "asks": ASKS,
     "echo": ECHO,
     "inner": PLAIN,
+    "gives_up": GIVES_UP,
+    "stops": STOPS,
+    "stops_a_thread": STOPS_A_THREAD,
 }
 NOTES_OF = {"chain": "inner", "asks": "plain"}  # the model that watches
 
@@ -278,6 +322,18 @@ def test_a_model_sees_that_its_client_has_gone(served: Served, model: str, way: 
         assert Notes(served, "asks", number, model).seen_s() == 0
     y = served.infer("echo", x=np.array([3], np.float32))["y"]
     assert np.array_equal(y, np.array([3], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "number", "asked"),
+    [("gives_up", 101, "plain"), ("stops", 102, "decoupled"), ("stops_a_thread", 103, "decoupled")],
+)
+def test_a_model_gives_up_what_it_has_asked_for(served: Served, model: str, number: int, asked: str) -> None:
+    x = np.array([number], np.float32)
+    assert np.array_equal(served.infer(model, x=x)["y"], x)
+    left_s = Notes(served, model, number).of("left")
+    assert left_s is not None
+    assert Notes(served, asked, number).seen_s() - left_s < SEEN_WITHIN_S
 
 
 def test_one_client_of_a_batch_goes(served: Served) -> None:
