@@ -3,6 +3,7 @@
 import json
 import math
 import queue
+import subprocess
 import urllib.error
 import urllib.request
 import uuid
@@ -21,6 +22,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
+from benchmarks.lib.repository import GANGWAY
 from gangway.clients.connection import SERVICE
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
@@ -290,8 +292,18 @@ def post(served: Served, model: str, body: bytes, **headers: str) -> tuple[int, 
         return error.code, error.read(), error.headers
 
 
-@pytest.mark.parametrize("body", [JPEG, b"", b"text", b"\x04\0\0\0text", SETS["megabytes"][0]], ids=repr)
-def test_a_body_is_the_one_element(served: Served, body: bytes) -> None:
+BODIES = {
+    "picture": JPEG,
+    "none": b"",
+    "text": b"text",
+    "a length before it": b"\x04\0\0\0text",
+    "megabytes": SETS["megabytes"][0],
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_is_the_one_element(served: Served, name: str) -> None:
+    body = BODIES[name]
     for model, shape in (("one", [1]), ("batched", [1, 1])):
         status, content, headers = post(served, f"{model}/infer", body, Inference_Header_Content_Length="0")
         assert status == 200, content[:300]
@@ -394,3 +406,23 @@ def test_a_text_that_has_no_bytes(served: Served) -> None:
 
 def test_a_warm_up_with_a_picture(served: Served) -> None:
     assert by_grpc("warmed")(served, [b"x"]) == [JPEG]
+
+
+def test_commands_that_send_a_picture(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    picture = tmp_path / "one" / "x"
+    picture.write_bytes(JPEG * 1000)
+    url = served.server.url
+    for source in (f"--input=x={picture}", f"--image={picture}"):
+        done = run("client", "one", f"--url={url}", source)
+        assert (done.returncode, "(10000 bytes)" in done.stdout) == (0, True), done.stderr
+    done = run("client", "text", f"--url={url}", f"--input=x={picture}")
+    assert (done.returncode, "input 'x': element 0 is not UTF-8" in done.stderr) == (1, True)
+    load = ("--mix=one=1", "--rate=20", "--qos=500", "--isolated=one=1", "--seconds=1", "--warmup=0")
+    done = run("perf", url, *load, f"--input-data={tmp_path}", f"--json={tmp_path / 'result.json'}")
+    assert done.returncode == 0, done.stderr
+    assert not json.loads((tmp_path / "result.json").read_text())["runs"][0]["total"]["errors"]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GANGWAY, *words], check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
