@@ -533,7 +533,7 @@ class Host:
                     self._go_on_later(execution, result)
                     return
                 self._take_responses(execution, result)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(execution, error)
         self._end(execution)
 
