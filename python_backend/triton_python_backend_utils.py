@@ -186,8 +186,8 @@ class InferenceResponse:
 class MemoryType(enum.IntEnum):
     """Where tensors lie."""
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_GPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
 
 
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU

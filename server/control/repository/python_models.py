@@ -151,8 +151,9 @@ def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
     if not completed.HasField("version_policy"):
         completed.version_policy.latest.num_versions = 1
     if not completed.instance_group:
-        completed.instance_group.add(name=f"{name}_0", count=1, kind=ModelInstanceGroup.KIND_CPU)
-    for group in completed.instance_group:
+        completed.instance_group.add(name=name, count=1, kind=ModelInstanceGroup.KIND_CPU)
+    for index, group in enumerate(completed.instance_group):
+        group.name = group.name or f"{name}_{index}"
         group.count = max(1, group.count)
         if group.kind == ModelInstanceGroup.KIND_AUTO:
             group.kind = ModelInstanceGroup.KIND_CPU

@@ -72,7 +72,8 @@ CALLS: dict[str, tuple[str, object]] = {
     "release flags": ("request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_ALL)", None),
     "preferred memory": (
         "isinstance(pb.PreferredMemory(pb.TRITONSERVER_MEMORY_GPU, 0), pb.PreferredMemory)"
-        " and pb.MemoryType.TRITONSERVER_MEMORY_CPU == pb.TRITONSERVER_MEMORY_CPU",
+        " and pb.MemoryType.TRITONSERVER_MEMORY_CPU == pb.TRITONSERVER_MEMORY_CPU"
+        " and (int(pb.TRITONSERVER_MEMORY_GPU), int(pb.TRITONSERVER_MEMORY_CPU)) == (0, 1)",
         True,
     ),
     "a trace": ("[request.trace().get_context(), isinstance(request.trace(), pb.InferenceTrace)]", [None, True]),

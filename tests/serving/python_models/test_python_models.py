@@ -337,6 +337,7 @@ def test_kinds_of_instances(served: Served) -> None:
     for number, kind in enumerate(("MODEL", "CPU", "CPU")):
         until(lambda number=number, kind=kind: f"kinds_{number} is of kind {kind}" in served.log())  # type: ignore[misc]
     groups = served.client.get_model_config("kinds").config.instance_group
+    assert [group.name for group in groups] == ["kinds_0", "kinds_1", "kinds_2"]
     shown = [ModelInstanceGroup.Kind.Name(group.kind) for group in groups]
     assert shown == ["KIND_MODEL", "KIND_CPU", "KIND_GPU"]
     assert "KIND_GPU (there is no GPU)" in served.log()
@@ -421,7 +422,8 @@ def test_clients_cannot_bring_code(served: Served) -> None:
 
 def test_what_clients_see_of_it(served: Served) -> None:
     config = served.client.get_model_config("add").config
-    assert (config.backend, config.default_model_filename, config.instance_group[0].count) == ("python", "model.py", 1)
+    assert (config.backend, config.default_model_filename) == ("python", "model.py")
+    assert [(group.name, group.count) for group in config.instance_group] == [("add", 1)]
     assert config.parameters["gangway_engine"].string_value == "python"
     metadata = served.client.get_model_metadata("add")
     assert (metadata.platform, config.platform) == ("python", "")
