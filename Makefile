@@ -135,6 +135,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.trace_cost
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.differential
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.perf_analyzer
 	$(BIN)/python -m benchmarks.transports

@@ -1,4 +1,4 @@
-"""Write the tables that the code knows: commands, flags, fields, metrics, routes, the life of a model.
+"""Write the tables that the code knows: commands, flags, fields, metrics, routes, differences, the life of a model.
 
 `python -m docs.generate` (part of `make docs`) writes them between the marks `<!-- generated: NAME -->` and
 `<!-- end -->` of `pages()`. `tests/docs/test_reference.py` fails while a page is out of date.
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from benchmarks.differential.known import KNOWN
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
@@ -286,6 +287,13 @@ def _said(found: object) -> str:
     return _cell(inspect.getdoc(found) or "")
 
 
+def differences_from_triton() -> Iterator[str]:
+    """Yield what `python -m benchmarks.differential` expects to differ, and why."""
+    for area in dict.fromkeys(known.area for known in KNOWN):
+        yield from ("", f"### {area}", "", "| difference | reason |", "|---|---|")
+        yield from (f"| {_cell(known.what)} | {_cell(known.why)} |" for known in KNOWN if known.area == area)
+
+
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
@@ -296,6 +304,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "Triton's metrics": lambda: metrics(_of_triton),
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
+    "differences from Triton": differences_from_triton,
     "transitions": transitions,
     "pb_utils": pb_utils_names,
 }

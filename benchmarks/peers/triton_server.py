@@ -23,6 +23,13 @@ from gangway.protos import model_config_pb2 as mc
 MODEL = Path(__file__).parent / "triton_model.py"
 # Reserved for tensors on their way to and from each process of a model: an image or an answer of ours is 3 MB at most.
 SHARED_MEMORY_BYTES = 16 << 20
+ONLY_GRPC = (
+    f"--backend-config=python,shm-default-byte-size={SHARED_MEMORY_BYTES}",
+    "--allow-http=false",
+    "--allow-metrics=false",
+    "--allow-gpu-metrics=false",
+    "--disable-auto-complete-config",
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ def triton_server(
 
 
 @contextmanager
-def triton_serving(repository: Path) -> Iterator[TritonServer]:
+def triton_serving(repository: Path, flags: Sequence[str] = ONLY_GRPC) -> Iterator[TritonServer]:
     """Serve a repository of Triton's until the block ends.
 
     Raises FetchError and RuntimeError as `triton_server`.
@@ -128,7 +135,7 @@ def triton_serving(repository: Path) -> Iterator[TritonServer]:
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "triton.log"
         url = f"127.0.0.1:{free_port()}"
-        process = _start(server, repository, url, log)
+        process = _start(server, repository, url, log, flags)
         try:
             wait_until_ready(url, process, log)
             yield TritonServer(url, process, log)
@@ -138,19 +145,15 @@ def triton_serving(repository: Path) -> Iterator[TritonServer]:
             _kill(children)
 
 
-def _start(server: Path, repository: Path, url: str, log: Path) -> subprocess.Popen[bytes]:
+def _start(server: Path, repository: Path, url: str, log: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the binary. It inherits no descriptor: a lock held by whoever runs us must not live on in it."""
     address, port = url.split(":")
     options = [
         f"--model-repository={repository}",
         f"--backend-directory={BACKENDS}",
-        f"--backend-config=python,shm-default-byte-size={SHARED_MEMORY_BYTES}",
         f"--grpc-address={address}",
         f"--grpc-port={port}",
-        "--allow-http=false",
-        "--allow-metrics=false",
-        "--allow-gpu-metrics=false",
-        "--disable-auto-complete-config",
+        *flags,
     ]
     with log.open("wb") as output:
         return subprocess.Popen(

@@ -1,0 +1,75 @@
+"""The same Python models and requests, in Triton and here: each difference must be known, and each known one be there.
+
+    python -m benchmarks.differential                               # both servers, all cases
+    python -m benchmarks.differential --record                      # and keep Triton's answers, for the tests
+    python -m benchmarks.differential --recorded --match generate   # some cases, with the answers that were kept
+
+`known.py` has the differences that are meant, with their reasons; `docs/reference/triton.md` shows them. What differs
+and is not there makes the exit status 1, and so does what is there and does not differ.
+"""
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from benchmarks.differential.asked import Case
+from benchmarks.differential.clients import Answer
+from benchmarks.differential.compare import Difference, by_entry, differences, unknown, unused
+from benchmarks.differential.kinds.all import all_cases, models_of
+from benchmarks.differential.models import Model
+from benchmarks.differential.recorded import read, write
+from benchmarks.differential.servers import answers, gangway, triton
+from benchmarks.lib.fetching import FetchError
+from benchmarks.lib.report import Row, option_parser, start_report
+
+
+def main() -> int:
+    """Ask both servers; return 0 if all differences are known, and all known ones are there."""
+    parser = option_parser(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--match", default="", metavar="REGEX", help="only cases with such names")
+    parser.add_argument("--record", action="store_true", help="keep Triton's answers")
+    parser.add_argument("--recorded", action="store_true", help="do not start Triton: take the answers that were kept")
+    options = parser.parse_args()
+    if options.record and (options.recorded or options.match):
+        parser.error("--record needs all answers, and Triton")
+    cases = [case for case in all_cases() if re.search(options.match, case.name)]
+    models = models_of(cases)
+    report = start_report("Python models, in Triton and here")
+    theirs = read() if options.recorded else _asked_of_triton(models, cases)
+    if options.record:
+        write(theirs)
+    with tempfile.TemporaryDirectory() as cache, gangway(models, [f"--cache-dir={cache}"]) as addresses:
+        ours = answers(addresses, cases)
+    found = [each for case in cases for each in differences(case.name, theirs[case.name], ours[case.name])]
+    new, gone = unknown(found), [] if options.match else unused(found)
+    report.table("known differences", [{"what": what, "cases": count} for what, count in by_entry(found).items()])
+    report.table("differences that are not known", [_row(each) for each in new])
+    report.table("known differences that are not there", [{"what": entry.what} for entry in gone])
+    asked = sum(len(case.steps) for case in cases)
+    differing = len({each.case for each in found})
+    summary = {"models": len(models), "cases": len(cases), "requests": asked, "cases that differ": differing}
+    report.table("asked", [summary])
+    report.target("cases with differences that are not known", len({each.case for each in new}), 0)
+    report.target("known differences that are not there", len(gone), 0)
+    return report.finish(options.json)
+
+
+def _asked_of_triton(models: Sequence[Model], cases: Sequence[Case]) -> Mapping[str, list[Answer]]:
+    """Return Triton's answers, those that were kept where there is no Triton."""
+    try:
+        with triton(models) as addresses:
+            return answers(addresses, cases)
+    except FetchError as error:
+        print(f"{error}\nThese are the answers that were kept.")
+        return read()
+
+
+def _row(each: Difference) -> Row:
+    return {"case": each.case, "place": each.place, "Triton": each.triton, "Gangway": each.gangway}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

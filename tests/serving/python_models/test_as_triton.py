@@ -1,0 +1,62 @@
+"""Python models answer as Triton did when `python -m benchmarks.differential --record` kept its answers."""
+
+import tempfile
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.differential.asked import Case
+from benchmarks.differential.compare import ABSENT, Difference, differences, unknown, unused
+from benchmarks.differential.kinds.all import all_cases, all_models, models_of
+from benchmarks.differential.known import KNOWN
+from benchmarks.differential.recorded import FILE, read
+from benchmarks.differential.servers import answers, gangway
+
+# A part of the models, so that the server starts in some seconds. `make bench` has all of them.
+MODELS = {
+    *("adds", "lengths", "other", "raises", "responds", "sees", "streams", "sums", "tokens", "types"),
+    *("chain", "chain_other", "chain_raises", "chain_sees", "chain_streams", "token_chain"),
+}
+MAX_FILE_BYTES = 100_000
+
+
+def some_cases() -> Sequence[Case]:
+    """Those that ask these models only."""
+    needed = ((case, {model.name for model in models_of([case])}) for case in all_cases())
+    return [case for case, names in needed if names and names <= MODELS]
+
+
+@pytest.mark.timeout(120)
+def test_answers_differ_only_as_is_known() -> None:
+    cases, triton = some_cases(), read()
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        gangway([model for model in all_models() if model.name in MODELS], [f"--cache-dir={cache}"]) as addresses,
+    ):
+        found = answers(addresses, cases)
+    new = unknown([each for case in cases for each in differences(case.name, triton[case.name], found[case.name])])
+    assert not new, "\n".join(f"{each.case}: {each.text}" for each in new)
+
+
+def test_triton_has_been_asked_all_cases() -> None:
+    assert list(read()) == [case.name for case in all_cases()], "python -m benchmarks.differential --record"
+    assert FILE.stat().st_size < MAX_FILE_BYTES
+    assert len(some_cases()) > 500
+
+
+def test_an_unexpected_answer_is_a_difference() -> None:
+    right = {"model_name": "m", "outputs": [{"name": "y", "data": [1]}, {"name": "z", "data": [2]}]}
+    wrong = {"model_name": "m", "outputs": [{"name": "y", "data": [1]}, {"name": "z", "data": [3]}]}
+    failed = {"code": "INTERNAL", "message": "no"}
+    assert differences("a", [right], [right]) == []
+    assert differences("a", [right], [wrong]) == [Difference("a", "0.outputs.z.data", "[2]", "[3]")]
+    assert differences("a", [failed], [right]) == [Difference("a", "0 outcome", "INTERNAL 'no'", repr(right))]
+    assert differences("a", [[]], [[right]]) == [Difference("a", "0.0", repr(ABSENT), repr(right))]
+
+
+def test_what_does_not_differ_any_more_is_noticed() -> None:
+    assert unused([]) == list(KNOWN)
+    content_type = Difference("raise: lines, json", "0.content-type", "'text/plain'", "'application/json'")
+    assert unknown([content_type]) == []
+    assert len(unused([content_type])) == len(KNOWN) - 1
+    assert unknown([Difference("types: FP32, grpc", "0.outputs.y.data", "[1]", "[2]")])
