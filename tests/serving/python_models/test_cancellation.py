@@ -175,7 +175,7 @@ MODELS = {
     "stops": STOPS,
     "stops_a_thread": STOPS_A_THREAD,
 }
-NOTES_OF = {"chain": "inner", "asks": "plain"}  # the model that watches
+NOTES_OF = {"chain": "inner", "asks": "plain", "decoupled_chain": "inner"}  # the model that watches
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +191,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "batched", WATCHES + BATCHED, config_of("x:FP32:1", "y:FP32:1", batch=2, more=joins))
     steps = [("echo", "x=x", "y=a"), ("inner", "x=a", "y=y")]
     ensemble_configs.write(repository, "chain", ensemble_configs.config_of("x:FP32:1", "y:FP32:1", steps, batch=0))
+    steps = [("echo", "x=x", "y=a"), ("decoupled", "x=a", "y=b"), ("inner", "x=b", "y=y")]
+    decoupled = ensemble_configs.config_of(
+        "x:FP32:1", "y:FP32:1", steps, batch=0, more="model_transaction_policy { decoupled: true }"
+    )
+    ensemble_configs.write(repository, "decoupled_chain", decoupled)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
     with (
         live_server(repository, flags, cwd=repository.parent) as server,
@@ -299,11 +304,16 @@ def stream_expires(served: Served, model: str, feeds: dict[str, Any], begun: Cal
 
 
 UNARY, STREAMS = (resets, closes, expires, hangs_up), (ends_its_stream, stream_expires)
+DECOUPLED_MODELS = ("decoupled", "decoupled_coroutine", "decoupled_chain")
 CASES = [
     *[("plain", way) for way in (*UNARY, *STREAMS)],
     *[(model, way) for model in ("sender", "coroutine") for way in (resets, hangs_up)],
     *[(model, way) for model in ("left", "asks", "chain") for way in (resets, expires, hangs_up, ends_its_stream)],
-    *[(model, way) for model in ("decoupled", "decoupled_coroutine") for way in (*STREAMS, hangs_up_on_events)],
+    *[
+        (model, way)
+        for model in ("decoupled", "decoupled_coroutine", "decoupled_chain")
+        for way in (*STREAMS, hangs_up_on_events)
+    ],
 ]
 
 
@@ -318,6 +328,8 @@ def test_a_model_sees_that_its_client_has_gone(served: Served, model: str, way: 
     notes = Notes(served, model, number)
     left_s = way(served, model, {"x": np.array([number], np.float32)}, notes.begun)
     assert -0.05 < notes.seen_s() - left_s < SEEN_WITHIN_S
+    if model == "decoupled_chain":  # and so does the step before, which goes on
+        assert Notes(served, model, number, "decoupled").seen_s() - left_s < SEEN_WITHIN_S
     if model == "asks":  # and so does the model that has asked it
         assert Notes(served, "asks", number, model).seen_s() == 0
     y = served.infer("echo", x=np.array([3], np.float32))["y"]
