@@ -35,7 +35,7 @@ IDLE_SECONDS: Final = 600  # between two requests
 STALL_SECONDS: Final = 30  # for the headers; for a body or an answer besides what its size takes; without a byte of it
 MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is taken
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
-SOON_GONE_SECONDS: Final = 0.01  # the same where a Python model may ask for it
+SOON_GONE_SECONDS: Final = 0.005  # the same where a Python model may ask for it
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
 READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
