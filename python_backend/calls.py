@@ -6,15 +6,23 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.python_backend import working_for
-from gangway.python_backend.executions import Encoded, Execution, decode_response, encode_tensors
-from gangway.python_backend.messages import Connection, Message
+from gangway.python_backend.executions import (
+    Encoded,
+    Execution,
+    OutputCheck,
+    Responder,
+    decode_response,
+    encode_tensors,
+)
+from gangway.python_backend.messages import BACKGROUND, Connection, Message
 
+MOST_BYTES = 256 << 20  # of a request of it
 ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
 Take = Callable[[Any, bool], None]  # a response, and whether it is the last one
 Waiting = Callable[[Execution], AbstractContextManager[None]]
@@ -113,23 +121,31 @@ def _settle(waiter: asyncio.Future[None]) -> None:
 
 
 class Calls:
-    """Those of one instance. `changed`: has the lock of `executions`, which are those that somebody may wait for."""
+    """Those of one instance. `changed`: has the lock of `executions`, which are those that somebody may wait for.
 
-    def __init__(self, changed: threading.Condition, executions: Mapping[int, Execution]) -> None:
-        self._changed, self._executions = changed, executions
+    `want`: has a front end come for `background`, an execution without an end: what a model asks while it has no
+    request is asked for that.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        executions: MutableMapping[int, Execution],
+        check: OutputCheck,
+        want: Callable[[], None],
+    ) -> None:
+        self._changed, self._executions, self._want = changed, executions, want
+        about = {"wanted": [], "room_bytes": 0, "most_bytes": MOST_BYTES}
+        self.background = Execution(BACKGROUND, [Responder(about, [], check, is_stream=False)], None, -1)
+        executions[BACKGROUND] = self.background
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
 
     def begin(self, request: Any, is_stream: bool, take: Take) -> Call:
-        """Make a request for the execution that this thread or coroutine works for.
-
-        Raises TritonModelException where there is none.
-        """
-        execution = working_for.execution()
-        if execution is None or execution.is_answered:
-            execution = self._latest()
-        if execution is None:
-            raise pb_utils.TritonModelException("a request to another model needs a request in progress")
+        """Make a request for the execution that this thread or coroutine works for. Raises TritonModelException."""
+        execution = working_for.execution() or self._latest()
+        if execution.is_answered:
+            execution = self.background
         described, contents = encode_tensors(
             request.inputs(),
             execution.responders[0].most_bytes,
@@ -182,6 +198,8 @@ class Calls:
             abandoned = self._abandoned()
         for call in abandoned:
             self._route(call)
+        if self.has(self.background) and not self.background.attached:
+            self._want()  # once more: who was asked may have gone
 
     def take_result(self, message: Message) -> None:
         """Take a response, which a front end has sent."""
@@ -200,11 +218,10 @@ class Calls:
     def _abandoned(self) -> list[Call]:
         return [each for each in self._calls.values() if each.execution.is_abandoned(ATTACH_SECONDS)]
 
-    def _latest(self) -> Execution | None:
+    def _latest(self) -> Execution:
         """Return the execution that a thread of the model's own most likely works for."""
         with self._changed:
-            left = [each for each in self._executions.values() if not each.is_answered]
-        return left[-1] if left else None
+            return next(each for each in reversed(list(self._executions.values())) if not each.is_answered)
 
     def _route(self, call: Call) -> None:
         """Send a call to a front end of its execution, or wait for one; answer it if none will come."""
@@ -217,6 +234,8 @@ class Calls:
         if call.connection is not None:
             with suppress(OSError):  # `lost` follows
                 call.connection.send(call.message.header, call.message.payload)
+        elif call.execution is self.background:
+            self._want()
         elif is_lost:
             self._answer(call, Message(dict(_NOBODY), memoryview(b"")))
 

@@ -311,7 +311,7 @@ class Execution:
     time. Changed with the host's lock held.
     """
 
-    def __init__(self, number: int, responders: list[Responder], worker: Connection, core: int) -> None:
+    def __init__(self, number: int, responders: list[Responder], worker: Connection | None, core: int) -> None:
         self.number = self.ask = number
         self.responders = responders
         self.worker: Connection | None = worker

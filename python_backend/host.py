@@ -39,7 +39,7 @@ from gangway.python_backend.coroutines import Coroutines
 from gangway.python_backend.executions import Encoded, Execution, OutputCheck, Responder, decode_tensors, encode_error
 from gangway.python_backend.inbox import Inbox
 from gangway.python_backend.messages import CORE_BITS, OCCUPIED, WAITING_NICE, Connection, Message, is_same_user, places
-from gangway.python_backend.supervisor_link import THREAD_NAME
+from gangway.python_backend.supervisor_link import THREAD_NAME, linked
 
 LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine that is busy
 LOOK_SECONDS = 1.0
@@ -105,7 +105,7 @@ class Host:
         self._executions: dict[int, Execution] = {}
         self._memories: dict[Connection, Memory] = {}
         self._answered: dict[Connection, tuple[Execution, list[dict[str, Any]]]] = {}  # by the last run of a worker
-        self._calls = Calls(self._changed, self._executions)
+        self._calls = Calls(self._changed, self._executions, check, _want_front_end)
         self._coroutines: Coroutines | None = None
         self._awaited = 0  # requests to other models for which coroutines wait
         own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
@@ -639,7 +639,7 @@ class Host:
     # -- what models wait for
 
     def infer(self, request: Any, is_stream: bool) -> Responses:
-        """Execute a request to another model. Raises TritonModelException without a request in progress."""
+        """Execute a request to another model. Raises TritonModelException."""
         begin = functools.partial(self._calls.begin, request, is_stream)
         return Responses(begin, self._calls.cancel, self._without_core, self._awaiting)
 
@@ -693,6 +693,12 @@ class Host:
         """Return a context in which what is executed in this thread has no core."""
         execution = working_for.execution()
         return nullcontext() if execution is None else self._without_core(execution)
+
+
+def _want_front_end() -> None:
+    """Have a front end come for what the model does while it has no request. Raises TritonModelException."""
+    with suppress(OSError):
+        linked().say({"attends": True})
 
 
 def _in_main_thread() -> bool:

@@ -14,7 +14,7 @@ bytes, in the order of the header.
 | instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
 | instance | `stopped`, `waits` | the resumed execution uses the core no more; or another worker has one for it |
 | instance | `left`: number | the memory of that run is not used any more |
-| front end | `attach`: execution, `request` | send this request's responses here |
+| front end | `attach`: execution, `request` | send this request's responses here; BACKGROUND: `infer` only |
 | instance | `grant` | have a worker resume the execution |
 | instance | `infer`: number, and a request | execute a request to another model |
 | instance | `cancel`: number | end that request: no response to it is wanted |
@@ -48,6 +48,7 @@ ALIGNMENT_BYTES = 64
 JOIN_BYTES = 16 << 10  # of a message are sent by one call
 CORE_BITS = 10  # of the number of a run: the worker's core; above them is when it began, of CLOCK_MONOTONIC in ns
 WAITING_NICE = 10  # of an instance without a core, above its nice value with one: a tenth of the weight
+BACKGROUND = 0  # the number of the execution that nobody has asked for
 OCCUPIED = 255  # no execution could begin at once
 ERROR_CODES = (
     "UNKNOWN",

@@ -351,7 +351,7 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> Any:
         """Execute a request to another model. Return the response; with `decoupled` an iterator of all of them.
 
-        While it waits, the instance holds no core. Raises TritonModelException where there is no request in progress.
+        While it waits, the instance holds no core. Raises TritonModelException in `initialize`.
         """
         responses = _runtime().infer(self, decoupled)
         return ResponseIterator(responses) if decoupled else next(responses)

@@ -3,7 +3,7 @@
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
 `ModelRemoved`, `ModelPresence`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`), answers to
-`RepositoryCall`, and at the end `Leave` and `Drain`.
+`RepositoryCall`, `InstanceAttended`, and at the end `Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
 
@@ -129,6 +129,12 @@ class ModelPresence(msgspec.Struct, frozen=True, tag=True):
 
     model_id: int
     reason: str
+
+
+class InstanceAttended(msgspec.Struct, frozen=True, tag=True):
+    """The front end is to execute what the model of the instance at this address asks for while it has no request."""
+
+    address: str
 
 
 class ModelRetired(msgspec.Struct, frozen=True, tag=True):
@@ -343,6 +349,7 @@ FrontEndMessage = (
     | ModelUnavailable
     | ModelRemoved
     | ModelPresence
+    | InstanceAttended
     | ModelRetired
     | ModelTarget
     | VariantReady

@@ -41,6 +41,7 @@ from gangway.server.messages import (
     Drain,
     FrontEndMessage,
     InitialLoadDone,
+    InstanceAttended,
     Job,
     JobsUnderWay,
     Leave,
@@ -260,6 +261,8 @@ class FrontEnd:
                     before.uses.close(lambda: self._retired(before.model_id))
             case ModelPresence():
                 self.models = self.models.with_presence(message)
+            case InstanceAttended(address):
+                self.inference.attend(address)
             case ModelTarget():
                 self.models = self.models.with_target(message)
             case VariantReady() | VariantGone():

@@ -30,6 +30,7 @@ from gangway.server.messages import (
     Drain,
     FirstAnswer,
     FrontEndMessage,
+    InstanceAttended,
     Leave,
     Listening,
     LogSettings,
@@ -336,6 +337,11 @@ class FrontEndControl:
         """Tell every front end something."""
         for process in self.processes.values():
             process.send(message)
+
+    def attend(self, address: str) -> None:
+        """Have a front end that runs execute what an instance asks for while it has no request."""
+        for index in sorted(self.present())[:1]:
+            self._send(index, InstanceAttended(address))
 
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""

@@ -86,6 +86,7 @@ class InstancePlan:
 class Services:
     """What instances have of the supervisor. `tell_presence`: of a model number, why no instance can answer, if so.
 
+    `attend`: has a front end come to the instance at an address, whose model makes requests while it has none.
     `cancellations_fd`: the memory that says which requests are cancelled (`server/cancellations.py`).
     """
 
@@ -94,6 +95,7 @@ class Services:
     models: ModelCalls
     addresses: InstanceAddresses
     tell_presence: Callable[[int, str], None]
+    attend: Callable[[str], None]
     cancellations_fd: int
 
 
@@ -254,6 +256,8 @@ class _Instance(SupervisedProcess):
             self._say(control, {"answer": message["call"], **self._answer(message)})
         elif "differences" in message:
             self._differs({kind: str(text) for kind, text in dict(message["differences"]).items()})
+        elif "attends" in message:
+            self._services.attend(self._address)
         elif "release" in message:
             self._release(*message["release"])
         else:

@@ -115,7 +115,9 @@ class Supervisor:
         )
         metrics, tell_presence = CustomMetrics(memory.custom_metrics), self._announcements.announce_presence
         flags_fd = memory.cancellations.segment.fd
-        self._python = PythonInstances(Services(log, metrics, model_calls, addresses, tell_presence, flags_fd))
+        self._python = PythonInstances(
+            Services(log, metrics, model_calls, addresses, tell_presence, self._front_ends.attend, flags_fd)
+        )
         self._loader = ModelLoader(
             options,
             self._compiler,

@@ -5,6 +5,8 @@ is answered (`request.py`). None of it blocks.
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -18,7 +20,7 @@ from gangway.server.requests.contents import MalformedRequestError, Raws, Reques
 from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.arriving import ArrivingRequest, Places
-from gangway.server.serving.inference.python import LARGE_BYTES, InnerCall
+from gangway.server.serving.inference.python import LARGE_BYTES, AttendedInstance, InnerCall
 from gangway.server.serving.inference.request import ClientRequest, Resources
 from gangway.server.serving.inference.response_cache import ResponseCache, key_of
 from gangway.server.serving.inference.sequences import Sequences
@@ -41,6 +43,7 @@ class Inference:
         self._sequences = sequences
         self._planner = RequestPlanner(Models())
         self._places = Places(resources.slots, self._execute)
+        self._attended: dict[str, AttendedInstance] = {}  # by address
         self._refusal = ""
         self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests
         self._in_sequences: frozenset[str] = frozenset()  # models whose requests may stand in sequences
@@ -54,6 +57,13 @@ class Inference:
         self._in_sequences = frozenset(model.name for model in models.served() if model.sequence or model.is_ensemble)
         if self.cache is not None:
             self.cache.keep(loads)
+
+    def attend(self, address: str) -> None:
+        """Execute what the model of an instance asks for while it has no request, until its process ends."""
+        if address not in self._attended:
+            with suppress(OSError):  # no descriptor: it asks again
+                forget = partial(self._attended.pop, address, None)
+                self._attended[address] = AttendedInstance(self._resources.slots, address, self.begin, forget)
 
     def refuse(self, reason: str) -> None:
         """Answer every further request with UNAVAILABLE."""

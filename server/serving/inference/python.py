@@ -20,8 +20,9 @@ from gangway.executor.python_instance import PATIENCE_MS
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.python_backend.messages import Message, PayloadTooLargeError
+from gangway.python_backend.messages import BACKGROUND, Message, PayloadTooLargeError
 from gangway.server.errors import RequestError, fault, invalid, unavailable
+from gangway.server.models.served import MOST_ANSWER_BYTES
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import AnswerTensor
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
@@ -102,6 +103,107 @@ class InnerCall(Call):
                 invalid(f"model '{name}' waits for this request, so it cannot execute it")
 
 
+class InnerCalls:
+    """Requests that a model makes to other models, over a connection of its instance. `chain`: who waits for them."""
+
+    def __init__(self, slots: Slots, begin: Begin, chain: tuple[str, ...], connection: InstanceConnection) -> None:
+        self._slots, self._begin, self._chain, self._connection = slots, begin, chain, connection
+        self._calls: dict[int, InnerCall] = {}  # which the model waits for, by its numbers
+        self._is_over = False
+
+    @property
+    def are_waited_for(self) -> bool:
+        """Whether the model waits for any."""
+        return bool(self._calls)
+
+    def end(self) -> None:
+        """End all of them: nobody waits any more."""
+        self._is_over = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.end()
+
+    def cancel(self, number: int) -> None:
+        """End one, which the model wants no more."""
+        if (call := self._calls.pop(number, None)) is not None:
+            call.end()
+
+    def begin(self, message: Message, clock: RequestClock, fail: Callable[[RequestError], None]) -> None:
+        """Execute a request, and send the instance its responses. `fail`: the time of its client is over."""
+        number = message.header["infer"]
+        unsent: deque[_Result] = deque()
+
+        def send(response: bytes | RequestError, is_final: bool) -> None:
+            unsent.append(_Result(response, is_final))
+            if len(unsent) == 1:
+                drive(self._send_results(number, unsent))
+
+        def answered(call: InnerCall, result: bytes | RequestError) -> None:
+            self._calls.pop(number, None)
+            left_s = call.time_remaining()
+            if isinstance(result, bytes):
+                send(result, is_final=True)
+            elif not self._is_over and left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
+                fail(result)  # no answer of the model's, but of this client's time
+            elif not self._is_over:
+                send(result, is_final=True)
+
+        def respond(response: bytes | RequestError) -> None:
+            send(response, is_final=False)
+
+        call = InnerCall(clock, self._chain, answered, respond if message.header["stream"] else None)
+        try:
+            request = _request_of(message)
+        except RequestError as error:
+            call.answer(error)
+            return
+        self._calls[number] = call
+        self._begin(*request, call, time.monotonic_ns())
+
+    async def _send_results(self, number: int, unsent: deque["_Result"]) -> None:
+        """Send the instance responses, in their order; an empty one says that there is no other."""
+        while unsent:
+            response, is_final = unsent[0]
+            header: dict[str, Any] = {"result": number, "final": is_final}
+            contents: list[bytes] = []
+            if isinstance(response, RequestError):
+                header["error"] = CODES.get(response.code, "INTERNAL"), response.message
+            else:
+                parse = pb.ModelInferResponse.FromString
+                is_large = len(response) > LARGE_BYTES
+                parsed = await self._slots.aside.run(parse, response) if is_large else parse(response)
+                contents = list(parsed.raw_output_contents)
+                header["outputs"] = [
+                    (output.name, output.datatype, list(output.shape), len(content))
+                    for output, content in zip(parsed.outputs, contents, strict=True)
+                ]
+                header["parameters"] = parameters_of(parsed)
+            if not self._is_over:
+                self._connection.send(header, contents)
+            unsent.popleft()
+
+
+class AttendedInstance:
+    """An instance whose model makes requests while it has none itself. `lost` is called when its process has ended."""
+
+    def __init__(self, slots: Slots, address: str, begin: Begin, lost: Callable[[], object]) -> None:
+        """Begin to connect. Raises OSError."""
+        self._lost = lost
+        connection = InstanceConnection(slots.serving, address, MOST_ANSWER_BYTES, self._received, self._end)
+        self._calls = InnerCalls(slots, begin, (), connection)
+        connection.send({"attach": BACKGROUND, "request": 0})
+
+    def _received(self, message: Message) -> None:
+        if "infer" in message.header:
+            self._calls.begin(message, RequestClock(time.monotonic_ns(), 0, 0), fail=lambda error: None)
+        elif "cancel" in message.header:
+            self._calls.cancel(message.header["cancel"])
+
+    def _end(self, error: Exception) -> None:
+        self._calls.end()
+        self._lost()
+
+
 class PythonResponse(NamedTuple):
     """One response. `is_final`: no other one follows; then it may have no outputs. `error`: why it has none."""
 
@@ -172,10 +274,9 @@ class LeftRun:
     ) -> None:
         """Begin to take the responses. Raises RequestError."""
         self._slots, self._codec, self._left = slots, codec, left
-        self._clock, self._begin = clock, begin
+        self._clock = clock
         self._core = GivesCore(slots, codec, left, clock, terms)
         self._chain = (*chain, codec.model.name)
-        self._calls: dict[int, InnerCall] = {}  # which the model waits for, by its numbers
         self._responses: deque[Message] = deque()
         self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
@@ -187,6 +288,7 @@ class LeftRun:
             self._connection = slots.connections.take(left.address, most_bytes, self._received, self._lost)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
+        self._calls = InnerCalls(slots, begin, self._chain, self._connection)
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
         self._timer = serving.loop.call_later(left_ns / 1e9, self._expire)
         self._connection.send({"attach": left.execution, "request": left.request})
@@ -230,14 +332,13 @@ class LeftRun:
         self._is_over = True
         self._slots.waiting.leave(self._left, self, self._has_final)
         self._timer.cancel()
-        if self._has_final and self._error is None and not self._calls:
+        if self._has_final and self._error is None and not self._calls.are_waited_for:
             self._is_given = True
+            self._calls.end()
             self._slots.connections.give(self._left.address, self._connection)
             return
         self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.end()
+        self._calls.end()
         self._fail(failure(self._codec.model.name, SlotStatus.CANCELLED, 0))
 
     def _fail(self, error: RequestError) -> None:
@@ -272,10 +373,9 @@ class LeftRun:
         elif "hello" in message.header:
             self._slots.waiting.leave_out(self._left, message.header["idle"])
         elif "infer" in message.header:
-            self._infer_other(message)
+            self._calls.begin(message, self._clock, self._fail)
         elif "cancel" in message.header:
-            if (call := self._calls.pop(message.header["cancel"], None)) is not None:
-                call.end()
+            self._calls.cancel(message.header["cancel"])
         elif "final" in message.header:
             self._responses.append(message)
             self._has_final = self._has_final or bool(message.header["final"])
@@ -309,60 +409,6 @@ class LeftRun:
         else:
             self._slots.waiting.watch(self._core, self, self._fail)
             self._slots.waiting.leave_out(self._left, self._connection.hello.get("idle", ()))
-
-    def _infer_other(self, message: Message) -> None:
-        """Execute a request to another model, and send the instance its responses."""
-        number = message.header["infer"]
-        unsent: deque[_Result] = deque()
-
-        def send(response: bytes | RequestError, is_final: bool) -> None:
-            unsent.append(_Result(response, is_final))
-            if len(unsent) == 1:
-                drive(self._send_results(number, unsent))
-
-        def answered(call: InnerCall, result: bytes | RequestError) -> None:
-            self._calls.pop(number, None)
-            left_s = call.time_remaining()
-            if isinstance(result, bytes):
-                send(result, is_final=True)
-            elif not self._is_over and left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
-                self._fail(result)  # no answer of the model's, but of this client's time
-            elif not self._is_over:
-                send(result, is_final=True)
-
-        def respond(response: bytes | RequestError) -> None:
-            send(response, is_final=False)
-
-        call = InnerCall(self._clock, self._chain, answered, respond if message.header["stream"] else None)
-        try:
-            request = _request_of(message)
-        except RequestError as error:
-            call.answer(error)
-            return
-        self._calls[number] = call
-        self._begin(*request, call, time.monotonic_ns())
-
-    async def _send_results(self, number: int, unsent: deque["_Result"]) -> None:
-        """Send the instance responses, in their order; an empty one says that there is no other."""
-        while unsent:
-            response, is_final = unsent[0]
-            header: dict[str, Any] = {"result": number, "final": is_final}
-            contents: list[bytes] = []
-            if isinstance(response, RequestError):
-                header["error"] = CODES.get(response.code, "INTERNAL"), response.message
-            else:
-                parse = pb.ModelInferResponse.FromString
-                is_large = len(response) > LARGE_BYTES
-                parsed = await self._slots.aside.run(parse, response) if is_large else parse(response)
-                contents = list(parsed.raw_output_contents)
-                header["outputs"] = [
-                    (output.name, output.datatype, list(output.shape), len(content))
-                    for output, content in zip(parsed.outputs, contents, strict=True)
-                ]
-                header["parameters"] = parameters_of(parsed)
-            if not self._is_over:
-                self._connection.send(header, contents)
-            unsent.popleft()
 
 
 def parameters_of(message: pb.ModelInferResponse) -> Mapping[str, Any]:

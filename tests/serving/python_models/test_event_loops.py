@@ -163,11 +163,25 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 LEFT_BEHIND = """
     seen, tasks = [], set()
 
+    def initialize(self, args):
+        self.came = threading.Event()
+        threading.Thread(target=self.alone, daemon=True).start()
+
+    def alone(self):
+        self.came.wait()
+        for number in range(3):
+            response = self.ask("add", np.full(4, number, np.float32)).exec()
+            print("a thread without a request has", self.check(response)[0])
+
     async def later(self, number):
         for _ in range(5):
             await asyncio.sleep(0.01)
         self.seen.append(number)
-        print(f"task {number} has ended")
+        self.came.set()
+        responses = await self.ask("counts", np.full(4, number, np.float32)).async_exec(decoupled=True)
+        found = [float(self.check(each)[0]) async for each in responses if each.output_tensors()]
+        print(f"task {number} has", found, (await self.one(np.full(4, number, np.float32)))[0])
+        print(f"task {number} has ended", flush=True)
 
     async def execute(self, requests):
         (x,) = {int(r.inputs()[0].as_numpy()[0]) for r in requests}
@@ -200,7 +214,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write(repository, "counts", COUNTS, config_of(more=DECOUPLED))
     for name, body in LOOPS.items():
         write(repository, name, ASKS + body, ASKED, HEAD)
-    write(repository, "left_behind", LEFT_BEHIND, head=HEAD)
+    write(repository, "left_behind", ASKS + LEFT_BEHIND, head=HEAD)
     write(repository, "fails", FAILS, head=HEAD)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={request.param}"]
     with (
@@ -233,6 +247,14 @@ def test_tasks_that_are_left_behind_go_on(served: Served) -> None:
     until(lambda: "task 1 has ended" in served.log())
     assert served.infer("left_behind", x=four(2))["y"][0] == 1
     until(lambda: "task 2 has ended" in served.log())
+
+
+def test_models_ask_others_while_they_have_no_request(served: Served) -> None:
+    for number in (5, 6):
+        served.infer("left_behind", x=four(number))
+        expected = f"task {number} has [{number}.0, {number + 1}.0, {number + 2}.0] {number + 1}.0"
+        until(lambda expected=expected: expected in served.log())  # type: ignore[misc]
+    until(lambda: "a thread without a request has 3.0" in served.log())
 
 
 def test_errors_in_coroutines(served: Served) -> None:
