@@ -4,6 +4,7 @@ Meanwhile the instance has the worker's core. One that waits, for whatever it is
 process and of those that it has started says so.
 """
 
+import json
 import math
 import mmap
 import os
@@ -12,7 +13,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from gangway.python_backend.messages import (
     OCCUPIED,
     WAITING_NICE,
     Connection,
+    Message,
     is_same_user,
     peer_of,
     places,
@@ -102,18 +104,26 @@ class Instance:
         return bool(self._ended.poll(0))
 
     def ask(
-        self, header: dict[str, Any], parts: Sequence[memoryview], timeout_s: float, patience_ms: int = PATIENCE_MS
-    ) -> dict[str, Any]:
-        """Send tensors and a header; return the answer's. Raises InstanceLostError; the process is ended if it is late.
+        self,
+        header: Mapping[str, Any],
+        parts: Sequence[memoryview],
+        timeout_s: float,
+        patience_ms: int = PATIENCE_MS,
+        own: Sequence[bytes] = (),
+        text: bytes = b"",
+    ) -> Message:
+        """Send tensors and a header; return the answer. Raises InstanceLostError; the process is ended if it is late.
 
-        `parts`: contents, to be placed one after the other as `places` says, each group from its own beginning. If the
-        instance computes less than COMPUTING_SHARE of `patience_ms` it has no core any more, and the answer is its
-        number, as `waits`: that of the execution, if this has begun it.
+        `parts`: contents, to be placed one after the other as `places` says. `own`: what each request has not in common
+        with others. `text`: the header as JSON, if that is known. If the instance computes less than COMPUTING_SHARE of
+        `patience_ms` it has no core any more, and the answer is its number, as `waits`: that of the execution, if this
+        has begun it.
         """
         begin_ns, core = time.monotonic_ns(), header["core"]
-        header["ask"] = number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1  # no other worker has it
+        number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1  # no other worker has it
+        lines = b"\n".join([b"%d" % number, *(own or [b"{}"] * len(header.get("run", ())))])
         try:
-            self._send(header, parts)
+            self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
             if "resume" in header:
                 self._place(self.pids, {core}, 0)
             if timeout_s != self._answer_s:
@@ -125,19 +135,20 @@ class Instance:
             raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
         except (OSError, EOFError, ValueError) as error:
             raise InstanceLostError("its process has ended") from error
-        if answer.get("memory_bytes", 0) > len(self._memory):
-            self._remap(answer["memory_bytes"])
+        memory_bytes = answer.header.get("memory_bytes", 0)
+        if memory_bytes > len(self._memory):
+            self._remap(memory_bytes)
         return answer
 
-    def _answer(self, number: int, core: int, end_ns: float, patience_ms: int) -> dict[str, Any]:
+    def _answer(self, number: int, core: int, end_ns: float, patience_ms: int) -> Message:
         """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`."""
         look_ms = patience_ms / 2
         begin_ns, looked_ns, computed_ns = time.monotonic_ns(), 0, 0
         queued_ns = -1  # in the first window in which it computes little it is not known yet
         while True:
-            if self._answers.poll(look_ms):
+            if self._has_come(look_ms):
                 answer = self._receive()
-                if answer.get("ask") == number:  # else of a run that was left
+                if answer.payload == b"%d" % number:  # else of a run that was left
                     return answer
                 continue
             now_ns, now_computed_ns = time.monotonic_ns(), self._clock.read_ns()
@@ -153,15 +164,19 @@ class Instance:
             else:
                 before_ns, queued_ns = queued_ns, self._clock.queued_ns()
                 is_kept = queued_ns - before_ns > little_ns or self._clock.is_runnable()  # by others, from computing
-                if not (is_kept or self._answers.poll(0)):
+                if not (is_kept or self._has_come(0)):
                     self._connection.send({"leave": number})
                     self._unsettled = number
                     self._place(self.pids, self._cores, WAITING_NICE)
-                    return {"waits": number}
+                    return Message({"waits": number}, memoryview(b""))
             looked_ns, computed_ns = now_ns, now_computed_ns
 
-    def _receive(self) -> dict[str, Any]:
-        """Return the next message's header; take what the first one says. Raises as `Connection.receive` does."""
+    def _has_come(self, within_ms: float) -> bool:
+        """Whether a message comes within this time."""
+        return self._connection.has_read or bool(self._answers.poll(within_ms))
+
+    def _receive(self) -> Message:
+        """Return the next message; take what the first one says. Raises as `Connection.receive` does."""
         message = self._connection.receive()
         if "hello" in message.header:
             self._status = mmap.mmap(message.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
@@ -169,7 +184,7 @@ class Instance:
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
             self._clock.leave_out(message.header["idle"])
-        return message.header
+        return message
 
     def _place(self, pids: Sequence[int], cores: Set[int], more_nice: int) -> None:
         """Have processes these cores, and a nice value so much above that with a core.
@@ -207,8 +222,8 @@ class Instance:
 
         Raises OSError, EOFError.
         """
-        while self._unsettled and self._answers.poll(0):
-            if self._receive().get("left") == self._unsettled:
+        while self._unsettled and self._has_come(0):
+            if self._receive().header.get("left") == self._unsettled:
                 self._unsettled = 0
         if self._unsettled and self._memory_fd >= 0:
             self._forget_memory()
@@ -221,17 +236,17 @@ class Instance:
         os.close(self._memory_fd)
         self._memory_fd = -1
 
-    def _send(self, header: dict[str, Any], parts: Sequence[memoryview]) -> None:
-        offsets, size_bytes = places([len(part) for part in parts])
+    def _send(self, header: bytes, lines: bytes, parts: Sequence[memoryview], is_run: bool) -> None:
         descriptor = -1
-        self._settle()
-        if "run" in header:
+        if self._unsettled:
+            self._settle()
+        if is_run:
+            offsets, size_bytes = places([len(part) for part in parts])
             if size_bytes > len(self._memory) or self._memory_fd < 0:
                 descriptor = self._grow(max(size_bytes, LOWEST_MEMORY_BYTES))
             for part, at in zip(parts, offsets, strict=True):
                 self._memory[at : at + len(part)] = part
-            header["memory_bytes"] = len(self._memory)
-        self._connection.send(header, descriptor=descriptor)
+        self._connection.send(header, (lines,), descriptor)
 
     def _grow(self, size_bytes: int) -> int:
         if self._memory_fd < 0:

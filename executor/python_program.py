@@ -4,8 +4,10 @@ Instances are processes of their own (`python_backend/`). While one executes for
 One that waits, for whatever it is, loses the core (`python_instance.py`). The front end then looks after the request
 (`server/serving/inference/waiting_executions.py`), and has a worker go on here when the instance computes again.
 
-The inputs of a request are followed by one more, which says what else the instance is to know of it, as JSON. `order`
-there has the places of the inputs in the client's order, where that is another one than the model's. Its
+The inputs of a request are followed by one more, which says what else the instance is to know of it: two lines in JSON.
+The first one is of this request alone, the second one is equal for most. `order` there has the places of the inputs in
+the client's order, where that is another one than the model's. What an instance is told and answers is understood once
+for all that is equal: most requests of a client differ in their contents only. Its
 answer is followed by one more output, the status: a JSON object, empty, or with one of
 
 - `error`: (Triton's code, message),
@@ -19,22 +21,52 @@ answer is followed by one more output, the status: a JSON object, empty, or with
 import json
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
 
-from gangway.artifact.format import Manifest
+from gangway.artifact.format import Manifest, TensorSpec
 from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.executor.python_instance import PATIENCE_MS, Instance, InstanceLostError, NotReadyError
 from gangway.python_backend.elements import check_elements
-from gangway.python_backend.messages import places
+from gangway.python_backend.messages import KNOWN_HEADERS, Message, header_of, places
 
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
+_NOTHING: Final[tuple[tuple[int, ...], int, int]] = (), 0, 0
+_NOWHERE: Final[Iterator[int]] = iter(())
+_AGAIN: Final = "it is started again"
 
 Frames = tuple[memoryview, memoryview]
+
+
+class _Told(NamedTuple):
+    """What the last input of a request says: of this request alone, and of all that are equal but for that."""
+
+    own: bytes
+    common: bytes
+
+
+class _Run(NamedTuple):
+    """How requests are handed over. `parts`: where the contents of each one's inputs are."""
+
+    header: Mapping[str, Any]
+    text: bytes
+    parts: Sequence[Sequence[slice]]
+
+
+class _Answer(NamedTuple):
+    """What is written into the block of an answer. `tensors`: shapes and bytes, those of the status at the end.
+
+    `contents`: where that is in the instance's memory, but for the status.
+    """
+
+    tensors: list[tuple[tuple[int, ...], int]]
+    contents: Sequence[slice]
+    status: bytes
 
 
 class PythonModel:
@@ -44,100 +76,91 @@ class PythonModel:
     """
 
     def __init__(self, manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> None:
-        self._manifest = manifest
+        self._name = manifest.model_name
+        self._inputs, self._names = manifest.inputs, tuple(tensor.name for tensor in manifest.outputs)
         self._addresses, self._model_id, self._rank = addresses, model_id, rank
         self._instances: dict[int, Instance] = {}
         weakref.finalize(self, _close_all, self._instances)  # the loop lets go of a model with its last lease
         self._reader, self._writer = FrameReader(), FrameWriter()
+        self._run_of = lru_cache(maxsize=KNOWN_HEADERS)(partial(_run_of, manifest.inputs))
 
     def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False) -> list[None]:
         """Execute requests from frame to frame. `cores`: the first one is this worker's. Failures are in answers."""
-        outcomes: list[dict[str, Any]] = [{} for _ in frames]
         memory = memoryview(b"")
         try:
             read = [self._reader.read(request) for request, _ in frames]
-            about = [_about(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
-            if "resume" in about[0]:
-                outcomes[0] = self._resume(about[0], cores[0])
+            told = [_told(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
+            about = header_of(told[0].common)
+            if "resume" in about:
+                answers = [_answer_of(self._resume(about, cores[0]), self._names)]
             else:
-                memory = self._run(frames, read, about, cores[0], outcomes)
+                answers, memory = self._run(frames, read, told, about, cores[0])
         except NotReadyError:
-            message = f"no instance of model '{self._manifest.model_name}' is ready; it is started again"
-            outcomes = [{"error": ("UNAVAILABLE", message)} for _ in frames]
+            answers = self._failed(frames, "UNAVAILABLE", f"no instance of model '{self._name}' is ready; {_AGAIN}")
         except InstanceLostError as error:
-            name = self._manifest.model_name
-            write_log_line(f"{name}: an instance of the Python model is lost: {error}", LOG_WARNING)
-            failure = ("UNAVAILABLE", f"an instance of model '{name}' was lost: {error}; it is started again")
-            outcomes = [{"error": failure} for _ in frames]
+            write_log_line(f"{self._name}: an instance of the Python model is lost: {error}", LOG_WARNING)
+            message = f"an instance of model '{self._name}' was lost: {error}; {_AGAIN}"
+            answers = self._failed(frames, "UNAVAILABLE", message)
         except Exception as error:  # it concerns these requests only
-            outcomes = [{"error": ("INTERNAL", f"{error}")} for _ in frames]
-        self._write_all(frames, outcomes, memory)
+            answers = self._failed(frames, "INTERNAL", f"{error}")
+        for (_, block), answer in zip(frames, answers, strict=True):
+            self._write(block, answer, memory)
         memory.release()
         for instance in self._instances.values():
             instance.trim()
         return [None] * len(frames)
 
     def _run(
-        self,
-        frames: list[Frames],
-        read: Sequence[Frame],
-        about: Sequence[dict[str, Any]],
-        core: int,
-        outcomes: list[dict[str, Any]],
-    ) -> memoryview:
-        """Have an instance execute requests, and note the outcome of each; return where their outputs are."""
-        asked, parts, places_of = [], [], []
-        for place, ((request, answer), frame, own) in enumerate(zip(frames, read, about, strict=True)):
-            try:
-                described, contents = self._inputs(request, frame, own["request"])
-            except ValueError as error:
-                outcomes[place] = {"error": ("INVALID_ARG", f"{error}")}
-                continue
-            asked.append({**own["request"], "inputs": described, "room_bytes": self._room_bytes(answer)})
-            parts += contents
-            places_of.append(place)
+        self, frames: list[Frames], read: Sequence[Frame], told: Sequence[_Told], about: Mapping[str, Any], core: int
+    ) -> tuple[list[_Answer], memoryview]:
+        """Have an instance execute requests; return an answer to each, and where their outputs are."""
+        refused = self._refused(frames, read)
+        asked = [place for place in range(len(frames)) if place not in refused] if refused else range(len(frames))
         if not asked:
-            return memoryview(b"")
-        number, instance = self._choose(about[0]["instances"], about[0]["instance"])
+            return list(refused.values()), memoryview(b"")
+        form = tuple((told[place].common, read[place], self._room_bytes(frames[place][1])) for place in asked)
+        run = self._run_of(core, about["timeout_s"], form)
+        parts = [frames[place][0][each] for place, parts in zip(asked, run.parts, strict=True) for each in parts]
+        number, instance = self._choose(about["instances"], about["instance"])
         try:
-            timeout_s = about[0]["timeout_s"]
-            done = instance.ask({"run": asked, "core": core, "timeout_s": timeout_s}, parts, timeout_s)
+            own = [told[place].own for place in asked]
+            done = instance.ask(run.header, parts, about["timeout_s"], own=own, text=run.text)
         except BaseException:
             self._drop(number)
             raise
-        if "waits" in done:
-            for index, place in enumerate(places_of):
-                outcomes[place] = {"left": (instance.address, done["waits"], index, instance.pids, True)}
-            return memoryview(b"")
-        for place, outcome in zip(places_of, done["done"], strict=True):
-            if "left" in outcome:
-                outcome["left"] = (instance.address, *outcome["left"])
-            outcomes[place] = outcome
-        return instance.memory[:]
+        if "waits" in done.header:
+            answers = [
+                _answer_of({"left": (instance.address, done.header["waits"], index, instance.pids, True)}, self._names)
+                for index in range(len(asked))
+            ]
+        else:
+            answers = _answers_of(done, self._names, instance.address)
+        if refused:
+            given = iter(answers)
+            answers = [refused.get(place) or next(given) for place in range(len(frames))]
+        return answers, instance.memory[:]
 
-    def _inputs(
-        self, request: memoryview, frame: Frame, about: Mapping[str, Any]
-    ) -> tuple[list[Any], list[memoryview]]:
-        """Return descriptions and contents of a request's inputs, in the client's order.
-
-        Raises ValueError for strings that are cut off.
-        """
-        described, contents = [], []
-        for place in about.get("order", range(len(self._manifest.inputs))):
-            tensor, part = self._manifest.inputs[place], frame.parts[place]
-            if tensor.optional and is_absent(part):
+    def _refused(self, frames: list[Frames], read: Sequence[Frame]) -> dict[int, _Answer]:
+        """Return answers to requests whose strings are cut off, by their places."""
+        refused: dict[int, _Answer] = {}
+        for index, tensor in enumerate(self._inputs):
+            if tensor.datatype != "BYTES":
                 continue
-            content = request[part.offset : part.offset + part.size_bytes]
-            if tensor.datatype == "BYTES":
+            for place, ((request, _), frame) in enumerate(zip(frames, read, strict=True)):
+                part = frame.parts[index]
+                if place in refused or (tensor.optional and is_absent(part)):
+                    continue
                 try:
-                    check_elements(content, math.prod(part.shape))
+                    check_elements(request[part.offset : part.offset + part.size_bytes], math.prod(part.shape))
                 except ValueError as error:
-                    raise ValueError(f"input '{tensor.name}': {error}") from None
-            described.append((tensor.name, tensor.datatype, part.shape, part.size_bytes))
-            contents.append(content)
-        return described, contents
+                    failure = "INVALID_ARG", f"input '{tensor.name}': {error}"
+                    refused[place] = _answer_of({"error": failure}, self._names)
+        return refused
 
-    def _resume(self, about: dict[str, Any], core: int) -> dict[str, Any]:
+    def _failed(self, frames: list[Frames], code: str, message: str) -> list[_Answer]:
+        return [_answer_of({"error": (code, message)}, self._names)] * len(frames)
+
+    def _resume(self, about: Mapping[str, Any], core: int) -> dict[str, Any]:
         """Have an execution go on; return the outcome, when that has ended or waits."""
         address, execution = about["resume"]
         number = int(address.split("-")[-2])
@@ -151,7 +174,7 @@ class PythonModel:
         except BaseException:
             self._drop(number)
             raise
-        return {"waits": instance.pids} if ended.get("waits") else {}
+        return {"waits": instance.pids} if ended.header.get("waits") else {}
 
     def _choose(self, count: int, wanted: int) -> tuple[int, Instance]:
         """Return the instance with the lowest load, if possible without any. Raises NotReadyError if there is none.
@@ -195,31 +218,18 @@ class PythonModel:
 
     def _room_bytes(self, answer: memoryview) -> int:
         """Return how many bytes an answer has room for: dimensions and contents of its outputs, and its status."""
-        words = 2 + 2 * len(self._manifest.outputs) + 2
+        words = 2 + 2 * len(self._names) + 2
         return len(answer) - WORD_BYTES * words - _SLACK_BYTES
 
-    def _write_all(self, frames: list[Frames], outcomes: Sequence[dict[str, Any]], memory: memoryview) -> None:
-        sizes = [size for outcome in outcomes for _, _, _, size in outcome.get("outputs", ())]
-        offsets = iter(places(sizes)[0])
-        for (_, answer), outcome in zip(frames, outcomes, strict=True):
-            contents = {}
-            for name, _, shape, size in outcome.pop("outputs", ()):
-                at = next(offsets)
-                contents[name] = tuple(shape), memory[at : at + size]
-            self._write(answer, contents, outcome)
-
-    def _write(
-        self, answer: memoryview, contents: dict[str, tuple[tuple[int, ...], memoryview]], outcome: dict[str, Any]
-    ) -> None:
-        """Write an answer. An output that is not there is a scalar without contents."""
-        nothing: tuple[tuple[int, ...], memoryview] = ((), memoryview(b""))
-        tensors = [contents.get(tensor.name, nothing) for tensor in self._manifest.outputs]
-        outcome.pop("final", None)
-        tensors.append(((), memoryview(_status(outcome))))
-        frame = self._writer.write(answer, [(shape, len(content)) for shape, content in tensors])
+    def _write(self, block: memoryview, answer: _Answer, memory: memoryview) -> None:
+        """Write an answer, whose contents are in this memory, into its block."""
+        frame = self._writer.write(block, answer.tensors)
         if frame is not None:
-            for part, (_, content) in zip(frame.parts, tensors, strict=True):
-                answer[part.offset : part.offset + part.size_bytes] = content
+            *parts, status = frame.parts
+            for part, where in zip(parts, answer.contents, strict=True):
+                if part.size_bytes:
+                    block[part.offset : part.offset + part.size_bytes] = memory[where]
+            block[status.offset : status.offset + status.size_bytes] = answer.status
 
 
 def _close_all(instances: dict[int, Instance]) -> None:
@@ -233,10 +243,65 @@ def load_python(manifest: Manifest, addresses: InstanceAddresses, model_id: int,
     return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank))
 
 
-def _about(request: memoryview, frame: Frame) -> dict[str, Any]:
+def _told(request: memoryview, frame: Frame) -> _Told:
     part = frame.parts[-1]
-    about: dict[str, Any] = json.loads(bytes(request[part.offset : part.offset + part.size_bytes]))
-    return about
+    own, _, common = bytes(request[part.offset : part.offset + part.size_bytes]).partition(b"\n")
+    return _Told(own, common)
+
+
+def _run_of(
+    inputs: Sequence[TensorSpec], core: int, timeout_s: float, form: Sequence[tuple[bytes, Frame, int]]
+) -> _Run:
+    """Return how requests are handed over. `form`: what each has in common with others, its frame, and its room."""
+    asked, parts = [], []
+    for common, frame, room_bytes in form:
+        request = header_of(common)["request"]
+        found = [
+            (inputs[place], frame.parts[place])
+            for place in request.get("order", range(len(inputs)))
+            if not (inputs[place].optional and is_absent(frame.parts[place]))
+        ]
+        described = [(tensor.name, tensor.datatype, part.shape, part.size_bytes) for tensor, part in found]
+        asked.append({**request, "inputs": described, "room_bytes": room_bytes})
+        parts.append([slice(part.offset, part.offset + part.size_bytes) for _, part in found])
+    header = {"run": asked, "core": core, "timeout_s": timeout_s}
+    return _Run(header, json.dumps(header).encode(), parts)
+
+
+def _answers_of(done: Message, names: tuple[str, ...], address: str) -> list[_Answer]:
+    """Return what is written for each of an instance's outcomes. `names`: of outputs. `address`: the instance's."""
+    outcomes = done.header["done"]
+    if any("left" in outcome for outcome in outcomes):
+        return _listed(
+            [{**each, "left": (address, *each["left"])} if "left" in each else each for each in outcomes], names
+        )
+    return _known_answers(done.text, names)
+
+
+@lru_cache(maxsize=KNOWN_HEADERS)
+def _known_answers(done: bytes, names: tuple[str, ...]) -> list[_Answer]:
+    return _listed(header_of(done)["done"], names)
+
+
+def _listed(outcomes: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[_Answer]:
+    sizes = [size_bytes for outcome in outcomes for _, _, _, size_bytes in outcome.get("outputs", ())]
+    begins = iter(places(sizes)[0])
+    return [_answer_of(outcome, names, begins) for outcome in outcomes]
+
+
+def _answer_of(outcome: Mapping[str, Any], names: tuple[str, ...], begins: Iterator[int] = _NOWHERE) -> _Answer:
+    """Return what is written for an outcome. An output that is not there is a scalar without contents.
+
+    `begins`: where the contents of each output are.
+    """
+    found = {
+        name: (tuple(shape), size_bytes, next(begins)) for name, _, shape, size_bytes in outcome.get("outputs", ())
+    }
+    outputs = [found.get(name, _NOTHING) for name in names]
+    status = _status({key: value for key, value in outcome.items() if key not in ("outputs", "final")})
+    tensors = [(shape, size_bytes) for shape, size_bytes, _ in outputs]
+    contents = [slice(begin, begin + size_bytes) for _, size_bytes, begin in outputs]
+    return _Answer([*tensors, ((), len(status))], contents, status)
 
 
 def _status(outcome: dict[str, Any]) -> bytes:

@@ -6,21 +6,21 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.python_backend import working_for
 from gangway.python_backend.executions import (
-    Encoded,
     Execution,
+    Form,
     OutputCheck,
     Responder,
     decode_response,
     encode_tensors,
 )
-from gangway.python_backend.messages import BACKGROUND, Connection, Message
+from gangway.python_backend.messages import BACKGROUND, Buffer, Connection, Message
 
 MOST_BYTES = 256 << 20  # of a request of it
 ATTACH_SECONDS = 5.0  # from the answer of a worker to the front end that comes for more
@@ -32,8 +32,11 @@ _NOBODY = {"error": ("CANCELLED", "no client waits for the request that asks for
 class Call:
     """A request to another model. `take` gets each response, and whether it is the last one."""
 
-    def __init__(self, number: int, execution: Execution, message: Encoded, take: Take) -> None:
-        self.number, self.execution, self.message, self.take = number, execution, message, take
+    def __init__(
+        self, number: int, execution: Execution, header: Mapping[str, Any], contents: Sequence[Buffer], take: Take
+    ) -> None:
+        self.number, self.execution, self.take = number, execution, take
+        self.header, self.contents = header, contents
         self.connection: Connection | None = None
 
 
@@ -135,8 +138,8 @@ class Calls:
         want: Callable[[], None],
     ) -> None:
         self._changed, self._executions, self._want = changed, executions, want
-        about = {"wanted": [], "room_bytes": 0, "most_bytes": MOST_BYTES}
-        self.background = Execution(BACKGROUND, [Responder(about, [], check, is_stream=False)], None, -1)
+        form = Form({"wanted": [], "room_bytes": 0, "most_bytes": MOST_BYTES})
+        self.background = Execution(BACKGROUND, [Responder(form, {}, [], check, is_stream=False)], None, -1)
         executions[BACKGROUND] = self.background
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
@@ -165,7 +168,7 @@ class Calls:
             "parameters": pb_utils.parameters_of(request.parameters()),
             "stream": is_stream,
         }
-        call = Call(header["infer"], execution, Encoded(header, contents), take)
+        call = Call(header["infer"], execution, header, contents, take)
         with self._changed:
             self._calls[call.number] = call
         self._route(call)
@@ -233,7 +236,7 @@ class Calls:
             is_lost = not attached and call.execution.is_abandoned(ATTACH_SECONDS)
         if call.connection is not None:
             with suppress(OSError):  # `lost` follows
-                call.connection.send(call.message.header, call.message.payload)
+                call.connection.send(call.header, call.contents)
         elif call.execution is self.background:
             self._want()
         elif is_lost:

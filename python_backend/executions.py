@@ -8,12 +8,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gangway.python_backend import memory
 from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag, is_cancelled
-from gangway.python_backend.messages import ERROR_CODES, Buffer, Connection, Described, places
-from gangway.python_backend.tensors import array_of, content_of, size_of
+from gangway.python_backend.messages import (
+    ERROR_CODES,
+    KNOWN_HEADER_BYTES,
+    KNOWN_HEADERS,
+    Buffer,
+    Connection,
+    Described,
+    header_of,
+    places,
+)
+from gangway.python_backend.tensors import array_of, content_of, numeric_type, size_of
 from gangway.python_backend.triton_python_backend_utils import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceRequest,
@@ -33,18 +45,35 @@ class TooLargeError(TritonModelException):
     """A response, or a request to another model, has more bytes than can be sent."""
 
 
+class Header(NamedTuple):
+    """What a response says, as fields and as JSON. `size_bytes`: what it takes in the frame of an answer, at most."""
+
+    fields: Mapping[str, Any]
+    text: bytes
+    size_bytes: int
+
+    @classmethod
+    def of(cls, **fields: Any) -> Header:
+        """Return the header with these fields."""
+        about = {key: fields[key] for key in ("error", "types", "parameters") if key in fields}
+        outputs: Sequence[Described] = fields.get("outputs", ())
+        rank = sum(len(shape) for _, _, shape, _ in outputs)
+        sizes = [size_bytes for _, _, _, size_bytes in outputs]
+        size_bytes = places([*sizes, 64 + len(json.dumps(about))])[1] + DIMENSION_BYTES * rank
+        return cls(fields, json.dumps(fields).encode(), size_bytes)
+
+
+@lru_cache(maxsize=KNOWN_HEADERS)
+def _header_of(outputs: tuple[Described, ...], is_final: bool) -> Header:
+    """Return the header of a response that has nothing but outputs."""
+    return Header.of(outputs=outputs, final=is_final)
+
+
 class Encoded(NamedTuple):
-    """A request or response as header and payload."""
+    """A response as header and payload."""
 
-    header: dict[str, Any]
+    header: Header
     payload: list[Buffer]
-
-    @property
-    def size_bytes(self) -> int:
-        """What its tensors take in the frame of an answer, and its texts, at most."""
-        about = {key: self.header[key] for key in ("error", "types", "parameters") if key in self.header}
-        rank = sum(len(shape) for _, _, shape, _ in self.header.get("outputs", ()))
-        return places([*map(len, self.payload), 64 + len(json.dumps(about))])[1] + DIMENSION_BYTES * rank
 
 
 class CheckedOutputs(NamedTuple):
@@ -131,14 +160,13 @@ def encode_tensors(tensors: Sequence[Tensor], most_bytes: int, what: str) -> tup
         raise TooLargeError(f"{what} has {size_bytes} bytes, {most_bytes} are possible")
     for name, datatype, array in stored:
         contents.append(content_of(array))
-        described.append((name, datatype, list(array.shape), len(contents[-1])))
+        described.append((name, datatype, array.shape, len(contents[-1])))
     return described, contents
 
 
-def decode_tensors(described: Sequence[Described], payload: memoryview, aligned: bool) -> list[Tensor]:
-    """Return copies of tensors; `aligned`: they lie as in shared memory. Raises ValueError."""
-    sizes = [size_bytes for _, _, _, size_bytes in described]
-    offsets = places(sizes)[0] if aligned else [0, *itertools.accumulate(sizes)][: len(sizes)]
+def decode_tensors(described: Sequence[Described], payload: memoryview) -> list[Tensor]:
+    """Return copies of tensors, which lie one after the other. Raises ValueError."""
+    offsets = [0, *itertools.accumulate(size_bytes for _, _, _, size_bytes in described)]
     return [
         Tensor.of(name, datatype, array_of(datatype, shape, payload[at : at + size_bytes]))
         for (name, datatype, shape, size_bytes), at in zip(described, offsets)  # noqa: B905 - Python 3.9
@@ -146,36 +174,45 @@ def decode_tensors(described: Sequence[Described], payload: memoryview, aligned:
 
 
 def encode_response(
-    response: InferenceResponse | None, wanted: Sequence[str], check: OutputCheck, most_bytes: int
+    response: InferenceResponse | None, wanted: Sequence[str], check: OutputCheck, most_bytes: int, is_final: bool
 ) -> Encoded:
     """Return a response to a request that wants these outputs. Raises TritonModelException. None: an empty one."""
     if response is None:
-        return Encoded({}, [])
+        return Encoded(Header.of(final=is_final), [])
     if not isinstance(response, InferenceResponse):
         raise TritonModelException(f"expected an InferenceResponse, got {type(response).__name__}")
     error = response.error()
     if error is not None:
-        return encode_error(error)
+        return encode_error(error, is_final=is_final)
     outputs, types = check.checked(response.output_tensors())
-    what, parameters = f"the answer of model '{check.model_name}'", response.parameters()
+    what = f"the answer of model '{check.model_name}'"
     described, contents = encode_tensors([each for each in outputs if each.name() in wanted], most_bytes, what)
-    if len(parameters) > MAX_TEXT_BYTES:
-        raise TooLargeError(f"{what} has parameters of {len(parameters)} bytes, {MAX_TEXT_BYTES} are possible")
-    header: dict[str, Any] = {"outputs": described}
+    parameters = response.stored_parameters
+    if not (types or parameters):
+        return Encoded(_header_of(tuple(described), is_final), contents)
+    fields: dict[str, Any] = {"outputs": described, "final": is_final}
     if types:
-        header["types"] = types
-    if parameters != "{}":
-        header["parameters"] = json.loads(parameters)
-    return Encoded(header, contents)
+        fields["types"] = types
+    if parameters:
+        text = response.parameters()
+        if len(text) > MAX_TEXT_BYTES:
+            raise TooLargeError(f"{what} has parameters of {len(text)} bytes, {MAX_TEXT_BYTES} are possible")
+        fields["parameters"] = json.loads(text)
+    return Encoded(Header.of(**fields), contents)
 
 
-def encode_error(error: BaseException, where: str = "") -> Encoded:
+def encode_error(error: BaseException, where: str = "", is_final: bool = True) -> Encoded:
     """Return the response that says what an exception says."""
     if isinstance(error, TritonError):
-        return Encoded({"error": (ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS])}, [])
+        return encode_failure(ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS], is_final)
     text = str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
     code, about = TOO_LARGE if isinstance(error, TooLargeError) else "INTERNAL", memory.about(error)
-    return Encoded({"error": (code, f"{where}{text}"[: MAX_ERROR_CHARACTERS - len(about)] + about)}, [])
+    return encode_failure(code, f"{where}{text}"[: MAX_ERROR_CHARACTERS - len(about)] + about, is_final)
+
+
+def encode_failure(code: str, message: str, is_final: bool = True) -> Encoded:
+    """Return the response that says this."""
+    return Encoded(Header.of(error=(code, message), final=is_final), [])
 
 
 def decode_response(header: Mapping[str, Any], payload: memoryview) -> InferenceResponse:
@@ -184,34 +221,81 @@ def decode_response(header: Mapping[str, Any], payload: memoryview) -> Inference
     if header.get("error"):
         code, message = header["error"]
         return InferenceResponse(error=TritonError(message, ERROR_CODES.index(code)), parameters=parameters)
-    return InferenceResponse(decode_tensors(header.get("outputs", ()), payload, aligned=False), parameters=parameters)
+    return InferenceResponse(decode_tensors(header.get("outputs", ()), payload), parameters=parameters)
 
 
-class Responder:
-    """One request of an execution, and the sender of its responses.
+class Form:
+    """What requests have in common with others, as `about` says it. `begin`: where their inputs lie in shared memory.
 
-    Responses are kept until the request is `left` to the front end and that has attached. Safe for threads.
+    Raises ValueError for inputs whose contents are not of their shapes.
     """
 
-    def __init__(self, about: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool) -> None:
+    def __init__(self, about: Mapping[str, Any], begin: int = 0) -> None:
         self.wanted: list[str] = about["wanted"]
         self.room_bytes: int = about["room_bytes"]
         self.most_bytes: int = about["most_bytes"]
-        self._request: InferenceRequest | None = InferenceRequest(
-            about.get("id", ""),
-            about.get("correlation_id", 0),
-            inputs,
-            self.wanted,
+        self.request = InferenceRequest(
+            correlation_id=about.get("correlation_id", 0),
+            requested_output_names=self.wanted,
             flags=about.get("flags", 0),
             timeout=about.get("timeout", 0),
             parameters=about.get("parameters"),
             priority=about.get("priority", 0),
         )
-        self._request._sender = self
+        described: Sequence[Described] = about.get("inputs", ())
+        offsets, self.size_bytes = places([size_bytes for _, _, _, size_bytes in described])
+        self._inputs = []
+        for (name, datatype, shape, size_bytes), at in zip(described, offsets):  # noqa: B905 - Python 3.9
+            number = numeric_type(datatype)
+            if number is not None and number.itemsize * math.prod(shape) != size_bytes:
+                raise ValueError(f"input '{name}' of shape {shape} has {size_bytes} bytes")
+            self._inputs.append((name, datatype, number, tuple(shape), begin + at, size_bytes))
+
+    def inputs(self, memory: memoryview) -> list[Tensor]:
+        """Return copies of a request's inputs. Raises ValueError, TypeError where they are not there."""
+        return [
+            Tensor.of(
+                name,
+                datatype,
+                array_of(datatype, shape, memory[at : at + size_bytes])
+                if number is None
+                else np.ndarray(shape, number, memory, at).copy(),
+            )
+            for name, datatype, number, shape, at, size_bytes in self._inputs
+        ]
+
+
+def forms_of(run: bytes) -> Sequence[Form]:
+    """Return the forms of the requests of a run, whose header this is."""
+    return _forms_of(run) if len(run) <= KNOWN_HEADER_BYTES else _forms_of.__wrapped__(run)
+
+
+@lru_cache(maxsize=KNOWN_HEADERS)
+def _forms_of(run: bytes) -> list[Form]:
+    forms: list[Form] = []
+    begin = 0
+    for about in header_of(run)["run"]:
+        forms.append(Form(about, begin))
+        begin += forms[-1].size_bytes
+    return forms
+
+
+class Responder:
+    """One request of an execution, and the sender of its responses.
+
+    `own`: what the request has not in common with others of its form. Responses are kept until the request is `left` to
+    the front end and that has attached. Safe for threads.
+    """
+
+    def __init__(
+        self, form: Form, own: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool
+    ) -> None:
+        self.wanted, self.room_bytes, self.most_bytes = form.wanted, form.room_bytes, form.most_bytes
+        self._request: InferenceRequest | None = form.request.received(own, inputs, self)
         self.connection: Connection | None = None
         self.is_left = self.is_closed = self.was_attached = False
         self._check, self._is_stream = check, is_stream
-        self._flag = Flag(*about.get("cancellation", NEVER_CANCELLED))
+        self._flag = Flag(*own.get("cancellation", NEVER_CANCELLED))
         self._is_cancelled = False
         self._kept: list[Encoded] = []
         self._lock = threading.Lock()
@@ -229,16 +313,17 @@ class Responder:
         if response is None and not (flags and self._is_stream):
             raise TritonModelException("a response is None: that only ends a request of a decoupled model")
         try:
-            encoded = encode_response(response, self.wanted, self._check, self.most_bytes)
+            is_final = bool(flags) or not self._is_stream
+            encoded = encode_response(response, self.wanted, self._check, self.most_bytes, is_final)
         except TooLargeError as error:
             self.fail(encode_error(error))
             raise
-        self._put(encoded, bool(flags) or not self._is_stream)
+        self._put(encoded)
 
     def fail(self, error: Encoded) -> None:
         """End the request by an error, unless it has ended."""
         if not self.is_closed:
-            self._put(error, is_final=True)
+            self._put(error)
 
     def is_cancelled(self) -> bool:
         """Whether no client waits for responses, and some were still to come."""
@@ -248,7 +333,9 @@ class Responder:
     def take_only(self) -> Encoded | None:
         """Return the response, if it is the only one, all are there, and the caller has room for it."""
         with self._lock:
-            if self.is_left or not self.is_closed or len(self._kept) != 1 or self._kept[0].size_bytes > self.room_bytes:
+            if self.is_left or not self.is_closed or len(self._kept) != 1:
+                return None
+            if self._kept[0].header.size_bytes > self.room_bytes:
                 return None
             return self._kept.pop()
 
@@ -281,21 +368,21 @@ class Responder:
             self._is_cancelled = self._is_cancelled or not self.is_closed
             self._kept.clear()
 
-    def _put(self, encoded: Encoded, is_final: bool) -> None:
+    def _put(self, encoded: Encoded) -> None:
         with self._lock:
             if self.is_closed:
                 raise TritonModelException("the request has had its final response")
-            self.is_closed = is_final
-            # What is kept must not change if the model goes on writing into its arrays.
-            kept = [bytes(part) for part in encoded.payload] if self._is_stream else encoded.payload
-            self._kept.append(Encoded({**encoded.header, "final": is_final}, list(kept)))
+            self.is_closed = encoded.header.fields["final"]
+            if self._is_stream:  # what is kept must not change if the model goes on writing into its arrays
+                encoded = Encoded(encoded.header, [bytes(part) for part in encoded.payload])
+            self._kept.append(encoded)
             self._flush()
 
     def _flush(self) -> None:
         if self.is_left and self.connection is not None:
             for each in self._kept:
                 try:
-                    self.connection.send(each.header, each.payload)
+                    self.connection.send(each.header.text, each.payload)
                 except OSError:
                     break  # the thread that receives finds the end
             self._kept.clear()

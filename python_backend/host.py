@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import math
 import mmap
 import os
@@ -28,7 +29,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -36,7 +37,16 @@ from gangway.python_backend import custom_metrics, working_for
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.python_backend.calls import ATTACH_SECONDS, Calls, Responses
 from gangway.python_backend.coroutines import Coroutines
-from gangway.python_backend.executions import Encoded, Execution, OutputCheck, Responder, decode_tensors, encode_error
+from gangway.python_backend.executions import (
+    Encoded,
+    Execution,
+    Header,
+    OutputCheck,
+    Responder,
+    encode_error,
+    encode_failure,
+    forms_of,
+)
 from gangway.python_backend.inbox import Inbox
 from gangway.python_backend.messages import CORE_BITS, OCCUPIED, WAITING_NICE, Connection, Message, is_same_user, places
 from gangway.python_backend.supervisor_link import THREAD_NAME, linked
@@ -59,7 +69,8 @@ class Memory:
         if message.descriptor >= 0:
             self.close()
             self._descriptor = message.descriptor
-        return self._mapped(message.header["memory_bytes"])
+            return self._mapped(os.fstat(self._descriptor).st_size)
+        return self.sized(0)
 
     def sized(self, size_bytes: int) -> memoryview:
         """Return at least so many bytes, which the worker sees, too. Raises OSError where there is no memory."""
@@ -104,7 +115,7 @@ class Host:
         self._has_core_since = 0.0
         self._executions: dict[int, Execution] = {}
         self._memories: dict[Connection, Memory] = {}
-        self._answered: dict[Connection, tuple[Execution, list[dict[str, Any]]]] = {}  # by the last run of a worker
+        self._answered: dict[Connection, tuple[Execution, list[Header]]] = {}  # by the last run of a worker
         self._calls = Calls(self._changed, self._executions, check, _want_front_end)
         self._coroutines: Coroutines | None = None
         self._awaited = 0  # requests to other models for which coroutines wait
@@ -250,7 +261,7 @@ class Host:
             print(f"{name}: an instance of the Python model is lost: {reason}")
             message = f"an instance of model '{name}' was lost: {reason}; it is started again"
         for each in execution.responders:
-            each.fail(Encoded({"error": ("UNAVAILABLE", message)}, []))
+            each.fail(encode_failure("UNAVAILABLE", message))
         if coroutine is None or is_told:
             os.kill(os.getpid(), signal.SIGKILL)
         else:
@@ -312,7 +323,7 @@ class Host:
         if "run" in message.header:
             self._begin(message, worker)
         elif "resume" in message.header:
-            self._resume(message.header, worker)
+            self._resume(message.header, int(bytes(message.payload)), worker)
         elif "leave" in message.header:
             self._leave(message.header["leave"], worker)
 
@@ -320,13 +331,12 @@ class Host:
         """Queue the requests of a run. If they cannot begin at once, the worker's core is not theirs."""
         memory = self._memories.setdefault(worker, Memory())
         view = memory.take(message)
-        responders, at = [], 0
-        for about in message.header["run"]:
-            described = about["inputs"]
-            tensors = decode_tensors(described, view[at:], aligned=True)
-            at += places([size_bytes for _, _, _, size_bytes in described])[1]
-            responders.append(Responder(about, tensors, self._check, self._is_decoupled))
-        execution = Execution(message.header["ask"], responders, worker, message.header["core"])
+        number, *texts = bytes(message.payload).split(b"\n")
+        responders = [
+            Responder(form, json.loads(own), form.inputs(view), self._check, self._is_decoupled)
+            for form, own in zip(forms_of(message.text), texts)  # noqa: B905 - Python 3.9
+        ]
+        execution = Execution(int(number), responders, worker, message.header["core"])
         execution.timeout_seconds = message.header.get("timeout_s", math.inf)
         with self._changed:  # to the end: who is idle must not begin something else meanwhile
             self._answered.pop(worker, None)
@@ -339,14 +349,14 @@ class Host:
             self._note(self._is_computing)
             self._notify()
 
-    def _resume(self, header: dict[str, Any], worker: Connection) -> None:
+    def _resume(self, header: Mapping[str, Any], number: int, worker: Connection) -> None:
         with self._changed:
             self._answered.pop(worker, None)
             execution = self._executions.get(header["resume"])
             wanted = execution is not None and (execution.wants_core or execution.is_begun)
             has_core = execution is not None and execution.worker is not None
             if execution is not None and wanted and not has_core:
-                execution.worker, execution.core, execution.ask = worker, header["core"], header["ask"]
+                execution.worker, execution.core, execution.ask = worker, header["core"], number
                 self._has_core_since = time.monotonic()
                 if execution.wants_core:
                     execution.wants_core = False
@@ -354,7 +364,7 @@ class Host:
                 else:
                     self._pin(execution.core)
         if has_core or not wanted:
-            worker.send({"stopped": True, "waits": wanted, "ask": header["ask"]})
+            worker.send({"stopped": True, "waits": wanted}, [b"%d" % number])
 
     def _leave(self, number: int, worker: Connection) -> None:
         """What has begun with this message of a worker has no core any more: it waits."""
@@ -375,17 +385,18 @@ class Host:
                 self._notify()  # a front end may be there for it
         self._tell(worker, {"left": number})
 
-    def _keep_again(self, execution: Execution, outcomes: list[dict[str, Any]], memory: memoryview) -> None:
+    def _keep_again(self, execution: Execution, outcomes: list[Header], memory: memoryview) -> None:
         """Let the front ends fetch responses that a worker was to get. `memory`: has their contents."""
-        sizes = [size for outcome in outcomes for _, _, _, size in outcome.get("outputs", ())]
+        sizes = [size for outcome in outcomes for _, _, _, size in outcome.fields.get("outputs", ())]
         offsets = iter(places(sizes)[0])
         for responder, outcome in zip(execution.responders, outcomes):  # noqa: B905 - Python 3.9
-            if "left" not in outcome:
-                parts = [bytes(memory[at : at + each[3]]) for each, at in zip(outcome.get("outputs", ()), offsets)]  # noqa: B905 - Python 3.9
+            if "left" not in outcome.fields:
+                outputs = outcome.fields.get("outputs", ())
+                parts = [bytes(memory[at : at + each[3]]) for each, at in zip(outputs, offsets)]  # noqa: B905 - Python 3.9
                 responder.keep_again(Encoded(outcome, list(parts)))
         execution.leave()
 
-    def _attach(self, header: dict[str, Any], front_end: Connection) -> Responder:
+    def _attach(self, header: Mapping[str, Any], front_end: Connection) -> Responder:
         number = header["attach"]
         with self._changed:
             # The run and what its worker has said after it may be read later than this.
@@ -430,10 +441,10 @@ class Host:
         if was_run:
             place = (os.getpid(),) if goes_on else (), execution.is_begun
             outcomes = [{"left": [execution.number, index, *place]} for index in range(len(execution.responders))]
-            self._tell(worker, {"done": outcomes, "memory_bytes": 0, "ask": execution.ask})
+            self._tell(worker, {"done": outcomes, "memory_bytes": 0}, execution.ask)
             execution.leave()
         else:
-            self._tell(worker, {"stopped": True, "waits": goes_on, "ask": execution.ask})
+            self._tell(worker, {"stopped": True, "waits": goes_on}, execution.ask)
 
     def _release_all(self, executions: Iterable[Execution], goes_on: bool = False) -> bool:
         """Give the cores of these back; return whether there was any."""
@@ -511,10 +522,10 @@ class Host:
                     pass  # it has ended, or the system does not permit it
 
     @staticmethod
-    def _tell(connection: Connection | None, header: dict[str, Any]) -> None:
+    def _tell(connection: Connection | None, header: Mapping[str, Any] | bytes, number: int | None = None) -> None:
         try:
             if connection is not None:
-                connection.send(header)
+                connection.send(header, () if number is None else (b"%d" % number,))
         except OSError:
             pass  # the thread that receives finds the end
 
@@ -603,12 +614,12 @@ class Host:
                 self._open.remove(execution)
                 self._note(self._is_computing)
         if not is_run or worker is None:
-            self._tell(worker, {"stopped": True, "ask": execution.ask})
+            self._tell(worker, {"stopped": True}, execution.ask)
             return
         encoded = [each.take_only() for each in execution.responders]
         outcomes, parts = [], []
         for index, each in enumerate(encoded):
-            outcomes.append({"left": [execution.number, index, (), True]} if each is None else each.header)
+            outcomes.append(Header.of(left=(execution.number, index, (), True)) if each is None else each.header)
             parts += [] if each is None else each.payload
         offsets, size_bytes = places([len(part) for part in parts])
         memory = self._memories.get(worker)
@@ -633,7 +644,8 @@ class Host:
         if not is_read:
             self._tell(worker, {"left": execution.ask})
             return
-        self._tell(worker, {"done": outcomes, "memory_bytes": len(view), "ask": execution.ask})
+        texts = b",".join([each.text for each in outcomes])
+        self._tell(worker, b'{"done":[%b],"memory_bytes":%d}' % (texts, len(view)), execution.ask)
         execution.leave()
 
     # -- what models wait for

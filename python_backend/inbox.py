@@ -38,8 +38,8 @@ class Inbox:
                 self._poll.register(descriptor, _EVENTS)
                 own.register(descriptor, _EVENTS)
                 while True:
+                    worker.take_now(take)  # also what was read before
                     own.poll()
-                    worker.take_now(take)
         finally:
             self._connections.pop(descriptor, None)
             with suppress(OSError, ValueError):

@@ -3,12 +3,12 @@
 A message is 16 bytes (sizes of header and payload, little endian), a header in JSON, and a payload: the contents of
 tensors, one after the other. A payload that is too large is refused by its size, before it arrives. A descriptor may
 come along with a message. Tensors that a worker sends or gets lie in shared memory instead, each at a multiple of 64
-bytes, in the order of the header.
+bytes, in the order of the header. Most headers are equal to earlier ones, and are understood once.
 
 | sender | header | meaning |
 |---|---|---|
 | instance | `hello`: pid, `cores`, `nice`, `idle` | first; the descriptor is the status: open executions, or OCCUPIED |
-| worker | `run`: requests, `core`, `memory_bytes` | execute; the descriptor is the memory, if it is new or larger |
+| worker | `run`: requests, `core` | execute; the descriptor is the memory, if it is another one |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
 | instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
@@ -23,7 +23,8 @@ bytes, in the order of the header.
 
 `cores` are all that an instance may have, `nice` its nice value while it has one, `idle` threads that only wait.
 
-`run` and `resume` have a number, `ask`, which their answer repeats. That of `run` is the execution's.
+`run` and `resume` have a number, which `done` or `stopped` repeats: it is the first line of the payload. That of `run`
+is the execution's. A line in JSON follows for each of its requests, with what it has not in common with others.
 
 A request has `inputs`, a response `outputs`: lists of (name, datatype, shape, bytes of contents). A response may have
 `error`: (code, message), where codes are Triton's, or RESOURCE_EXHAUSTED where the answer would be too large.
@@ -38,12 +39,16 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
 PREFIX = struct.Struct("<QQ")
 _DESCRIPTOR = struct.Struct("i")
+_DESCRIPTOR_ROOM = socket.CMSG_LEN(_DESCRIPTOR.size)
+READ_BYTES = 4096  # are read at once, if so many are there: most messages are shorter
 MAX_HEADER_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 1 << 36
+KNOWN_HEADERS, KNOWN_HEADER_BYTES = 64, 4096  # of so many and so long ones it is remembered what they say
 ALIGNMENT_BYTES = 64
 JOIN_BYTES = 16 << 10  # of a message are sent by one call
 CORE_BITS = 10  # of the number of a run: the worker's core; above them is when it began, of CLOCK_MONOTONIC in ns
@@ -74,11 +79,25 @@ class PayloadTooLargeError(ValueError):
 
 
 class Message(NamedTuple):
-    """One message. `descriptor`: -1 if none came along."""
+    """One message. `text`: of its header, which equal messages may share. `descriptor`: -1 if none came along."""
 
-    header: dict[str, Any]
+    header: Mapping[str, Any]
     payload: memoryview
     descriptor: int = -1
+    text: bytes = b""
+
+
+@lru_cache(maxsize=KNOWN_HEADERS)
+def _parsed(text: bytes) -> dict[str, Any]:
+    header = json.loads(text.decode())
+    if not isinstance(header, dict):
+        raise ValueError("a message whose header is no object")
+    return header
+
+
+def header_of(text: bytes) -> Mapping[str, Any]:
+    """Return what a header says: one object for equal ones. Raises ValueError for what is no header."""
+    return _parsed(text) if len(text) <= KNOWN_HEADER_BYTES else _parsed.__wrapped__(text)
 
 
 class Connection:
@@ -92,14 +111,23 @@ class Connection:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._receiving = threading.Lock()
+        self._read = memoryview(bytearray(READ_BYTES))
+        self._begin = self._end = 0  # of what was read there of messages to come
+        self._position = 0  # of that within all that comes
+        self._descriptors: list[tuple[int, int]] = []  # each with the position of a byte of its message
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return self._socket.fileno()
 
-    def send(self, header: Mapping[str, Any], payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
-        """Send a message. Raises OSError if the other end is gone."""
-        text = json.dumps(header).encode()
+    @property
+    def has_read(self) -> bool:
+        """Whether a further message has begun to come that no poll tells of."""
+        return self._begin < self._end
+
+    def send(self, header: Mapping[str, Any] | bytes, payload: Sequence[Buffer] = (), descriptor: int = -1) -> None:
+        """Send a message; its header may be JSON already. Raises OSError if the other end is gone."""
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
         payload_bytes = sum(map(len, payload))
         parts: Sequence[Buffer] = (PREFIX.pack(len(text), payload_bytes) + text, *payload)
         if payload and len(parts[0]) + payload_bytes <= JOIN_BYTES:
@@ -115,16 +143,31 @@ class Connection:
 
     def receive(self) -> Message:
         """Return the next message. Raises EOFError at the end, OSError, ValueError for what is no message."""
-        return self._rest(*self._prefix())
+        while self._end - self._begin < PREFIX.size:
+            self._fill()
+        header_bytes, payload_bytes = PREFIX.unpack_from(self._read, self._begin)
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
+        if payload_bytes > self._most_bytes:
+            raise PayloadTooLargeError(payload_bytes)
+        self._begin += PREFIX.size
+        text, payload = bytes(self._next(header_bytes)), self._next(payload_bytes)
+        self._position += PREFIX.size + header_bytes + payload_bytes
+        descriptor = -1
+        if self._descriptors and self._descriptors[0][0] < self._position:
+            descriptor = self._descriptors.pop(0)[1]
+        return Message(header_of(text), payload, descriptor, text)
 
     def take_now(self, take: Callable[[Message, Connection], None]) -> None:
-        """Have the next message taken, if it has begun to come, before any further one; raises as `receive` does."""
+        """Have the messages taken that have begun to come, in their order; raises as `receive` does."""
         with self._receiving:
-            try:
-                prefix, descriptor = self._prefix(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            take(self._rest(prefix, descriptor), self)
+            if not self.has_read:
+                try:
+                    self._fill(socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+            while self.has_read:
+                take(self.receive(), self)
 
     def end(self) -> None:
         """End it, for both sides; a thread that receives gets EOFError, and is the one to close it."""
@@ -135,35 +178,34 @@ class Connection:
         """End it, and let go of it."""
         self.end()
         self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop()[1])
 
-    def _rest(self, prefix: bytes, descriptor: int) -> Message:
-        header_bytes, payload_bytes = PREFIX.unpack(prefix)
-        if header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
-        if payload_bytes > self._most_bytes:
-            raise PayloadTooLargeError(payload_bytes)
-        header = json.loads(bytes(self._read(header_bytes)))
-        if not isinstance(header, dict):
-            raise ValueError("a message whose header is no object")
-        return Message(header, self._read(payload_bytes), descriptor)
+    def _fill(self, flags: int = 0) -> None:
+        """Read some of what comes, after what was read."""
+        kept = self._end - self._begin
+        if self._begin:
+            self._read[:kept] = self._read[self._begin : self._end]
+            self._begin, self._end = 0, kept
+        # Not socket.recv_fds, which passes its flags on to nobody (Python 3.11).
+        room = self._read[kept:] if kept else self._read
+        count, ancillary, _, _ = self._socket.recvmsg_into((room,), _DESCRIPTOR_ROOM, flags)
+        if not count:
+            raise EOFError
+        self._end += count
+        for level, kind, about in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(about) >= _DESCRIPTOR.size:
+                # The kernel reads nothing behind what a descriptor came with.
+                self._descriptors.append((self._position + self._end - 1, *_DESCRIPTOR.unpack_from(about)))
 
-    def _prefix(self, flags: int = 0) -> tuple[bytes, int]:
-        content, descriptor = b"", -1
-        while len(content) < PREFIX.size:
-            # Not socket.recv_fds, which passes its flags on to nobody (Python 3.11).
-            room_bytes = socket.CMSG_LEN(_DESCRIPTOR.size)
-            part, ancillary, _, _ = self._socket.recvmsg(PREFIX.size - len(content), room_bytes, flags)
-            if not part:
-                raise EOFError
-            content, flags = content + part, 0
-            for level, kind, about in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(about) >= _DESCRIPTOR.size:
-                    (descriptor,) = _DESCRIPTOR.unpack_from(about)
-        return content, descriptor
-
-    def _read(self, size_bytes: int) -> memoryview:
+    def _next(self, size_bytes: int) -> memoryview:
+        """Return the next bytes of the message that has begun."""
+        begin, self._begin = self._begin, min(self._begin + size_bytes, self._end)
+        at = self._begin - begin
+        if at == size_bytes:
+            return memoryview(bytearray(self._read[begin : self._begin]))
         view = memoryview(bytearray(size_bytes))
-        at = 0
+        view[:at] = self._read[begin : self._begin]
         while at < size_bytes:
             count = self._socket.recv_into(view[at:])
             if not count:

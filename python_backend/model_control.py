@@ -50,7 +50,7 @@ def is_ready(model_name: str, model_version: str) -> bool:
     return bool(_call("check model readiness", name=name, version=int(version or -1))["ready"])
 
 
-def _call(what: str, **arguments: Any) -> dict[str, Any]:
+def _call(what: str, **arguments: Any) -> Mapping[str, Any]:
     try:
         return linked().call(control=what, **arguments)
     except TritonModelException as error:

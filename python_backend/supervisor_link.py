@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from gangway.python_backend.messages import Connection
@@ -30,12 +31,12 @@ class SupervisorLink:
         self._control = control
         self.values_fd = values_fd
         self._numbers = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: dict[int, queue.SimpleQueue[Mapping[str, Any]]] = {}
+        self._orders: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._is_over = False
         threading.Thread(target=self._receive, name=THREAD_NAME, daemon=True).start()
 
-    def order(self) -> dict[str, Any]:
+    def order(self) -> Mapping[str, Any]:
         """Return the next order; an empty one says that the supervisor has gone. Blocks."""
         return self._orders.get()
 
@@ -43,10 +44,10 @@ class SupervisorLink:
         """Tell something that has no answer. Raises OSError."""
         self._control.send(header)
 
-    def call(self, **what: Any) -> dict[str, Any]:
+    def call(self, **what: Any) -> Mapping[str, Any]:
         """Ask for something, and return the answer. Blocks. Raises TritonModelException with the reason for a no."""
         number = next(self._numbers)
-        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._answers[number] = answers
         try:
             self._control.send({"call": number, **what})

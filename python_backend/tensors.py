@@ -32,6 +32,8 @@ DATATYPES: dict[str, tuple[int, Any]] = {
 }
 STRINGS = "OSUT"  # kinds of arrays whose elements are bytes or texts
 BF16, BF16_NUMBER = "BF16", 14
+_NAMES: dict[Any, str] = {np.dtype(numpy_type): name for name, (_, numpy_type) in DATATYPES.items()}
+_NUMERIC_TYPES = {name: own for own, name in _NAMES.items() if name != "BYTES"} | {BF16: np.dtype(np.uint16)}
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4  # codes of types
 _DLPACK_CODE_AT = 20  # in a DLManagedTensor, behind address, device and number of dimensions
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -40,12 +42,17 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 def datatype_of(array: Any) -> str:
     """Return Triton's datatype of an array. Raises ValueError if it has none."""
+    name = _NAMES.get(array.dtype)
+    if name is not None:
+        return name
     if array.dtype.kind in STRINGS:
         return "BYTES"
-    for name, (_, numpy_type) in DATATYPES.items():
-        if array.dtype == numpy_type:
-            return name
     raise ValueError(f"an array of type {array.dtype} cannot be a tensor")
+
+
+def numeric_type(datatype: str) -> Any:
+    """Return numpy's type for the contents of a datatype, of one size each; None for BYTES."""
+    return _NUMERIC_TYPES.get(datatype)
 
 
 def converted(array: Any, datatype: str) -> Any:
@@ -65,7 +72,7 @@ def array_of(datatype: str, shape: Sequence[int], content: memoryview) -> Any:
     """Return a copy of contents as an array. Raises ValueError if they do not fit together."""
     if datatype == "BYTES":
         return _strings(content, math.prod(shape)).reshape(shape)
-    return np.frombuffer(content, np.uint16 if datatype == BF16 else DATATYPES[datatype][1]).reshape(shape).copy()
+    return np.frombuffer(content, _NUMERIC_TYPES[datatype]).reshape(shape).copy()
 
 
 def size_of(array: Any, enough_bytes: int) -> int:
@@ -87,7 +94,7 @@ def content_of(array: Any) -> Any:
     """Return the contents of an array, without a copy where that is possible."""
     if array.dtype.kind in STRINGS:
         return _joined(array)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+    return array.ravel().view(np.uint8).data if array.size else b""
 
 
 class Capsule:

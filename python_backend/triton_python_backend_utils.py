@@ -87,8 +87,8 @@ class Tensor:
     @classmethod
     def of(cls, name: str, datatype: str, array: Any) -> Tensor:
         """Return a tensor of this datatype, whose array may be the bits of BF16."""
-        tensor = cls(name, array)
-        tensor._datatype = datatype
+        tensor = cls.__new__(cls)
+        tensor._name, tensor._datatype, tensor._array = name, datatype, array
         return tensor
 
     def name(self) -> str:
@@ -134,7 +134,7 @@ class Tensor:
             return Tensor(name, tensor)
         try:
             array, is_bfloat16 = from_capsule(tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor)
-            return Tensor.of(name, BF16, array) if is_bfloat16 else Tensor(name, array)
+            return Tensor.of(text_of(name), BF16, array) if is_bfloat16 else Tensor(name, array)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}' cannot be made of a DLPack tensor: {error}") from None
 
@@ -181,6 +181,11 @@ class InferenceResponse:
     def parameters(self) -> str:
         """Return the parameters as JSON."""
         return json.dumps(self._parameters)
+
+    @property
+    def stored_parameters(self) -> Mapping[str, Any]:
+        """The parameters."""
+        return self._parameters
 
 
 class MemoryType(enum.IntEnum):
@@ -280,6 +285,18 @@ class InferenceRequest:
         self._preferred_memory, self._trace = preferred_memory, trace or InferenceTrace()
         self._parameters = parameters_of(parameters)
         self._sender: InferenceResponseSender | None = None
+
+    def received(
+        self, own: Mapping[str, Any], inputs: list[Tensor], sender: InferenceResponseSender
+    ) -> InferenceRequest:
+        """Return a request like this one, with what it has not in common with others: `id`, `parameters`."""
+        request = InferenceRequest.__new__(InferenceRequest)
+        request.__dict__.update(self.__dict__)
+        request._inputs, request._outputs, request._sender = inputs, list(self._outputs), sender
+        request._request_id = own.get("id", "")
+        if "parameters" in own:
+            request._parameters = parameters_of(own["parameters"])
+        return request
 
     def inputs(self) -> list[Tensor]:
         """Return the inputs."""

@@ -52,7 +52,6 @@ ANY_INSTANCE: Final = -1
 MAX_INT64: Final = 2**63 - 1
 MOST_ROOM_BYTES: Final = 1 << 20  # of an answer's block: to fetch a longer one costs little beside copying it
 _NOTHING: Final = ((), 0)
-_BEGIN: Final = b'{"request":{'  # of what an instance is told of a request: most have the rest in common
 
 
 class Answer(NamedTuple):
@@ -102,17 +101,15 @@ class PythonCodec(Codec):
 
     def with_about(self, contents: Contents, envelope: Envelope = PLAIN) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
-        about = self._plain
+        own = b'{"cancellation":[%6d,%12d]' % envelope.flag  # of equal length for most, so that they share a layout
         if envelope.request_id or envelope.headers:
-            request: dict[str, Any] = dict(self._request)
+            more: dict[str, Any] = {}
             if envelope.request_id:
-                request["id"] = envelope.request_id.decode(errors="replace")
+                more["id"] = envelope.request_id.decode(errors="replace")
             if envelope.headers:
-                request["parameters"] = {**request.get("parameters", {}), **envelope.headers}
-            about = self._encoded({"request": request})
-        # Of equal length for most requests, so that they share a layout.
-        flagged = b'%b"cancellation":[%6d,%12d],%b' % (_BEGIN, *envelope.flag, about[len(_BEGIN) :])
-        return [*contents, *self.hidden, flagged]
+                more["parameters"] = {**self.about.get("parameters", {}), **envelope.headers}
+            own += b"," + json.dumps(more, separators=(",", ":")).encode()[1:-1]
+        return [*contents, *self.hidden, b"%b}\n%b" % (own, self._common_line)]
 
     @cached_property
     def _request(self) -> Mapping[str, Any]:
@@ -121,12 +118,12 @@ class PythonCodec(Codec):
         return {**self.about, **order, "wanted": wanted, "most_bytes": self.model.most_answer_bytes}
 
     @cached_property
-    def _plain(self) -> bytes:
+    def _common_line(self) -> bytes:
         return self._encoded({"request": self._request})
 
     def resume_contents(self, left: Left, patience_ms: int) -> Contents:
         """Return the contents of a request that gives an execution a core, until it has computed little for so long."""
-        return [self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
+        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
 
     @cached_property
     def _common(self) -> Mapping[str, Any]:

@@ -89,7 +89,7 @@ def run(worker: Instance, core: int) -> dict[str, Any]:
         "room_bytes": 2 * x.nbytes,
         "most_bytes": 1 << 20,
     }
-    (outcome,) = worker.ask({"run": [about], "core": core}, [memoryview(x).cast("B")], TIMEOUT_S)["done"]
+    (outcome,) = worker.ask({"run": [about], "core": core}, [memoryview(x).cast("B")], TIMEOUT_S).header["done"]
     if "outputs" in outcome:
         assert np.array_equal(np.frombuffer(worker.memory[: x.nbytes], np.float32), x)
     return outcome
@@ -129,7 +129,9 @@ def asked(worker: Instance, number: float, seconds: float, holds_lock: bool = Fa
         "room_bytes": 2 * x.nbytes,
         "most_bytes": 1 << 20,
     }
-    answer = worker.ask({"run": [about], "core": min(os.sched_getaffinity(0))}, [memoryview(x).cast("B")], TIMEOUT_S)
+    answer = worker.ask(
+        {"run": [about], "core": min(os.sched_getaffinity(0))}, [memoryview(x).cast("B")], TIMEOUT_S
+    ).header
     if "waits" in answer:
         return True, number_of(worker, answer["waits"])
     (outcome,) = answer["done"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gangway.python_backend import triton_python_backend_utils as pb_utils
-from gangway.python_backend.executions import OutputCheck, Responder, decode_tensors, encode_tensors
+from gangway.python_backend.executions import Form, OutputCheck, Responder, decode_tensors, encode_tensors
 from gangway.python_backend.tensors import DATATYPES
 
 CONFIG: dict[str, Any] = {
@@ -31,7 +31,7 @@ def test_tensors_survive_the_way(name: str, shape: tuple[int, ...]) -> None:
     array: Any = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     array = array.astype(str).astype(object) if name == "BYTES" else array.astype(dtype)
     described, contents = encode_tensors([pb_utils.Tensor("t", array), pb_utils.Tensor("u", array)], 1 << 20, "it")
-    for tensor in decode_tensors(described, memoryview(b"".join(map(bytes, contents))), aligned=False):
+    for tensor in decode_tensors(described, memoryview(b"".join(map(bytes, contents)))):
         got = tensor.as_numpy()
         assert got.shape == shape
         assert tensor.triton_dtype() == DATATYPES[name][0]
@@ -43,7 +43,7 @@ def test_tensors_survive_the_way(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x05\x00\x00\x00ab", b"\x01\x00\x00\x00abc", b"\xff\xff\xff\xff"])
 def test_strings_that_are_cut_off(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"element|follow"):
-        decode_tensors([("t", "BYTES", [1], len(content))], memoryview(content), aligned=False)
+        decode_tensors([("t", "BYTES", [1], len(content))], memoryview(content))
 
 
 @pytest.mark.parametrize("array", [np.zeros(2, np.complex64), np.zeros(2, "datetime64[s]"), [1, 2], None])
@@ -153,18 +153,20 @@ def test_of_two_outputs_of_a_name_the_first_one_counts() -> None:
 
 def test_a_request_has_one_final_response() -> None:
     for is_stream in (False, True):
-        responder = Responder(ABOUT, [], OutputCheck(CONFIG), is_stream)
+        responder = Responder(Form(ABOUT), {}, [], OutputCheck(CONFIG), is_stream)
         response = pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros((1, 2), np.float32))])
         responder.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         with pytest.raises(pb_utils.TritonModelException, match="final response"):
             responder.send(response)
         only = responder.take_only()
         assert only is not None
-        assert [described[0] for described in only.header["outputs"]] == ["y"]
+        assert [described[0] for described in only.header.fields["outputs"]] == ["y"]
     with pytest.raises(pb_utils.TritonModelException, match="flags"):
-        Responder(ABOUT, [], OutputCheck(CONFIG), True).send(response, 2)
+        Responder(Form(ABOUT), {}, [], OutputCheck(CONFIG), True).send(response, 2)
     with pytest.raises(pb_utils.TritonModelException, match="is None"):
-        Responder(ABOUT, [], OutputCheck(CONFIG), False).send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        Responder(Form(ABOUT), {}, [], OutputCheck(CONFIG), False).send(
+            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        )
 
 
 def test_a_configuration_is_completed_but_not_contradicted() -> None:

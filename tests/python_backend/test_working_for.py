@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gangway.python_backend import working_for
-from gangway.python_backend.executions import Execution, OutputCheck, Responder
+from gangway.python_backend.executions import Execution, Form, OutputCheck, Responder
 from gangway.python_backend.messages import Connection
 
 ABOUT = {"wanted": [], "room_bytes": 0, "most_bytes": 0}
@@ -27,7 +27,10 @@ def executions() -> Iterator[list[Execution]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         check = OutputCheck({"output": []})
-        yield [Execution(number, [Responder(ABOUT, [], check, False)], Connection(ours), 0) for number in range(2)]
+        yield [
+            Execution(number, [Responder(Form(ABOUT), {}, [], check, False)], Connection(ours), 0)
+            for number in range(2)
+        ]
 
 
 class Thread(threading.Thread):
