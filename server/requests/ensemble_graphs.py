@@ -114,6 +114,15 @@ class Graph:
         )
 
     @cached_property
+    def reader_counts(self) -> Mapping[TensorName, tuple[int, ...]]:
+        """How many steps of each level read a tensor that any step reads."""
+        levels = range(len(self.streams) + 1)
+        return {
+            tensor: tuple(sum(self.levels[reader] == level for reader in readers) for level in levels)
+            for tensor, readers in self.readers.items()
+        }
+
+    @cached_property
     def followers(self) -> tuple[tuple[int, ...], ...]:
         """For each step those that wait for it."""
         readers = self.readers

@@ -44,9 +44,10 @@ class EnsembleTensors:
 
     def add(self, name: TensorName, value: EnsembleTensor) -> None:
         """Add a tensor that came with the request, or that a step has left, in a block that the caller holds."""
-        levels = [self._graph.levels[reader] for reader in self._graph.readers.get(name, ())]
-        own = levels.count(self._level)
-        value.readers = own + (name in self._wanted or own < len(levels))  # any number may follow from responses
+        counts = self._graph.reader_counts.get(name)
+        own = counts[self._level] if counts is not None else 0
+        is_kept = name in self._wanted or (counts is not None and own < sum(counts))  # any number may follow later
+        value.readers = own + is_kept
         if value.readers:
             self._tensors[name] = value
             if value.place is not None:
@@ -54,8 +55,7 @@ class EnsembleTensors:
 
     def inputs_of(self, inputs: Mapping[str, TensorName]) -> dict[str, EnsembleTensor]:
         """Return the tensors of a step, by their names in its model, without those that are left out."""
-        found = {name: self._found(tensor) for name, tensor in inputs.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, tensor in inputs.items() if (value := self._found(tensor)) is not None}
 
     def copied_bytes(self, step: Step) -> int:
         """Return how many bytes are copied for a step: all of its inputs, or what a compiled model has no place of."""

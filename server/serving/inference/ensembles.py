@@ -279,7 +279,7 @@ class EnsembleRun:
             found = self._root.next_answer()
             if found is not None or self._root.is_over:
                 return found
-            for running in self._running:
+            for running in self._running if self._codec.graph.streams else ():
                 if isinstance(running, StepRun):
                     running.let_on()
             if not self._done:
@@ -326,11 +326,11 @@ class EnsembleRun:
     async def _start_all(self) -> None:
         """Hand over steps that can begin now, one right after the other."""
         while self._ready:
-            iteration = self._ready[0].iteration
-            together = [each for each in self._ready if each.iteration is iteration]
-            self._ready = deque(each for each in self._ready if each.iteration is not iteration)
+            together = [self._ready.popleft()]
+            iteration, index = together[0]
+            while self._ready and self._ready[0].iteration is iteration:
+                together.append(self._ready.popleft())
             prepared: deque[StepRun] = deque()
-            index = together[0].place
             try:
                 for each in together:
                     index = each.place
