@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -181,6 +183,29 @@ def test_what_is_counted(served: Served) -> None:
     before = counts()
     asked(served, "stream", "tagged", 4)
     until(lambda: counts() == [before[0] + 3, before[1] + 3])
+
+
+def test_large_tensors(served: Served) -> None:
+    letters = ["a" * 3_000_000, "b" * 40_000]
+    requests = [text_request("tagged", each, sequence_id=11, sequence_start=each[0] == "a") for each in letters]
+    found = [each.word.split()[0] for each in streamed(served.server.url, *requests)]
+    assert found == [f"<{letters[0]}>", f"<{letters[0]}><{letters[1]}>"]
+
+
+def test_clients_that_go_leave_nothing_behind(served: Served) -> None:
+    """The step waits for its turn behind others' sequences, or is executed."""
+    for milliseconds in (1, 3, 10, 30, 100) * 3:
+        with ThreadPoolExecutor(4) as pool:
+            for key in range(4):
+                pool.submit(give_up, served, key + 20, milliseconds / 1000)
+    until(lambda: served.server.busy_slots() == 0)
+    until(lambda: asked(served, "stream", "tagged", 5) == [each.format(5) for each in WANTED["tagged"]])
+
+
+def give_up(served: Served, identity: int, timeout_s: float) -> None:
+    x = inputs_of({"x": np.array([b"a"], dtype=object)})
+    with suppress(InferenceServerException):
+        served.client.infer("tagged", x, sequence_id=identity, sequence_start=True, client_timeout=timeout_s)
 
 
 @pytest.mark.parametrize("protocol", MODULES)
