@@ -46,6 +46,7 @@ COMMENT: Final = b":\n\n"  # of a stream of events
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AT_ONCE: Final = b"x-accel-buffering: no\r\n"  # nginx speaks HTTP/1.0 to servers, and collects such an answer first
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
+_VERSION: Final = b"HTTP/1.1 "  # with which all answers begin
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -82,6 +83,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         "_rest_bytes",
         "_site",
         "_timer",
+        "_told_bytes",
         "_unfed",
         "_unread_s",
         "_unsent_bytes",
@@ -119,6 +121,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._is_full = False  # the client does not take its answers as fast as they come
         self._unsent_bytes, self._unread_s = 0, 0.0  # how many there were, and when to look again
         self._is_half_closed = False  # the client sends nothing more
+        self._told_bytes = 0  # of the next answer's status line: all begin so
         self._is_left = False  # the last answer has been sent, and who drops what still comes has the connection
 
     # -- the transport's side
@@ -253,8 +256,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         if self._coming is not None or self._current is None or self.transport.get_extra_info("ssl_object"):
             return False
         self._is_half_closed = True
-        if self._current.is_modern:  # a client of HTTP/1.0 may not be sent an interim response
-            self._loop.call_later(SOON_GONE_SECONDS, self._find_out, False, SOON_GONE_SECONDS)
+        self._loop.call_later(SOON_GONE_SECONDS, self._find_out, False, SOON_GONE_SECONDS)
         return True
 
     def pause_writing(self) -> None:
@@ -374,7 +376,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         ending = b"" if call.keeps_alive else b"connection: close\r\n"
         if not self._is_over():
             head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%b%b%b\r\n"
-            self.transport.write(head % (_STATUS_LINES[status], content_type, _AT_ONCE, coding, ending))
+            self.transport.write(head % (self._status_line(status), content_type, _AT_ONCE, coding, ending))
         return self.transport
 
     def send(self, call: HttpCall, pieces: Sequence[bytes]) -> None:
@@ -491,9 +493,14 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._is_paused = True
             self.transport.pause_reading()
 
+    def _status_line(self, status: int) -> bytes:
+        """Return what is to be sent of an answer's first line."""
+        line, self._told_bytes = _STATUS_LINES[status][self._told_bytes :], 0
+        return line
+
     def _write(self, reply: Reply, closes: bool, has_body: bool = True) -> None:
         size_bytes = reply.size_bytes
-        head = b"%bcontent-length: %d\r\n" % (_STATUS_LINES[reply.status], size_bytes)
+        head = b"%bcontent-length: %d\r\n" % (self._status_line(reply.status), size_bytes)
         if reply.parts:
             head += b"content-type: %b\r\n" % reply.content_type
         if reply.json_bytes is not None:
@@ -585,7 +592,7 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     def _find_out(self, asked: bool, seconds: float) -> None:
         """Find out whether a client that sends nothing more has gone: who has answers with a reset to what it is sent.
 
-        It is sent what means nothing to who is still there. `seconds`: since it was looked before.
+        It is sent what the answer begins with, whatever comes. `seconds`: since it was looked before.
         """
         call = self._current
         if self._is_over() or call is None:
@@ -595,13 +602,12 @@ class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                 if own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
                     self.transport.abort()
                     return
-        elif self._behind or self._is_full:
-            pass  # some of an answer is under way
-        elif call.flag is not None or seconds >= GONE_SECONDS:
+        elif not self._is_full and (call.flag is not None or seconds >= GONE_SECONDS):
             if call.is_streaming:
                 self.send(call, (COMMENT,))
             else:
-                self.transport.write(_CONTINUE)
+                self.transport.write(_VERSION)
+                self._told_bytes = len(_VERSION)
             asked = True
         seconds = min(2 * seconds, GONE_SECONDS)
         self._loop.call_later(seconds, self._find_out, asked, seconds)

@@ -272,6 +272,14 @@ def hangs_up(served: Served, model: str, feeds: dict[str, Any], begun: Callable[
     return time.monotonic()
 
 
+def hangs_up_by_http_1_0(served: Served, model: str, feeds: dict[str, Any], begun: Callable[[], None]) -> float:
+    """A client of HTTP/1.0, as nginx is to its servers, closes its connection."""
+    with socket.create_connection(served.server.http_url.split(":"), timeout=TIMEOUT_S) as connection:
+        connection.sendall(plain_request(model, feeds["x"][0], "1.0"))
+        begun()
+    return time.monotonic()
+
+
 def hangs_up_on_events(served: Served, model: str, feeds: dict[str, Any], begun: Callable[[], None]) -> float:
     """A client of HTTP that gets server-sent events closes its connection."""
     ((name, array),) = feeds.items()
@@ -306,7 +314,7 @@ def stream_expires(served: Served, model: str, feeds: dict[str, Any], begun: Cal
 UNARY, STREAMS = (resets, closes, expires, hangs_up), (ends_its_stream, stream_expires)
 DECOUPLED_MODELS = ("decoupled", "decoupled_coroutine", "decoupled_chain")
 CASES = [
-    *[("plain", way) for way in (*UNARY, *STREAMS)],
+    *[("plain", way) for way in (*UNARY, *STREAMS, hangs_up_by_http_1_0)],
     *[(model, way) for model in ("sender", "coroutine") for way in (resets, hangs_up)],
     *[(model, way) for model in ("left", "asks", "chain") for way in (resets, expires, hangs_up, ends_its_stream)],
     *[
@@ -361,17 +369,23 @@ def test_one_client_of_a_batch_goes(served: Served) -> None:
     assert Notes(served, "batched", 2).of("waited-for") == 0
 
 
-def test_a_client_that_has_closed_its_sending_side_waits(served: Served) -> None:
+@pytest.mark.parametrize(("version", "number"), [("1.0", 7), ("1.1", 8)])
+def test_a_client_that_has_closed_its_sending_side_waits(served: Served, version: str, number: int) -> None:
     """It gets its answer: the model is not told that it has gone, however often it asks."""
-    body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [7.0]}]}).encode()
-    head = b"POST /v2/models/short/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-    host, port = served.server.http_url.split(":")
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
-        connection.sendall(head + body)
+    with socket.create_connection(served.server.http_url.split(":"), timeout=TIMEOUT_S) as connection:
+        connection.sendall(plain_request("short", number, version))
         connection.shutdown(socket.SHUT_WR)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert b"HTTP/1.1 200 OK" in received
-    assert Notes(served, "short", 7).of("missed") is not None
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert received.count(b"HTTP/1.1") == 1
+    assert Notes(served, "short", number).of("missed") is not None
+
+
+def plain_request(model: str, number: float, version: str) -> bytes:
+    """A request over HTTP, as bytes."""
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [float(number)]}]})
+    head = f"POST /v2/models/{model}/infer HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"{head}{body}".encode()
 
 
 def test_clients_with_tls_go(tmp_path: Path) -> None:
