@@ -9,18 +9,21 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 from benchmarks.lib.fetching import TOOLS, FetchError, run, succeeds
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo
+from benchmarks.other_clients.messages import FORWARDED, write_python_models
 from benchmarks.other_clients.programs import OVER_HTTP, PROGRAMS, ask_http
 from benchmarks.other_clients.programs import ask as ask_program
-from benchmarks.other_clients.proxies import PROXIES
+from benchmarks.other_clients.proxies import HTTP_CONFIGURATIONS, PROXIES
 from gangway.zoo import DEFAULT_NAMES
 
 ROOT = TOOLS / "clients"
@@ -35,6 +38,7 @@ class Library:
     requirements: tuple[str, ...]
     module: str
     script: str
+    has_python_models: bool = False  # the server has those of `messages.py`, else Triton's examples
 
     def python(self) -> Path:
         """Return the interpreter of its environment, which is made if it is not there. Raises FetchError."""
@@ -51,6 +55,7 @@ class Library:
 LIBRARIES: Mapping[str, Library] = {
     "kserve": Library(("kserve==0.21.0",), "kserve", "client_kserve.py"),
     "mlserver": Library(("mlserver==1.7.1",), "mlserver", "client_mlserver.py"),
+    "pytriton": Library(("nvidia-pytriton==0.7.0",), "pytriton", "client_pytriton.py", has_python_models=True),
 }
 
 HTTP = Library(("requests", "urllib3", "httpx[http2]", "aiohttp"), "aiohttp", "client_http.py")
@@ -94,7 +99,10 @@ def ask_programs(names: Sequence[str], proxies: Sequence[str]) -> Iterator[Row]:
         if name == "python-http":
             yield from rows_of(name, _ask_python())
         elif name in OVER_HTTP:
-            yield from rows_of(name, ask_http(OVER_HTTP[name]()))
+            for through in [STRAIGHT, *HTTP_CONFIGURATIONS]:
+                if through in proxies:
+                    found = ask_http(OVER_HTTP[name](), "" if through == STRAIGHT else through)
+                    yield from rows_of(name, found, through)
         elif name in PROGRAMS:
             for through, secure in product(proxies, (False, True)):
                 found = ask_program(name, "" if through == STRAIGHT else through, secure)
@@ -106,9 +114,21 @@ def _ask_python() -> Iterator[tuple[str, str]]:
     yield from ask_http([str(HTTP.python()), str(script)])
 
 
-def ask_all(names: Sequence[str], server: LiveServer) -> list[Row]:
-    """Return the rows of several libraries."""
-    return [row for name in names for row in ask(name, server)]
+def ask_libraries(names: Sequence[str], zoo: Path) -> Iterator[Row]:
+    """Yield the rows of libraries, of servers with the models that they want; `zoo`: where Triton's examples are."""
+    for has_python_models, group in groupby(
+        sorted(names, key=lambda name: LIBRARIES[name].has_python_models),
+        lambda name: LIBRARIES[name].has_python_models,
+    ):
+        with ExitStack() as stack:
+            if has_python_models:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                flags = ["--model-control-mode=explicit", "--load-model=*", *FORWARDED]
+                server = stack.enter_context(live_server(write_python_models(folder), flags))
+            else:
+                server = stack.enter_context(live_server(ensure_zoo(zoo, sorted({*DEFAULT_NAMES, *MODELS}))))
+            for name in group:
+                yield from ask(name, server)
 
 
 def main() -> int:
@@ -118,15 +138,17 @@ def main() -> int:
     names = [*LIBRARIES, *PROGRAMS, *OVER_HTTP, "python-http"]
     add = parser.add_argument
     add("--clients", nargs="+", default=list(LIBRARIES), choices=names, help="which clients")
-    add("--through", nargs="+", default=[STRAIGHT], choices=[STRAIGHT, *PROXIES], help="how the programs' gRPC goes")
+    add(
+        "--through",
+        nargs="+",
+        default=[STRAIGHT],
+        choices=[STRAIGHT, *PROXIES],
+        help="how programs reach the server",
+    )
     options = parser.parse_args()
     report = start_report("Other people's clients")
     libraries = [name for name in options.clients if name in LIBRARIES]
-    rows: list[Row] = []
-    if libraries:
-        with live_server(ensure_zoo(options.repository, sorted({*DEFAULT_NAMES, *MODELS}))) as server:
-            rows += ask_all(libraries, server)
-    rows += ask_programs(options.clients, options.through)
+    rows = [*ask_libraries(libraries, options.repository), *ask_programs(options.clients, options.through)]
     report.table("clients", rows)
     report.target("checks that failed", sum(row["result"] != "pass" for row in rows), 0)
     return report.finish(options.json)

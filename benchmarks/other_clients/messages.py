@@ -9,6 +9,10 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.differential.asked import GRPC, Request, texts
+from benchmarks.differential.clients import grpc_message
+from benchmarks.differential.kinds.all import all_models
+from benchmarks.differential.models import Model, config_of, ensemble_of
 from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
@@ -47,8 +51,34 @@ class TritonPythonModel:
 """
 
 
+# Of `benchmarks.differential`: bytes that are no text, errors, parameters, streams, batches, and ensembles of these.
+PYTHON_MODELS = (
+    *("adds", "adds_rows", "lengths", "raises", "sees", "streams", "tokens"),
+    *("chain_bytes", "chain_raises", "chain_rows", "chain_streams", "token_chain"),
+)
+SIZES = """
+def execute(self, requests):
+    sizes = [len(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0]) for request in requests]
+    return [answer(pb_utils.Tensor("size", np.array([size], np.int64))) for size in sizes]
+"""
+MORE_MODELS = (
+    Model("picture", SIZES, config_of("x:STRING:1", "size:INT64:1")),
+    Model("chain_picture", "", ensemble_of("x:STRING:1", "size:INT64:1", [("picture", "x=x", "size=size")])),
+)
+FORWARDED = ("--grpc-header-forward-pattern=x-.*", "--http-header-forward-pattern=x-.*")
+PICTURE = b"\xff\xd8\xff\xe0\x00\x10JFIF"
+
+
+def write_python_models(folder: Path) -> Path:
+    """Write PYTHON_MODELS and MORE_MODELS; return the folder."""
+    for model in (*(each for each in all_models() if each.name in PYTHON_MODELS), *MORE_MODELS):
+        model.write(folder)
+    return folder
+
+
 def write_repository(folder: Path) -> Path:
-    """Write the repository with the model `echo`; return it."""
+    """Write the repository with the model `echo`, and those for Python's models; return it."""
+    write_python_models(folder)
     version = folder / "echo" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -81,6 +111,11 @@ def write_http(folder: Path, url: str) -> None:
             (folder / f"{name}.reply").write_bytes(answer.read())
 
 
+def python_request(model: str, name: str, *elements: str | bytes) -> pb.ModelInferRequest:
+    """Return a request of a Python model that takes one input of BYTES."""
+    return grpc_message(Request(model, [texts(name, *elements)], id="7"), GRPC)
+
+
 def write_messages(folder: Path, url: str) -> None:
     """Write all messages, with the answers of the server at `url`."""
     requests: Mapping[str, pb.ModelInferRequest] = {
@@ -99,6 +134,16 @@ def write_messages(folder: Path, url: str) -> None:
             (folder / f"{name}.answer").write_bytes(infer(message.SerializeToString()))
         (answer,) = stream(iter([requests["small"].SerializeToString()]))
         (folder / "stream.answer").write_bytes(answer)
+        for model, name in (("lengths", "x"), ("chain_bytes", "x")):
+            sent = python_request(model, name, PICTURE, b"").SerializeToString()
+            (folder / f"{model}.request").write_bytes(sent)
+            (folder / f"{model}.answer").write_bytes(infer(sent))
+        for model, name in (("streams", "do"), ("chain_streams", "x")):
+            sent = python_request(model, name, "five").SerializeToString()
+            (folder / f"{model}.request").write_bytes(sent)
+            for number, each in enumerate(stream(iter([sent]))):
+                (folder / f"{model}.{number}.answer").write_bytes(each)
+    (folder / "raises.request").write_bytes(python_request("raises", "do", "value error").SerializeToString())
     (folder / "huge.request").write_bytes(request(HUGE_BYTES).SerializeToString())
     (folder / "huge.text").write_text("larger than max")
     (folder / "unknown.request").write_bytes(request(model=UNKNOWN).SerializeToString())

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ import grpc
 
 from benchmarks.lib.fetching import TOOLS, FetchError, run
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.other_clients.messages import MOST_BYTES, write_http, write_messages, write_repository
-from benchmarks.other_clients.proxies import LiveProxy, Secrets, proxied
+from benchmarks.other_clients.messages import FORWARDED, MOST_BYTES, write_http, write_messages, write_repository
+from benchmarks.other_clients.proxies import HTTP_CONFIGURATIONS, LiveProxy, Secrets, proxied
 
 FOLDER = Path(__file__).with_name("programs")
 BUILT = TOOLS / "clients"
@@ -88,10 +89,28 @@ def java_http() -> list[str]:
     return ["java", str(FOLDER / "ClientHttp.java")]
 
 
-PROGRAMS: Mapping[str, Callable[[], list[str]]] = {"go": go, "cpp": cpp, "node": node, "java": java}
+def tritonclient() -> list[str]:
+    """Return how the script with Triton's own client is run."""
+    return [sys.executable, "-m", "benchmarks.other_clients.client_tritonclient"]
+
+
+def curl() -> list[str]:
+    """Return how the script that calls curl is run. Raises FetchError."""
+    _need("curl", "curl")
+    return [sys.executable, "-m", "benchmarks.other_clients.client_curl"]
+
+
+PROGRAMS: Mapping[str, Callable[[], list[str]]] = {
+    "go": go,
+    "cpp": cpp,
+    "node": node,
+    "java": java,
+    "tritonclient": tritonclient,
+}
 OVER_HTTP: Mapping[str, Callable[[], list[str]]] = {
     "node-http": lambda: node("client_http.js"),
     "java-http": java_http,
+    "curl": curl,
 }
 
 
@@ -197,7 +216,7 @@ def ask(name: str, through: str, secure: bool) -> Iterator[tuple[str, str]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         repository, messages = messages_of(folder)
         secrets = secrets_of(folder) if secure else None
-        flags = ["--grpc-infer-response-compression-level=low", f"--grpc-max-message-bytes={MOST_BYTES}"]
+        flags = ["--grpc-infer-response-compression-level=low", f"--grpc-max-message-bytes={MOST_BYTES}", *FORWARDED]
         credentials, tls = None, list[Path]()
         if secrets is not None:
             tls = [secrets.root, secrets.client_certificate, secrets.client_key]
@@ -211,10 +230,13 @@ def ask(name: str, through: str, secure: bool) -> Iterator[tuple[str, str]]:
         yield from checks([*command, str(messages), asked.url, *map(str, tls)], asked.do)
 
 
-def ask_http(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the checks of a program that speaks HTTP, of a server of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with live_server(write_repository(folder / "models")) as server:
-            write_http(folder, server.http_url)
-            yield from checks([*command, str(folder), server.http_url])
+def ask_http(command: Sequence[str], through: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the checks of a program that speaks HTTP, of a server of its own, through a proxy unless that is ""."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(live_server(write_repository(folder / "models"), FORWARDED))
+        url = server.http_url
+        write_http(folder, url)
+        if through:
+            url = stack.enter_context(proxied(through, url, configuration=HTTP_CONFIGURATIONS[through])).url
+        yield from checks([*command, str(folder), url])

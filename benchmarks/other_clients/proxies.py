@@ -112,6 +112,34 @@ http {{
 """
 
 
+def haproxy_http(way: Way) -> str:
+    """Return HAProxy's configuration for HTTP/1.1."""
+    return f"""
+defaults
+  mode http
+  timeout connect 2s
+  timeout client 60s
+  timeout server 60s
+frontend in
+  bind {way.listen}
+  default_backend out
+backend out
+  server it {way.server}
+"""
+
+
+def nginx_http(way: Way) -> str:
+    """Return nginx's configuration for HTTP/1.1: events are passed on as they come."""
+    pass_on = f"""proxy_pass http://{way.server}; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_request_buffering off;"""
+    return (
+        nginx(way)
+        .replace(f"{way.listen} http2", way.listen)
+        .replace("grpc_pass grpc://server; grpc_read_timeout 60s; grpc_send_timeout 60s;", pass_on)
+        .replace("http2_max_concurrent_streams 1000;", "")
+    )
+
+
 def caddy(way: Way) -> str:
     """Return Caddy's configuration."""
     secrets = way.secrets
@@ -213,6 +241,9 @@ PROXIES: Mapping[str, Proxy] = {
 }
 
 
+HTTP_CONFIGURATIONS: Mapping[str, Callable[[Way], str]] = {"haproxy": haproxy_http, "nginx": nginx_http}
+
+
 @dataclass(frozen=True)
 class LiveProxy:
     """Where it listens, and its process. `reload` makes it read its configuration again, if it can."""
@@ -224,8 +255,10 @@ class LiveProxy:
 
 
 @contextmanager
-def proxied(name: str, server: str, secrets: Secrets | None = None) -> Iterator[LiveProxy]:
-    """Pass calls on to a server until the block ends. Raises FetchError."""
+def proxied(
+    name: str, server: str, secrets: Secrets | None = None, configuration: Callable[[Way], str] | None = None
+) -> Iterator[LiveProxy]:
+    """Pass calls on to a server until the block ends; of gRPC, unless a configuration is given. Raises FetchError."""
     proxy = PROXIES[name]
     command = proxy.command()
     with ExitStack() as stack:
@@ -233,7 +266,7 @@ def proxied(name: str, server: str, secrets: Secrets | None = None) -> Iterator[
         port = stack.enter_context(reserved_port())
         listen = f"127.0.0.1:{port}"
         file = folder / "configuration"
-        file.write_text(proxy.configuration(Way(listen, server, folder, secrets)))
+        file.write_text((configuration or proxy.configuration)(Way(listen, server, folder, secrets)))
         log = stack.enter_context((folder / "log").open("wb"))
         environment = {**os.environ, "HOME": str(folder)}
         process = subprocess.Popen(

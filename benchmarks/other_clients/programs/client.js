@@ -70,6 +70,23 @@ async function streamed() {
   if (rounds !== ROUNDS) throw new Error(`${rounds} answers`);
 }
 
+async function pythonModels() {
+  await answered("lengths");
+  await answered("chain_bytes");
+  await refused(infer("raises"), grpc.status.INTERNAL, "ValueError: no value");
+  for (const model of ["streams", "chain_streams"]) {
+    const call = streamCall();
+    let count = 0;
+    call.write(file(model + ".request"));
+    call.end();
+    for await (const answer of call) {
+      if (!answer.equals(file(`${model}.${count}.answer`))) throw new Error(`another answer ${count} of ${model}`);
+      count += 1;
+    }
+    if (count !== 5) throw new Error(`${count} answers of ${model}`);
+  }
+}
+
 async function givenUp() {
   await refused(infer("slow", { cancelMs: 200 }), grpc.status.CANCELLED);
   const call = streamCall();
@@ -116,6 +133,7 @@ const CHECKS = {
   "16 MB": () => answered("large"),
   gzip: compressed,
   stream: streamed,
+  "Python models": pythonModels,
   deadline: () => refused(infer("slow", { ms: 300 }), grpc.status.DEADLINE_EXCEEDED),
   cancellation: givenUp,
   metadata: withMetadata,
