@@ -265,7 +265,7 @@ PB_UTILS = (
     "MemoryType",
     "InferenceTrace",
 )
-OWN_METHODS = ("of", "converted")  # which Triton's classes do not have
+OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not have
 
 
 def pb_utils_names() -> Iterator[str]:
