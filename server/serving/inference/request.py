@@ -127,7 +127,7 @@ class ClientRequest(ModelRun):
         self.inner = call if isinstance(call, InnerCall) else None
         if self.inner is not None:
             self.inner.run = self
-            if self.inner.clock.deadline_ns:
+            if self.inner.clock.deadline_ns or self.inner.is_step:  # whose own target is for clients' requests
                 clock = clock._replace(deadline_ns=self.inner.clock.deadline_ns)
         super().__init__(plan.model, plan.shapes, plan.terms, clock, arrival_ns, resources.watch)
         self._resources = resources
@@ -440,7 +440,7 @@ class ClientRequest(ModelRun):
     def is_in_time(self) -> bool | None:
         """Whether `end_ns` meets the target; an answer that does makes room for others. None: there is none."""
         deadline_ns = self.clock.deadline_ns
-        if not deadline_ns:
+        if not deadline_ns or (self.inner is not None and self.inner.is_step):
             return None
         is_met = self.end_ns <= deadline_ns
         if is_met:
