@@ -139,25 +139,24 @@ class InnerCalls:
                 drive(self._send_results(number, unsent))
 
         def answered(call: InnerCall, result: bytes | RequestError) -> None:
-            self._calls.pop(number, None)
+            if self._calls.pop(number, None) is None:
+                return  # the model does not want it any more
             left_s = call.time_remaining()
-            if isinstance(result, bytes):
-                send(result, is_final=True)
-            elif not self._is_over and left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
+            if isinstance(result, RequestError) and left_s is not None and left_s < LIMIT_SLACK_NS / 1e9:
                 fail(result)  # no answer of the model's, but of this client's time
-            elif not self._is_over:
+            else:
                 send(result, is_final=True)
 
         def respond(response: bytes | RequestError) -> None:
             send(response, is_final=False)
 
         call = InnerCall(clock, self._chain, answered, respond if message.header["stream"] else None)
+        self._calls[number] = call
         try:
             request = _request_of(message)
         except RequestError as error:
             call.answer(error)
             return
-        self._calls[number] = call
         self._begin(*request, call, time.monotonic_ns())
 
     async def _send_results(self, number: int, unsent: deque["_Result"]) -> None:
