@@ -447,6 +447,9 @@ class Execution:
         """Whether nobody waits for it: all front ends have gone, or none has come since it was left to them."""
         if self.worker is not None or self.left_at is None or self.attached:
             return False
-        if all(each.was_attached for each in self.responders):
-            return True
-        return time.monotonic() - self.left_at > patience_seconds
+        return self.was_wanted or time.monotonic() - self.left_at > patience_seconds
+
+    @property
+    def was_wanted(self) -> bool:
+        """Whether front ends have come for all of it, and have gone."""
+        return not self.attached and all(each.was_attached for each in self.responders)

@@ -569,7 +569,7 @@ class Host:
         self._end(execution)
 
     def _fail(self, execution: Execution, error: BaseException) -> None:
-        if not execution.is_abandoned(ATTACH_SECONDS):
+        if not execution.was_wanted:  # else it may be an error because of that
             traceback.print_exception(type(error), error, error.__traceback__)
         where = f"Failed to process the request(s) for model instance '{self._name}', message: "
         for each in execution.responders:

@@ -246,7 +246,7 @@ def test_errors_are_those_of_their_requests(served: Served) -> None:
 
 def test_deadlines_and_cancellations_are_those_of_their_requests(served: Served) -> None:
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        waiting = [pool.submit(served.infer, "fates", 0.3, x=x_of(3)) for _ in range(CONCURRENCY - 1)]
+        waiting = [pool.submit(served.infer, "fates", 2.0, x=x_of(3)) for _ in range(CONCURRENCY - 1)]
         until(lambda: np.array_equal(served.infer("fates", x=x_of(0, 5))["y"], x_of(0, 5)))
         for future in waiting:
             with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
