@@ -295,7 +295,7 @@ class Responder:
         self.connection: Connection | None = None
         self.is_left = self.is_closed = self.was_attached = False
         self._check, self._is_stream = check, is_stream
-        self._flag = Flag(*own.get("cancellation", NEVER_CANCELLED))
+        self._flag: Sequence[int] = own.get("cancellation", NEVER_CANCELLED)
         self._is_cancelled = False
         self._kept: list[Encoded] = []
         self._lock = threading.Lock()
@@ -327,7 +327,7 @@ class Responder:
 
     def is_cancelled(self) -> bool:
         """Whether no client waits for responses, and some were still to come."""
-        self._is_cancelled = self._is_cancelled or (not self.is_closed and is_cancelled(self._flag))
+        self._is_cancelled = self._is_cancelled or (not self.is_closed and is_cancelled(Flag(*self._flag)))
         return self._is_cancelled
 
     def take_only(self) -> Encoded | None:

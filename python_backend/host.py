@@ -55,6 +55,7 @@ LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine t
 LOOK_SECONDS = 1.0
 TURN_SECONDS = 0.05  # coroutines of several executions keep a core for so long, if they have always something to do
 CONCURRENCY = "gangway_python_concurrency"
+_raw_decode = json.JSONDecoder().raw_decode
 
 
 class Memory:
@@ -108,7 +109,8 @@ class Host:
         self._waiting: list[Execution] = []  # to begin
         self._open: list[Execution] = []  # which have begun, and have not ended
         self._is_stopping = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._inbox = Inbox()
         self._is_computing = False  # the main thread, for executions that are open
         self._is_at_inbox = False  # the main thread waits there
@@ -143,7 +145,7 @@ class Host:
 
     def stop(self) -> None:
         """End `run` after what is being executed."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._notify()
 
@@ -156,7 +158,7 @@ class Host:
     def _next(self) -> Execution | None:
         """Return what is to be executed next: the first that somebody waits for. None: nothing more."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._is_over:
                     return None
                 execution = self._startable
@@ -201,7 +203,7 @@ class Host:
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for messages of workers, and for what the inbox watches; main thread only."""
-        with self._changed:
+        with self._lock:
             self._waiting = [each for each in self._waiting if not each.is_abandoned(ATTACH_SECONDS)]
             self._note(is_computing=False)
             if self.has_more:
@@ -210,25 +212,24 @@ class Host:
                 seconds = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
             self._is_at_inbox = True
         self._take_all(seconds)
-        with self._changed:
+        with self._lock:
             self._note(is_computing=True)
             self._has_core_since = time.monotonic()
 
     def _take_all(self, seconds: float | None) -> None:
         """Wait for messages of workers, and take them; main thread only."""
-
-        def take(message: Message, worker: Connection) -> None:
-            self._is_at_inbox = False
-            try:
-                self._take(message, worker)
-            except OSError:
-                worker.end()
-            except Exception:
-                traceback.print_exc()
-                worker.end()
-
-        self._inbox.wait(seconds, take)
+        self._inbox.wait(seconds, self._take_at_inbox)
         self._is_at_inbox = False  # it looks at what has changed before it waits again
+
+    def _take_at_inbox(self, message: Message, worker: Connection) -> None:
+        self._is_at_inbox = False
+        try:
+            self._take(message, worker)
+        except OSError:
+            worker.end()
+        except Exception:
+            traceback.print_exc()
+            worker.end()
 
     def _look_for_abandoned(self) -> None:
         """Answer calls of executions that no front end has come for, and forget these. Let go of unused metrics.
@@ -239,7 +240,7 @@ class Host:
             time.sleep(LOOK_SECONDS)
             custom_metrics.flush()
             self._calls.look()
-            with self._changed:
+            with self._lock:
                 late = []
                 waits_for_core = any(each.wants_core for each in self._open)
                 for number, each in list(self._executions.items()):
@@ -333,12 +334,12 @@ class Host:
         view = memory.take(message)
         number, *texts = bytes(message.payload).split(b"\n")
         responders = [
-            Responder(form, json.loads(own), form.inputs(view), self._check, self._is_decoupled)
+            Responder(form, _object_of(own), form.inputs(view), self._check, self._is_decoupled)
             for form, own in zip(forms_of(message.text), texts)  # noqa: B905 - Python 3.9
         ]
         execution = Execution(int(number), responders, worker, message.header["core"])
         execution.timeout_seconds = message.header.get("timeout_s", math.inf)
-        with self._changed:  # to the end: who is idle must not begin something else meanwhile
+        with self._lock:  # to the end: who is idle must not begin something else meanwhile
             self._answered.pop(worker, None)
             self._executions[execution.number] = execution
             if self._is_decoupled or not self._can_begin:
@@ -350,7 +351,7 @@ class Host:
             self._notify()
 
     def _resume(self, header: Mapping[str, Any], number: int, worker: Connection) -> None:
-        with self._changed:
+        with self._lock:
             self._answered.pop(worker, None)
             execution = self._executions.get(header["resume"])
             wanted = execution is not None and (execution.wants_core or execution.is_begun)
@@ -368,7 +369,7 @@ class Host:
 
     def _leave(self, number: int, worker: Connection) -> None:
         """What has begun with this message of a worker has no core any more: it waits."""
-        with self._changed:
+        with self._lock:
             answered, outcomes = self._answered.pop(worker, (None, []))
             found = (each for each in self._executions.values() if each.worker is worker and each.ask == number)
             execution = next(found, None)
@@ -398,7 +399,7 @@ class Host:
 
     def _attach(self, header: Mapping[str, Any], front_end: Connection) -> Responder:
         number = header["attach"]
-        with self._changed:
+        with self._lock:
             # The run and what its worker has said after it may be read later than this.
             age_seconds = (time.monotonic_ns() - (number >> CORE_BITS)) / 1e9
             self._changed.wait_for(lambda: number in self._executions, max(0.0, LATE_SECONDS - age_seconds))
@@ -413,7 +414,7 @@ class Host:
 
     def _lost(self, connection: Connection) -> None:
         """A caller has gone: others of its executions may do what was asked of it."""
-        with self._changed:
+        with self._lock:
             memory = self._memories.pop(connection, None)
             self._answered.pop(connection, None)
             for execution in self._executions.values():
@@ -431,7 +432,7 @@ class Host:
 
     def _release(self, execution: Execution, goes_on: bool) -> None:
         """Give the core back; what remains goes to the front ends. `goes_on`: without a core, as what waits does."""
-        with self._changed:
+        with self._lock:
             if execution.is_answering:
                 return  # the main thread gives it back
             worker, execution.worker = execution.worker, None
@@ -456,7 +457,7 @@ class Host:
     def _acquire(self) -> None:
         """Wait until one of the open executions, or one that can begin, has a core, or nobody waits for any of them."""
         asked: tuple[Execution, Connection] | None = None
-        with self._changed:
+        with self._lock:
             while (having := self._having_core()) is None:
                 if asked is None or asked[1] not in asked[0].attached:
                     self._note(is_computing=False)  # a run that begins now brings a core
@@ -540,7 +541,7 @@ class Host:
         with working_for.working_for(execution):
             try:
                 result = self._model.execute([each.take_request() for each in execution.responders])
-                if inspect.isawaitable(result):
+                if not isinstance(result, list) and inspect.isawaitable(result):
                     self._go_on_later(execution, result)
                     return
                 self._take_responses(execution, result)
@@ -605,7 +606,7 @@ class Host:
 
     def _settle(self, execution: Execution) -> None:
         """Give the core back, with the responses if the worker waits for them."""
-        with self._changed:
+        with self._lock:
             worker, is_run = execution.worker, execution.is_run
             execution.is_begun, execution.is_answering = False, is_run and worker is not None
             if not is_run or worker is None:
@@ -630,7 +631,7 @@ class Host:
         except (OSError, ValueError) as error:
             outcomes = [encode_error(error).header for _ in encoded]
             view = memoryview(b"")
-        with self._changed:
+        with self._lock:
             is_read = execution.worker is worker  # else it has left, or has gone
             execution.worker, execution.is_run, execution.is_answering = None, False, False
             if not is_read:
@@ -686,7 +687,7 @@ class Host:
         if self._open and not self._is_decoupled:
             self._acquire()
         elif self._core >= 0:
-            with self._changed:
+            with self._lock:
                 if self._having_core() is None:
                     self._unpin()
 
@@ -711,6 +712,11 @@ def _want_front_end() -> None:
     """Have a front end come for what the model does while it has no request. Raises TritonModelException."""
     with suppress(OSError):
         linked().say({"attends": True})
+
+
+def _object_of(text: bytes) -> Any:
+    """Return what JSON without spaces around it says: `json.loads` takes some times as long for short texts."""
+    return _raw_decode(text.decode())[0]
 
 
 def _in_main_thread() -> bool:

@@ -32,6 +32,7 @@ DATATYPES: dict[str, tuple[int, Any]] = {
 }
 STRINGS = "OSUT"  # kinds of arrays whose elements are bytes or texts
 BF16, BF16_NUMBER = "BF16", 14
+COPIED_BYTES = 4096  # take less time to copy than to have a view of
 _NAMES: dict[Any, str] = {np.dtype(numpy_type): name for name, (_, numpy_type) in DATATYPES.items()}
 _NUMERIC_TYPES = {name: own for own, name in _NAMES.items() if name != "BYTES"} | {BF16: np.dtype(np.uint16)}
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4  # codes of types
@@ -91,10 +92,10 @@ def size_of(array: Any, enough_bytes: int) -> int:
 
 
 def content_of(array: Any) -> Any:
-    """Return the contents of an array, without a copy where that is possible."""
+    """Return the contents of an array; of one that is not short, without a copy where that is possible."""
     if array.dtype.kind in STRINGS:
         return _joined(array)
-    return array.ravel().view(np.uint8).data if array.size else b""
+    return array.tobytes() if array.nbytes <= COPIED_BYTES else array.ravel().view(np.uint8).data
 
 
 class Capsule:

@@ -1,7 +1,7 @@
 """`triton_python_backend_utils` as a model.py sees it: tensors, requests, types, and ModelConfig."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,16 @@ def test_tensors_survive_the_way(name: str, shape: tuple[int, ...]) -> None:
         assert got.flags.writeable
         expected = [str(each).encode() for each in array.ravel()] if name == "BYTES" else array.ravel().tolist()
         assert got.ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("side", [2, 100])
+@pytest.mark.parametrize("layout", [lambda array: array, np.transpose, np.asfortranarray, lambda array: array[::2, 1:]])
+def test_contents_are_in_row_major_order(side: int, layout: Callable[[Any], Any]) -> None:
+    """Whatever the array's strides are, and whether it is short or not."""
+    array = layout(np.arange(side * side, dtype=np.int32).reshape(side, side))
+    ((described,), (content,)) = encode_tensors([pb_utils.Tensor("t", array)], 1 << 20, "it")
+    assert described == ("t", "INT32", array.shape, array.nbytes)
+    assert bytes(content) == array.tobytes()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05\x00\x00\x00ab", b"\x01\x00\x00\x00abc", b"\xff\xff\xff\xff"])
