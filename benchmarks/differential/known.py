@@ -311,18 +311,24 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         BATCHES,
-        "Errors are not cached. Requests with other outputs, and those on streams, are other requests to the cache, "
-        "or answered as they should be.",
-        "Triton answers an error again as an empty success, and with outputs that another request has asked for.",
-        r"outcome: |outputs\.[yz](\.data)?: ",
-        "^cache",
+        "Errors are not cached; Triton answers the next equal request with a success without outputs.",
+        "A client must see that there is no answer.",
+        r"outcome: \{.* -> (UNAVAILABLE|503) 'an error'",
+        "cache: error",
+    ),
+    Known(
+        BATCHES,
+        "The cache keeps answers by the outputs that are asked for; Triton answers with those of another request.",
+        "A request gets what it asks for. Triton sometimes says `response output count mismatch`.",
+        r"outputs\.[yz](\.data)?: |outcome: error 'response output count mismatch'",
+        "cache: (other outputs|on a stream)",
     ),
     Known(
         BATCHES,
         "The cache compares parameters; Triton's does not.",
         "A model's answer may depend on them.",
-        r"outputs\.[yz]\.data: ",
-        "cache: (another id|other parameters)",
+        r"outputs\.[yz]\.data: \['?1'?\] -> \['?2'?\]",
+        "cache: other parameters",
     ),
     Known(
         BATCHES,

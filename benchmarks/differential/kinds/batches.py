@@ -79,16 +79,16 @@ CONTROLS = """
 """
 COUNTS = """
     def initialize(self, args):
-        self.count = 0
+        self.counts = {}
 
     def execute(self, requests):
         found = []
         for r in requests:
-            self.count += 1
+            count = self.counts[text(r)] = self.counts.get(text(r), 0) + 1
             if text(r) == "error":
                 found.append(answer(error=pb_utils.TritonError("an error", pb_utils.TritonError.UNAVAILABLE)))
             else:
-                found.append(answer(told(str(self.count)), pb_utils.Tensor("z", np.array([self.count], np.int32))))
+                found.append(answer(told(str(count)), pb_utils.Tensor("z", np.array([count], np.int32))))
         return found
 """
 WAIT = "dynamic_batching { max_queue_delay_microseconds: 300000 preferred_batch_size: [4] }"

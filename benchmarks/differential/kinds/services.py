@@ -288,7 +288,7 @@ MODELS = (
     Model("reloaded", RELOADED, config_of("x:FP32:1", "y:STRING:1")),
     Model(
         "two_instances",
-        RELOADED,
+        HELPED.replace("{NUMBER} {OTHER}", "fine"),
         config_of("x:FP32:1", "y:STRING:1", more="instance_group { count: 2 kind: KIND_CPU }"),
     ),
 )
