@@ -143,6 +143,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.waits
 	$(BIN)/python -m benchmarks.placement
 	$(BIN)/python -m benchmarks.route
 	$(BIN)/python -m benchmarks.closed_loop

@@ -158,17 +158,20 @@ def cpu_of(server: LiveServer) -> int:
 def switch_us(server: LiveServer) -> dict[str, float]:
     """Return the CPU microseconds of all processes that a wait takes, by what follows after it."""
     kinds = {"no wait": (0.0, 0.0), "leave": (0.03, 0.0), "compute": (0.0, 0.02), "leave, take again": (0.03, 0.02)}
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    found: dict[str, list[float]] = {kind: [] for kind in (*kinds, "idle")}
     with triton.InferenceServerClient(server.url) as client:
         for _ in range(REQUESTS):
             for kind, (wait_s, compute_s) in kinds.items():
                 begin_ns = cpu_of(server)
                 ask(client, "waits", wait_s, compute_s)
                 found[kind].append((cpu_of(server) - begin_ns) / 1e3)
+            begin_ns = cpu_of(server)
+            time.sleep(0.03)
+            found["idle"].append((cpu_of(server) - begin_ns) / 1e3)
     us = {kind: statistics.median(values) for kind, values in found.items()}
     return {
-        "leave, answer": us["leave"] - us["no wait"],
-        "leave, take again, answer": us["leave, take again"] - us["compute"],
+        "leave, answer": us["leave"] - us["no wait"] - us["idle"],
+        "leave, take again, answer": us["leave, take again"] - us["compute"] - us["idle"],
     }
 
 

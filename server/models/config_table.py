@@ -265,7 +265,9 @@ PARAMETERS: Mapping[str, FieldSupport] = {
         "answers in bf16 agree with those in fp32 by at least so much, else layers stay in fp32; 0.999"
     ),
     "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
-    "gangway_python_timeout_s": _honoured("Python models: how long an execution may hold a core; 60"),
+    "gangway_python_timeout_s": _honoured(
+        "Python models: how many seconds `execute` may take, without the time of other models; 60"
+    ),
     "gangway_python_memory_mib": _honoured("Python models: data of an instance; two thirds of the server's limit"),
     CONCURRENCY_PARAMETER: _honoured(
         "Python models: how many requests of an instance wait in coroutines of `execute` at the same time; 1"

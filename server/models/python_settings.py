@@ -22,7 +22,7 @@ LONGEST_TIMEOUT_S: Final = 500.0  # less than what a run may take before the wor
 
 @dataclass(frozen=True)
 class PythonSettings:
-    """Of one model. `kinds`: what each instance is told to be. `timeout_s`: of an execution that holds a core.
+    """Of one model. `kinds`: what each instance is told to be. `timeout_s`: of an execution.
 
     `memory_mib`: of an instance's data; 0: not given. `concurrency`: how many executions of coroutines an instance has
     open at the same time. `environment`: a folder, an archive, or an interpreter, or empty.
