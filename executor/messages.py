@@ -57,6 +57,10 @@ class MessageKind(IntEnum):
     READY = _native.MESSAGE_READY
 
 
+_HELD_KIND: Final = 64  # no native code knows it, nor the next one
+_KEPT_KIND: Final = 65
+
+
 class LeftReason(IntEnum):
     """Why a rank left a lease."""
 
@@ -89,6 +93,27 @@ class Cancel(msgspec.Struct, frozen=True):
     def pack(self) -> bytes:
         """Return the 64 bytes."""
         return _REQUEST.pack(MessageKind.CANCEL, self.slot, self.generation)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Front end to scheduler: so many instances of a model are taken by executions that have no core."""
+
+    model_id: int
+    count: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _MODEL.pack(_HELD_KIND, self.model_id, self.count, b"")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Worker to scheduler, before the run ends: an instance keeps what has begun. The front end says so later: Held."""
+
+    model_id: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _MODEL.pack(_KEPT_KIND, self.model_id, 0, b"")
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -186,7 +211,7 @@ class Ready(msgspec.Struct, frozen=True):
         return _WORKER.pack(MessageKind.READY, self.pid)
 
 
-Message = Submit | Cancel | Run | Load | Unload | Exit | Left | Loaded | Unloaded | Ready
+Message = Submit | Cancel | Held | Kept | Run | Load | Unload | Exit | Left | Loaded | Unloaded | Ready
 
 
 def unpack(raw: bytes) -> Message:
@@ -351,6 +376,8 @@ _REASONS: Final = tuple(LeftReason)
 _MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
     MessageKind.SUBMIT: lambda raw: Submit._make(_SLOT.unpack(raw)),
     MessageKind.CANCEL: lambda raw: Cancel(*_SLOT.unpack(raw)),
+    _HELD_KIND: lambda raw: Held(*_MODEL.unpack(raw)[1:3]),
+    _KEPT_KIND: lambda raw: Kept(_MODEL.unpack(raw)[1]),
     MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
     MessageKind.LOAD: _unpack_load,
     MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),

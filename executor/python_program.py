@@ -21,7 +21,7 @@ answer is followed by one more output, the status: a JSON object, empty, or with
 import json
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -72,10 +72,19 @@ class _Answer(NamedTuple):
 class PythonModel:
     """The instances of one model, as one worker sees them. Called by the C loop, a lease at a time.
 
-    `addresses`: of the instances. `rank`: the worker's, so that not all workers ask the same instance first.
+    `addresses`: of the instances. `rank`: the worker's, so that not all workers ask the same instance first. `kept` is
+    called before the end of a run that an instance keeps.
     """
 
-    def __init__(self, manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        addresses: InstanceAddresses,
+        model_id: int,
+        rank: int,
+        kept: Callable[[], None],
+    ) -> None:
+        self._kept = kept
         self._name = manifest.model_name
         self._inputs, self._names = manifest.inputs, tuple(tensor.name for tensor in manifest.outputs)
         self._addresses, self._model_id, self._rank = addresses, model_id, rank
@@ -128,6 +137,8 @@ class PythonModel:
         except BaseException:
             self._drop(number)
             raise
+        if "waits" in done.header or any("left" in each for each in done.header["done"]):
+            self._kept()
         if "waits" in done.header:
             answers = [
                 _answer_of({"left": (instance.address, done.header["waits"], index, instance.pids, True)}, self._names)
@@ -238,9 +249,11 @@ def _close_all(instances: dict[int, Instance]) -> None:
     instances.clear()
 
 
-def load_python(manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int) -> _native.Program:
+def load_python(
+    manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int, kept: Callable[[], None]
+) -> _native.Program:
     """Return the program of a Python model, whose instances are there or will be."""
-    return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank))
+    return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank, kept))
 
 
 def _told(request: memoryview, frame: Frame) -> _Told:

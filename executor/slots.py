@@ -33,6 +33,7 @@ INLINE_PLACES: Final = _native.INLINE_PLACES  # inputs, and outputs, of which a 
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
 NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for no other request
+GOES_ON: Final = NEVER_JOINED | 1  # a `join_key`: gives a core to what holds an instance already
 
 _ASKED, _ASKED_AT = SLOT.reading(
     "model_id", "rows", "priority", "arrival_ns", "deadline_ns",

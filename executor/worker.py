@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
+from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Unload, Unloaded, unpack
 from gangway.executor.process import (
     die_with_parent,
     leave_idle_priority,
@@ -147,7 +148,8 @@ class ModelJobs:
         try:
             manifest = read_manifest(folder)
             if manifest.engine is Engine.PYTHON:
-                program = load_python(manifest, self._instances, job.model_id, self._rank)
+                kept = partial(self._worker.send, Kept(job.model_id).pack())
+                program = load_python(manifest, self._instances, job.model_id, self._rank, kept)
             else:
                 program = load_program(folder, self._most_cores)
         except (ArtifactError, OSError, ValueError) as error:

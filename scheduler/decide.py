@@ -182,9 +182,11 @@ class Dispatcher:
             )
             waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
         if models.limits:
-            under_way = gangs.models_under_way()
-            stopped = len(under_way) - len(running)
-            waiting = models.limits.admissible(waiting, under_way, workers.in_service + stopped)
+            next_us = models.limits.next_us(now_us)
+            if next_us is not None:
+                wake_us = next_us if wake_us is None else min(wake_us, next_us)
+            stopped = len(gangs.models_under_way()) - len(running)
+            waiting = models.limits.admissible(waiting, gangs.models_begun(), workers.in_service + stopped)
         snapshot = Snapshot(
             now_us,
             waiting,

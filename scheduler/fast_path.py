@@ -102,6 +102,10 @@ class FastPathScheduler:
         self._asked_us[model_id] = query.arrival_us
         self._to_review.add(model_id)
 
+    def held(self, model_id: int) -> None:
+        """What queries hold without a run has changed."""
+        self._to_review.add(model_id)
+
     def may_begin(self) -> bool:
         """Whether requests may begin without a decision now; nobody waits."""
         execution = self._execution
@@ -178,7 +182,7 @@ class FastPathScheduler:
         limits = self._models.limits
         is_limited = limits.may_bind(model_id, cores)
         limit = limits.own_limit(model_id) if is_limited else 0
-        if model is None or profile is None or held or (is_limited and not limit):
+        if model is None or profile is None or held or (is_limited and not limit) or limits.is_held(model_id):
             self.close(model_id)
             return
         is_known = known is not None and known.profile is profile and known.limit == limit

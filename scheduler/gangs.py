@@ -7,6 +7,7 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import InFlight
 from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
+from gangway.executor.slots import GOES_ON
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import PlannedBlock, Replan, Resize, RunningBlock, Start
 from gangway.scheduler.units import Unit
@@ -123,6 +124,11 @@ class GangTable:
     def models_under_way(self) -> list[int]:
         """Return the model of each query that has begun and is not yet answered."""
         return [gang.unit.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
+
+    def models_begun(self) -> list[int]:
+        """Return the same, but for queries that go on with what others have begun."""
+        gangs = [gang for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
+        return [gang.unit.query.model_id for gang in gangs if gang.unit.query.join_key != GOES_ON]
 
     def of_query(self, query_id: int) -> Gang | None:
         """Return the gang that has this query, running or paused."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
 from gangway.executor.logs import LogLevels
-from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
+from gangway.executor.messages import Cancel, Exit, Held, Kept, Left, Loaded, Ready, Submit, Unloaded, unpack
 from gangway.executor.peer import Peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
@@ -296,6 +296,8 @@ class LiveScheduler:
                 self._submit(front_end, message.slot, message.generation)
             elif isinstance(message, Cancel):
                 self._cancel(front_end, message.slot, message.generation)
+            elif isinstance(message, Held):
+                self._hold(front_end, message)
         return bool(messages)
 
     def _hear_workers(self, now_us: float) -> bool:
@@ -314,6 +316,9 @@ class LiveScheduler:
                     self.model_jobs.unloaded(core, model_id)
                 case Ready(pid):
                     self.worker_ready(core, pid)
+                case Kept(model_id):
+                    self._models.limits.keep(model_id, now_us)
+                    self._note_held(model_id)
             self._execution.changed = True
         return bool(messages)
 
@@ -345,6 +350,15 @@ class LiveScheduler:
         if request is not None:
             self._execution.drop(request)
 
+    def _hold(self, front_end: int, held: Held) -> None:
+        self._models.limits.hold(front_end, held.model_id, held.count)
+        self._note_held(held.model_id)
+
+    def _note_held(self, model_id: int) -> None:
+        if self.fast_path is not None:
+            self.fast_path.held(model_id)
+        self._execution.changed = True
+
     # -- processes
 
     def worker_ready(self, core: int, pid: int) -> None:
@@ -370,6 +384,7 @@ class LiveScheduler:
 
     def _front_end_died(self, front_end: int) -> None:
         self._hear_front_ends()  # what it submitted last must be ended, too
+        self._models.limits.forget(front_end)
         self._dying_front_ends.add(front_end)
         for request in self.requests.of_front_end(front_end):
             self._execution.drop(request)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
-from gangway.executor.slots import SlotStatus
+from gangway.executor.slots import GOES_ON, SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.scheduler.policy import Query
@@ -30,6 +30,8 @@ MISJUDGED_RUNS = 3  # in succession: a single one may have lost its core for a w
 # A limit is a resource with a name, of which a query holds some from its first layer to its last, also while it is
 # stopped. The instances of a model are a resource of its own, and those of Triton's rate limiter are shared by models.
 
+KEPT_US = 50_000.0  # a front end that does not tell of a query in that time will not
+
 Urgency: TypeAlias = tuple[int, float, float, int]
 
 
@@ -43,6 +45,8 @@ class Limits:
         self._sharers: Counter[str] = Counter()  # models that hold some
         self._binding: dict[int, frozenset[int]] = {}  # models that may have to wait, by how many can be under way
         self._turns: Counter[int] = Counter()
+        self._held: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by model and front end
+        self._kept: defaultdict[int, list[float]] = defaultdict(list)  # of which no front end has told, until when
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -60,6 +64,8 @@ class Limits:
         """Forget a model."""
         if self._models.pop(model_id, None) is not None:
             del self._turns[model_id]
+            self._held.pop(model_id, None)
+            self._kept.pop(model_id, None)
             self._review()
 
     def may_bind(self, model_id: int, cores: int) -> bool:
@@ -73,6 +79,42 @@ class Limits:
         is_own = all(self._sharers[name] == 1 for name, _, _ in limits)
         return min(self._available[name] // amount for name, amount, _ in limits) if is_own else 0
 
+    def hold(self, front_end: int, model_id: int, count: int) -> None:
+        """So many queries of a front end, without a run under way, hold what the model needs."""
+        told = count - self._held.get(model_id, {}).get(front_end, 0)
+        if told > 0 and model_id in self._kept:
+            del self._kept[model_id][:told]
+            if not self._kept[model_id]:
+                del self._kept[model_id]
+        if count and model_id in self._models:
+            self._held[model_id][front_end] = count
+        elif model_id in self._held:
+            self._held[model_id].pop(front_end, None)
+            if not self._held[model_id]:
+                del self._held[model_id]
+
+    def forget(self, front_end: int) -> None:
+        """A front end has ended, and with it its queries."""
+        for model_id in tuple(self._held):
+            self.hold(front_end, model_id, 0)
+
+    def keep(self, model_id: int, now_us: float) -> None:
+        """A query will hold what the model needs, without a run under way. A front end tells of it; or it has ended."""
+        if model_id in self._models:
+            self._kept[model_id].append(now_us + KEPT_US)
+
+    def next_us(self, now_us: float) -> float | None:
+        """Return until when a front end is waited for that tells of such a query; None: for none."""
+        for model_id, ends_us in list(self._kept.items()):
+            ends_us[:] = [end_us for end_us in ends_us if end_us > now_us]
+            if not ends_us:
+                del self._kept[model_id]
+        return min((end_us for ends_us in self._kept.values() for end_us in ends_us), default=None)
+
+    def is_held(self, model_id: int) -> bool:
+        """Whether queries of a model hold something without a run under way."""
+        return model_id in self._held or model_id in self._kept
+
     def started(self, model_id: int, count: int = 1) -> None:
         """Count queries that have begun."""
         if model_id in self._models:
@@ -81,22 +123,27 @@ class Limits:
     def admissible(self, waiting: Sequence[Query], under_way: Iterable[int], most: int) -> Sequence[Query]:
         """Return the waiting queries that may run now, in the given order; all of those returned may run together.
 
-        `under_way` has the model of each query that has begun; there can be `most` of them. Where not all may begin,
+        `under_way` has the model of each query that has begun, but for those that go on with what is held; there can be
+        `most` of them. Where not all may begin,
         models that had fewer turns, times their priority of Triton's rate limiter, go first; then counts how urgent the
         query is.
         """
         binding = self._binding.get(most)
         if binding is None:
             binding = self._binding[most] = frozenset([model for model in self._models if self.may_bind(model, most)])
+        if self._held or self._kept:
+            binding = binding | self._held.keys() | self._kept.keys()
         limited: defaultdict[int, list[tuple[Urgency, Query]]] = defaultdict(list)
         for query in waiting:
-            if query.model_id in binding and not query.started:
+            if query.model_id in binding and not _has_its_own(query):
                 limited[query.model_id].append((_urgency(query), query))
         if not limited:
             return waiting
         admitted = self._admitted(limited, self._free(under_way))
         return [
-            query for query in waiting if query.started or query.model_id not in binding or query.query_id in admitted
+            query
+            for query in waiting
+            if _has_its_own(query) or query.model_id not in binding or query.query_id in admitted
         ]
 
     def _admitted(self, limited: dict[int, list[tuple[Urgency, Query]]], free: Counter[str]) -> set[int]:
@@ -129,6 +176,9 @@ class Limits:
         for model_id in under_way:
             if model_id in self._models:
                 free.subtract({name: amount for name, amount, _ in self._models[model_id].limits})
+        for model_id in self._held.keys() | self._kept.keys():
+            count = sum(self._held.get(model_id, {}).values()) + len(self._kept.get(model_id, ()))
+            free.subtract({name: count * amount for name, amount, _ in self._models[model_id].limits})
         return free
 
     def _review(self) -> None:
@@ -139,6 +189,11 @@ class Limits:
                 self._sharers[name] += 1
                 self._available[name] = max(available, self._available.get(name, 0))
                 self._most[name] = max(amount, self._most.get(name, 0))
+
+
+def _has_its_own(query: Query) -> bool:
+    """Whether it holds already what it needs: it has begun, or goes on with what has."""
+    return query.started or query.join_key == GOES_ON
 
 
 def _urgency(query: Query) -> Urgency:

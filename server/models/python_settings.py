@@ -61,6 +61,11 @@ class PythonSettings:
             config.model_transaction_policy.decoupled,
         )
 
+    @property
+    def most_executions(self) -> int:
+        """How many executions all instances can have begun; 0: any number, since those of decoupled models go on."""
+        return 0 if self.is_decoupled else len(self.kinds) * self.concurrency
+
     def environment_path(self, folder: Path) -> Path:
         """Return where the environment is; `folder`: the model's."""
         return folder / self.environment.replace(MODEL_DIRECTORY, str(folder))

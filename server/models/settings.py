@@ -191,9 +191,14 @@ class ModelLimits:
     priority: int = 0
 
     @classmethod
-    def of(cls, config: ModelConfig, name: str, version: int, rates: RateLimits) -> "ModelLimits":
-        """Read the configuration of model `name`. Raises ConfigError for what can never be had."""
-        instances = _instances(config)
+    def of(
+        cls, config: ModelConfig, name: str, version: int, rates: RateLimits, instances: int | None = None
+    ) -> "ModelLimits":
+        """Read the configuration of model `name`. Raises ConfigError for what can never be had.
+
+        `instances`: how many queries all its instances can have begun, 0: any number; None: as many as there are.
+        """
+        instances = _instances(config) if instances is None else instances
         own = ((f"instances of {name}, version {version}", 1, instances),) if instances else ()
         limiter = _limiter(config) if rates.enabled else None
         if limiter is None:

@@ -28,7 +28,7 @@ from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring
 from gangway.executor.segment import Segment
-from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
+from gangway.executor.slots import GOES_ON, NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
 
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
@@ -467,6 +467,7 @@ class Submission:
         max_queue: int = 0,
         by_bell: bool = False,
         alone: bool = False,
+        goes_on: bool = False,
         compound: int = 0,
         last: bool = True,
         queue_end_ns: int = 0,
@@ -476,7 +477,8 @@ class Submission:
 
         What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
         not for a request whose answer is told by the bell (`serving/slots.py`). `alone`: it is not joined to others.
-        `last`: the scheduler is woken; otherwise another request follows at once.
+        `goes_on`: it gives a core to what a run before it has begun. `last`: the scheduler is woken; otherwise another
+        request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         layout, external, placed = self.layout, self.external, self._placed
@@ -496,7 +498,7 @@ class Submission:
             rejects_late,
             max_queue,
             by_bell,
-            NEVER_JOINED if alone or compound else layout.join_key,
+            GOES_ON if goes_on else NEVER_JOINED if alone or compound else layout.join_key,
             compound,
             self._block + self._placement.places_at,
             queue_end_ns,

@@ -18,6 +18,7 @@ from gangway.server.requests.data_plane import (
     PoolExhaustedError,
     Submission,
 )
+from gangway.server.serving.inference.held_instances import HeldInstances
 from gangway.server.serving.inference.instance_connection import InstanceConnections
 from gangway.server.serving.inference.model_run import no_room
 from gangway.server.serving.inference.waiting_executions import WaitingExecutions
@@ -133,6 +134,7 @@ class Slots:
 
     For the loop's thread. `afterwork`: is done when a few have ended. `aside`: threads for what would hold the loop for
     too long. `waiting`: what waits for something within a Python model. `connections`: to instances of such.
+    `held`: those that are taken.
     """
 
     def __init__(self, serving: ServingLoop, plane: DataPlane, afterwork: Afterwork) -> None:
@@ -145,6 +147,7 @@ class Slots:
         self.expect, self.forget = completions.expect, completions.forget
         self.waiting = WaitingExecutions(serving.loop)
         self.connections = InstanceConnections(serving)
+        self.held = HeldInstances(serving, plane.send)
 
     def open(
         self,

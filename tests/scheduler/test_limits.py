@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from gangway.executor.slots import GOES_ON
 from gangway.scheduler.messages import LoadModel, decode, encode
-from gangway.scheduler.models import Limits
+from gangway.scheduler.models import KEPT_US, Limits
 from gangway.scheduler.policy import Query
 
 
@@ -113,3 +114,53 @@ def test_more_than_there_is_is_never_given() -> None:
 def test_limits_travel() -> None:
     spec = model(1, ("r", 2, 3), ("a", 1, 1), priority=2)
     assert decode(encode(spec)) == spec
+
+
+def test_what_is_held_without_a_run_counts() -> None:
+    """An instance of a Python model that waits has no core; on two cores its limit of two binds all the same."""
+    limits = limits_of(model(1, ("a", 1, 2)), model(2))
+    waiting = [query(1, 1), query(2, 1), query(3, 2), query(4, 1)]
+    assert ids(limits.admissible(waiting, [], 2)) == [1, 2, 3, 4]
+    assert not limits.is_held(1)
+    limits.hold(0, 1, 1)
+    assert limits.is_held(1)
+    assert ids(limits.admissible(waiting, [], 2)) == [1, 3]
+    limits.hold(1, 1, 1)
+    assert ids(limits.admissible(waiting, [], 2)) == [3]
+    limits.hold(0, 1, 0)
+    assert ids(limits.admissible(waiting, [], 2)) == [1, 3]
+    limits.forget(1)
+    assert not limits.is_held(1)
+    assert ids(limits.admissible(waiting, [], 2)) == [1, 2, 3, 4]
+
+
+def test_what_goes_on_holds_already_what_it_needs() -> None:
+    limits = limits_of(model(1, ("a", 1, 1)))
+    limits.hold(0, 1, 1)
+    waiting = [query(1, 1), query(2, 1, join_key=GOES_ON)]
+    assert ids(limits.admissible(waiting, [], 9)) == [2]
+
+
+def test_what_is_kept_counts_until_a_front_end_tells_of_it() -> None:
+    limits = limits_of(model(1, ("a", 1, 2)), model(2))
+    waiting = [query(1, 1), query(2, 1), query(3, 1)]
+    limits.keep(1, now_us=100.0)
+    limits.keep(2, now_us=100.0)
+    assert limits.is_held(1)
+    assert not limits.is_held(2), "it has no limits"
+    assert limits.next_us(100.0) == 100.0 + KEPT_US
+    assert ids(limits.admissible(waiting, [], 2)) == [1]
+    limits.hold(0, 1, 1)
+    assert limits.next_us(100.0) is None
+    assert ids(limits.admissible(waiting, [], 2)) == [1], "it is counted once"
+    limits.hold(0, 1, 0)
+    assert ids(limits.admissible(waiting, [], 2)) == [1, 2, 3]
+
+
+def test_a_front_end_that_does_not_tell_is_not_waited_for() -> None:
+    limits = limits_of(model(1, ("a", 1, 1)))
+    limits.keep(1, now_us=0.0)
+    assert limits.admissible([query(1, 1)], [], 9) == []
+    assert limits.next_us(KEPT_US + 1) is None
+    assert ids(limits.admissible([query(1, 1)], [], 9)) == [1]
+    assert not limits.is_held(1)

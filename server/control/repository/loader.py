@@ -246,10 +246,11 @@ class ModelLoader:
         try:
             instances = self._python.add(model_id, plan)
             config = completed_config(await instances.completed_config(), entry.config, entry.name)
-            check_python(config)
+            settings = check_python(config)
             require_one_front_end(config, self._options.general.front_ends)
             labels = tuple(label_files(entry.folder, config).items())
-            limits = ModelLimits.of(config, entry.name, entry.version, self._options.models.rates)
+            rates = self._options.models.rates
+            limits = ModelLimits.of(config, entry.name, entry.version, rates, settings.most_executions)
             await instances.initialise(json.dumps(message_json(config)))
             manifest = describe(config, entry.name)
             await asyncio.to_thread(write_description, self._options.general.cache_dir, manifest)

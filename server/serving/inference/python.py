@@ -228,6 +228,14 @@ class GivesCore:
         """Its priority, then its deadline; that of the first one is less."""
         return self.terms.priority, self.clock.deadline_ns or self.clock.arrival_ns + MAX_WAIT_NS
 
+    def hold(self, who: object) -> None:
+        """Somebody sees to its end: until then its instance is taken."""
+        self.slots.held.hold(self.codec.model.model_id, (self.left.address, self.left.execution), who)
+
+    def drop(self, who: object) -> None:
+        """He sees to it no more. Calling it again does nothing."""
+        self.slots.held.drop(self.codec.model.model_id, (self.left.address, self.left.execution), who)
+
     def unwanted(self) -> "GivesCore":
         """Return the same for nobody: an execution that has begun goes on until its end."""
         return replace(self, clock=RequestClock(time.monotonic_ns(), 0, 0))
@@ -244,7 +252,7 @@ class GivesCore:
             ended = slots.expect(submission.slot, clock.end_ns)
             try:
                 submission.submit(
-                    clock.deadline_ns, self.terms.priority, clock.arrival_ns, clock.limit_ns, by_bell=True, alone=True
+                    clock.deadline_ns, self.terms.priority, clock.arrival_ns, clock.limit_ns, by_bell=True, goes_on=True
                 )
             except PoolExhaustedError as error:
                 slots.forget(submission.slot)
@@ -291,6 +299,8 @@ class LeftRun:
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
         self._timer = serving.loop.call_later(left_ns / 1e9, self._expire)
         self._connection.send({"attach": left.execution, "request": left.request})
+        if not codec.model.is_decoupled:
+            self._core.hold(self)
         if left.pids:
             self._watch()
 
@@ -330,6 +340,7 @@ class LeftRun:
             return
         self._is_over = True
         self._slots.waiting.leave(self._left, self, self._has_final)
+        self._core.drop(self)
         self._timer.cancel()
         if self._has_final and self._error is None and not self._calls.are_waited_for:
             self._is_given = True

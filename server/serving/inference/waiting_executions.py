@@ -55,6 +55,12 @@ class Wanted(Protocol):
         Returns the instance's processes if it waits, else none. Raises RequestError.
         """
 
+    def hold(self, who: object) -> None:
+        """Somebody sees to its end."""
+
+    def drop(self, who: object) -> None:
+        """He sees to it no more."""
+
     def unwanted(self) -> "Wanted":
         """Return the same execution without a client's deadline."""
 
@@ -159,7 +165,11 @@ class WaitingExecutions:
                 self._instances[left.address] = _Instance(left.pids)
         except OSError:  # its process has ended
             return
-        execution = self._instances[left.address].executions.setdefault(left.execution, _Execution(wanted))
+        executions = self._instances[left.address].executions
+        if left.execution not in executions:
+            executions[left.execution] = _Execution(wanted)
+            wanted.hold(executions[left.execution])
+        execution = executions[left.execution]
         if failed is not None:
             execution.failed[who] = failed
         elif not execution.failed:
@@ -197,11 +207,12 @@ class WaitingExecutions:
     def _look(self) -> None:
         self._is_looking = False
         now_s = time.monotonic()
-        for address, instance in list(self._instances.items()):
+        for instance in list(self._instances.values()):
             try:
                 execution = instance.look(now_s)
             except OSError:
-                del self._instances[address]
+                for ended in list(instance.executions.values()):
+                    self._forget(instance, ended)
                 continue
             if execution is not None:
                 instance.has_core = True
@@ -240,6 +251,7 @@ class WaitingExecutions:
 
     def _forget(self, instance: _Instance, execution: _Execution) -> None:
         left = execution.wanted.left
+        execution.wanted.drop(execution)
         instance.executions.pop(left.execution, None)
         if not instance.executions and self._instances.get(left.address) is instance:
             del self._instances[left.address]

@@ -261,6 +261,26 @@ def test_a_step_of_an_ensemble(served: Served, gate: Gate) -> None:
 
 
 SPIN = "end = time.thread_time() + 0.5\nwhile time.thread_time() < end: pass\n"
+
+
+def test_requests_are_joined_while_instances_wait(served: Served, gate: Gate) -> None:
+    """They wait in the queue of their model, not with an instance, which would execute one after the other."""
+    with ThreadPoolExecutor(6) as pool:
+        answers = sent(served, "batched", gate.code("socket"), pool, gate)
+        until(lambda: gate.waiting == 1)
+        statistics = served.client.get_inference_statistics("batched").model_stats[0]
+        x = np.array([b"found = 3"], dtype=object)
+        answers += [pool.submit(one_of_a_batch, served, x) for _ in range(4)]
+        until(lambda: served.server.waiting_slots() == 4)
+        gate.open()
+        until(lambda: gate.waiting == 1)
+        gate.open()
+        assert sorted(each.result(TIMEOUT_S) for each in answers) == ["3"] * 4 + ["went on"] * 2
+    after = served.client.get_inference_statistics("batched").model_stats[0]
+    assert after.inference_count - statistics.inference_count == 6
+    assert after.execution_count - statistics.execution_count <= 3
+
+
 PLACE = "(len(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0))"
 
 
