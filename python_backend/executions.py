@@ -379,7 +379,7 @@ class Responder:
             self._flush()
 
     def _flush(self) -> None:
-        if self.is_left and self.connection is not None:
+        if self.is_left and self.connection is not None and self._kept:
             for each in self._kept:
                 try:
                     self.connection.send(each.header.text, each.payload)

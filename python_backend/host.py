@@ -380,6 +380,7 @@ class Host:
                 if execution.is_answering:
                     return  # the main thread goes on with that
                 execution.leave()
+                self._notify()
             elif answered is not None and answered.ask == number:  # it has not read that
                 self._executions[number] = answered
                 self._keep_again(answered, outcomes, self._memories[worker].sized(0))
@@ -459,7 +460,8 @@ class Host:
         asked: tuple[Execution, Connection] | None = None
         with self._lock:
             while (having := self._having_core()) is None:
-                if asked is None or asked[1] not in asked[0].attached:
+                # A worker that has come may have gone again before this thread has seen it.
+                if asked is None or asked[1] not in asked[0].attached or not asked[0].wants_core:
                     self._note(is_computing=False)  # a run that begins now brings a core
                     if asked is not None:
                         asked[0].wants_core = False
