@@ -35,6 +35,7 @@ from gangway.server.requests.codecs import (
 )
 from gangway.server.requests.data_plane import Layout, Submission
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
+from gangway.server.requests.remembered import Remembered
 
 STATUS: Final[Mapping[str, StatusCode]] = {
     "UNKNOWN": StatusCode.UNKNOWN,
@@ -51,6 +52,7 @@ CODES: Final[Mapping[StatusCode, str]] = {STATUS[name]: name for name in ERROR_C
 ANY_INSTANCE: Final = -1
 MAX_INT64: Final = 2**63 - 1
 MOST_ROOM_BYTES: Final = 1 << 20  # of an answer's block: to fetch a longer one costs little beside copying it
+MAX_LAYOUTS: Final = 64  # are remembered of requests of one form: those with other sizes of strings, ids, headers
 _NOTHING: Final = ((), 0)
 
 
@@ -98,6 +100,9 @@ class PythonCodec(Codec):
     instance: int = ANY_INSTANCE  # that executes it
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
     _reader: FrameReader = field(init=False, default_factory=FrameReader, compare=False)
+    _layouts: Remembered[tuple[int, ...], tuple[Layout, bytes]] = field(
+        init=False, default_factory=lambda: Remembered(MAX_LAYOUTS), compare=False
+    )
 
     def with_about(self, contents: Contents, envelope: Envelope = PLAIN) -> Contents:
         """Return the contents of a request with what the instance is told of it."""
@@ -136,13 +141,24 @@ class PythonCodec(Codec):
     def layout(self, contents: Contents) -> Layout:
         """Return the sizes of both frames; of one without inputs if there are no contents but the last."""
         assert self.answer_size is not None, "of a frame"
+        sizes = (self.answer_size.size_bytes, *map(len, contents))
+        known = self._layouts.known.get(sizes)
+        if known is None:
+            self._make_layout(*sizes)
+            known = self.memo.layout
+            assert known is not None, "made"
+            self._layouts.add(sizes, known)
+        self.memo.layout = known
+        return known[0]
+
+    def _make_layout(self, answer_bytes: int, *sizes: int) -> None:
         tensors: list[tuple[Shape, int]] = [_NOTHING] * (len(self.model.all_inputs) + 1)
-        is_resumed = len(contents) == 1 and len(self.inputs) > 0
+        is_resumed = len(sizes) == 1 and len(self.inputs) > 0
         if not is_resumed:
-            for place, shape, content in zip(self.places, self.shapes, contents[:-1], strict=True):
-                tensors[place] = (shape, len(content))
-        tensors[-1] = ((), len(contents[-1]))
-        return self._remembered(self.answer_size.size_bytes, tensors, self.model.joins and not is_resumed)
+            for place, shape, size_bytes in zip(self.places, self.shapes, sizes[:-1], strict=True):
+                tensors[place] = (shape, size_bytes)
+        tensors[-1] = ((), sizes[-1])
+        self._remembered(answer_bytes, tensors, self.model.joins and not is_resumed)
 
     def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs, and of what the instance is told."""
@@ -152,10 +168,11 @@ class PythonCodec(Codec):
         forget_answer(submission)
 
     def _read(self, view: memoryview) -> tuple[Sequence[Part], Mapping[str, Any]]:
-        """Return the places of the outputs and the status."""
+        """Return the places of the outputs, with that of the status, and the status."""
         if not 0 < needed_bytes(view) <= len(view):
             raise RequestError(StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
-        *parts, last = self._reader.read(view).parts
+        parts = self._reader.read(view).parts
+        last = parts[-1]
         text = bytes(view[last.offset : last.offset + last.size_bytes])
         return parts, {} if text == b"{}" else json.loads(text)  # most say nothing
 
