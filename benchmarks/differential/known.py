@@ -222,8 +222,8 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         ENSEMBLES,
-        "Responses have no parameters `sequence_id`, `sequence_start`, `sequence_end` if the request has no sequence.",
-        "They would say nothing.",
+        "Responses do not repeat the request's `sequence_id`, `sequence_start` and `sequence_end`.",
+        "Triton does so for ensembles only, with 0 and false for requests without a sequence.",
         r"parameters: \{'sequence_\w+': .*\} -> 'nothing'|sequence_\w+: .* -> 'nothing'",
         "ensemble",
     ),

@@ -62,6 +62,8 @@ ASKED = {
     "flags": "ask('sees', a(), correlation_id=9, flags=1)",
     "inputs in another order": "ask('sees', pb_utils.Tensor('c', np.array([b't'], dtype=object)), a())",
     "bytes": "ask('lengths', pb_utils.Tensor('x', np.array([b'\\xff\\xd8', b''], dtype=object)), wanted=('y', 'sizes'))",
+    "a sequence": "ask('sequence_bare', pb_utils.Tensor('x', np.array([5], np.int32)), correlation_id=300, flags=3)",
+    "a sequence without an id": "ask('sequence_bare', pb_utils.Tensor('x', np.array([5], np.int32)))",
     "an ensemble": "ask('chain', pb_utils.Tensor('x', np.array([1], np.float32)))",
     "an ensemble that fails": "ask('chain_raises', do('value error', 'x'))",
     "a decoupled model": "ask('streams', do('one'))",

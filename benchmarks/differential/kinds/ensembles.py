@@ -16,6 +16,7 @@ from benchmarks.differential.asked import (
     Value,
     by,
     floats,
+    integers,
     texts,
 )
 from benchmarks.differential.models import Model, config_of, ensemble_of
@@ -125,6 +126,12 @@ MODELS = (
         ),
     ),
     Model("chain_optional", "", ensemble_of("x:STRING:1 o:STRING:1?", "y:STRING:1", [("joins", "a=x b=o", "y=y")])),
+    Model(
+        "chain_sequence",
+        "",
+        ensemble_of("x:INT32:1", "y:INT32:1 seen:STRING:1", [("sequence_bare", "x=x", "y=y seen=seen")]),
+    ),
+    Model("chain_scores", "", ensemble_of("x:FP32:1", "y:FP32:3", [("scores", "x=x", "y=y")], batch=4)),
     Model("chain_unknown", "", ensemble_of("x:FP32:1", "y:FP32:1", [("unheard_of", "x=x", "y=y")])),
     Model("chain_broken", "", ensemble_of(TEXT, "y:STRING:1", [("init_raises", "do=x", "y=y")])),
     Model("chain_wrong_input", "", ensemble_of("x:FP32:1", "y:FP32:1", [("adds", "nothing=x", "y=y")])),
@@ -247,5 +254,21 @@ def cases() -> Iterator[Case]:
         yield from by("ensembles, senders", name, Request("chain_sends", [texts("x", name)]), (GRPC,))
     yield from by("ensembles, optional", "given", Request("chain_optional", [texts("x", "a"), texts("o", "b")]), BOTH)
     yield from by("ensembles, optional", "left out", Request("chain_optional", [texts("x", "a")]), BOTH)
+    for number, way in enumerate((GRPC, JSON)):
+        asked = [
+            Request(
+                "chain_sequence",
+                [integers("x", value)],
+                parameters={"sequence_id": 200 + number, "sequence_start": value == 1, "sequence_end": value == 3},
+            )
+            for value in (1, 2, 3)
+        ]
+        yield Case(f"ensembles, sequences: three requests, {way}", [Infer(each, way) for each in asked])
+    yield from by("ensembles, sequences", "without id", Request("chain_sequence", [integers("x", 1)]), (GRPC, JSON))
+    for count in (1, 2):
+        request = Request(
+            "chain_scores", [floats("x", 1, shape=(1, 1))], ["y"], output_parameters={"classification": count}
+        )
+        yield from by("ensembles, classification", str(count), request, (GRPC, JSON))
     for name in NOT_LOADED:
         yield Case(f"ensembles, not loaded: {name}", [Infer(Request(name, [floats("x", 1)]), GRPC)])
