@@ -197,3 +197,54 @@ def test_arrays_of_requests_lie_where_others_lay(host: Host) -> None:
         faults.append(int(Path(f"/proc/{host.pid}/stat").read_text().rpartition(")")[2].split()[7]))
     worker.close()
     assert faults[-1] - faults[9] < 20 * PAGES / 10, faults
+
+
+ASKS = """
+    async def execute(self, requests):
+        inner = pb_utils.InferenceRequest(model_name="other", inputs=[], requested_output_names=["y"])
+        response = await inner.async_exec()
+        y = np.full(1, response.output_tensors()[0].as_numpy()[0] + 1, np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])]
+"""
+
+
+@pytest.mark.parametrize("body", [ASKS])
+def test_a_worker_that_goes_as_soon_as_it_has_given_a_core(host: Host) -> None:
+    """The instance asks for another one, whether it has seen the first or not."""
+    worker, core = Instance(host.address), min(os.sched_getaffinity(0))
+    for number in range(30):
+        execution = left_by(worker)
+        with socket.socket(socket.AF_UNIX) as connected:
+            connected.settimeout(TIMEOUT_S)
+            connected.connect(host.address)
+            front_end = Connection(connected)
+            front_end.send({"attach": execution, "request": 0})
+            granted = 0
+            while "final" not in (message := front_end.receive()).header:
+                if "infer" in message.header:
+                    y = np.full(1, number, np.float32)
+                    result = {
+                        "result": message.header["infer"],
+                        "outputs": [("y", "FP32", [1], y.nbytes)],
+                        "final": True,
+                    }
+                    front_end.send(result, [y.tobytes()])
+                elif "grant" in message.header and granted < 3:
+                    granted += 1
+                    with socket.socket(socket.AF_UNIX) as other:
+                        other.connect(host.address)
+                        Connection(other).send({"resume": execution, "core": core}, [b"1"])
+                elif "grant" in message.header:
+                    worker.ask({"resume": execution, "core": core}, [], TIMEOUT_S)
+            assert np.frombuffer(message.payload, np.float32) == [number + 1]
+        until(lambda: worker.load == 0)
+    worker.close()
+
+
+def left_by(worker: Instance) -> int:
+    """Have it execute a request; return the execution that it has left to a front end."""
+    x = np.zeros(SIZE, np.float32)
+    about = {"inputs": [("x", "FP32", [SIZE], x.nbytes)], "wanted": ["y"], "room_bytes": 100, "most_bytes": 1 << 20}
+    answer = worker.ask({"run": [about], "core": min(os.sched_getaffinity(0))}, [memoryview(x).cast("B")], TIMEOUT_S)
+    execution: int = answer.header["done"][0]["left"][0]
+    return execution

@@ -83,6 +83,15 @@ ASKS = """
             found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", response.output_tensors()[0].as_numpy())]))
         return found
 """
+ASKS_IN_THREADS = """
+    async def execute(self, requests):
+        x = requests[0].inputs()[0]
+        for _ in range(2):
+            inner = pb_utils.InferenceRequest(model_name="add", inputs=[x], requested_output_names=["y"])
+            response = await asyncio.get_running_loop().run_in_executor(None, inner.exec)
+            x = pb_utils.Tensor("x", response.output_tensors()[0].as_numpy())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())])]
+"""
 FETCHES = """
     async def execute(self, requests):
         x = requests[0].inputs()[0].as_numpy()
@@ -154,7 +163,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     repository = tmp_path_factory.mktemp("repository")
     write(repository, "add", ADD, head=HEAD)
     several = config_of(more=SEVERAL)
-    for name, body in (("meets", MEETS), ("fates", FATES), ("fetches", FETCHES)):
+    for name, body in (("meets", MEETS), ("fates", FATES), ("fetches", FETCHES), ("threads", ASKS_IN_THREADS)):
         write(repository, name, body, several, HEAD)
     write(repository, "limited", FATES, several + parameter("gangway_python_timeout_s", 1.5), HEAD)
     write(repository, "outer", ASKS.replace("MODEL", "inner"), several, HEAD)
@@ -230,6 +239,13 @@ def test_what_waits_for_a_socket(served: Served) -> None:
             with each:
                 each.sendall(four(number).tobytes())
         assert sorted(future.result(TIMEOUT_S)[0] for future in answers) == list(range(CONCURRENCY))
+
+
+def test_threads_of_coroutines_ask_others(served: Served) -> None:
+    """They give cores back whenever they wait, also one that has just come for the coroutines."""
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers = at_once(pool, lambda value: served.infer("threads", x=four(value))["y"], 400)
+        assert [future.result(TIMEOUT_S)[0] for future in answers] == [value + 2 for value in range(400)]
 
 
 def test_errors_are_those_of_their_requests(served: Served) -> None:
