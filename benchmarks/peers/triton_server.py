@@ -23,6 +23,7 @@ from gangway.protos import model_config_pb2 as mc
 MODEL = Path(__file__).parent / "triton_model.py"
 # Reserved for tensors on their way to and from each process of a model: an image or an answer of ours is 3 MB at most.
 SHARED_MEMORY_BYTES = 16 << 20
+SHARED_MEMORY = Path("/dev/shm")
 ONLY_GRPC = (
     f"--backend-config=python,shm-default-byte-size={SHARED_MEMORY_BYTES}",
     "--allow-http=false",
@@ -135,7 +136,10 @@ def triton_serving(repository: Path, flags: Sequence[str] = ONLY_GRPC) -> Iterat
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "triton.log"
         url = f"127.0.0.1:{free_port()}"
-        process = _start(server, repository, url, log, flags)
+        regions = f"{Path(name).name}-"  # a server that does not end in time leaves them behind
+        process = _start(
+            server, repository, url, log, [*flags, f"--backend-config=python,shm-region-prefix-name={regions}"]
+        )
         try:
             wait_until_ready(url, process, log)
             yield TritonServer(url, process, log)
@@ -143,6 +147,8 @@ def triton_serving(repository: Path, flags: Sequence[str] = ONLY_GRPC) -> Iterat
             children = descendants_of(process.pid)
             stop(process)
             _kill(children)
+            for region in SHARED_MEMORY.glob(f"{regions}*"):
+                region.unlink()
 
 
 def _start(server: Path, repository: Path, url: str, log: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
