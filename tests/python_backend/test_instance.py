@@ -6,15 +6,21 @@ import secrets
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
+from gangway.artifact.format import Manifest, TensorSpec
+from gangway.executor.frames import plan_frame, read_frame, write_header
+from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.python_instance import Instance
+from gangway.executor.python_program import PythonModel
 from gangway.python_backend.messages import OCCUPIED, Connection
 from gangway.server.control.supervisor.python_instances import HOST
 from tests.helpers.python_models import TIMEOUT_S, config_of, write
@@ -248,3 +254,53 @@ def left_by(worker: Instance) -> int:
     answer = worker.ask({"run": [about], "core": min(os.sched_getaffinity(0))}, [memoryview(x).cast("B")], TIMEOUT_S)
     execution: int = answer.header["done"][0]["left"][0]
     return execution
+
+
+ECHOES = """
+    def execute(self, requests):
+        import json
+        responses = []
+        for request in requests:
+            y = pb_utils.Tensor("y", request.inputs()[0].as_numpy())
+            responses.append(pb_utils.InferenceResponse([y], parameters=json.loads(request.parameters())))
+        return responses
+"""
+
+
+@pytest.mark.parametrize("body", [ECHOES])
+def test_a_worker_remembers_no_long_texts(host: Host) -> None:
+    """What equal requests and responses say is remembered, but not if it takes much memory."""
+    addresses = InstanceAddresses.create()
+    addresses.set(0, 0, host.address)
+    x, y = (TensorSpec(name, "FP32", (SIZE,), 4 * SIZE) for name in "xy")
+    manifest = cast("Manifest", SimpleNamespace(model_name="own", inputs=(x,), outputs=(y,)))
+    model = PythonModel(manifest, addresses, 0, 0, kept=lambda: None)
+    values = np.arange(SIZE, dtype=np.float32)
+    core = min(os.sched_getaffinity(0))
+
+    def text_of(text: str) -> str:
+        """Return the parameter that comes back with the values."""
+        asked = {"wanted": ["y"], "most_bytes": 1 << 24, "parameters": {"text": text}}
+        common = {"request": asked, "instances": 1, "timeout_s": TIMEOUT_S, "instance": -1}
+        told = b"{}\n" + json.dumps(common).encode()
+        frame = plan_frame([((SIZE,), values.nbytes), ((), len(told))])
+        request, answer = memoryview(bytearray(frame.size_bytes)), memoryview(bytearray(1 << 23))
+        write_header(request, frame)
+        for part, content in zip(frame.parts, (memoryview(values).cast("B"), told), strict=True):
+            request[part.offset : part.offset + part.size_bytes] = content
+        model([(request, answer)], (core,))
+        found, status = read_frame(answer).parts
+        assert answer[found.offset : found.offset + found.size_bytes] == values.tobytes()
+        parameters = json.loads(bytes(answer[status.offset : status.offset + status.size_bytes]))["parameters"]
+        return str(parameters["text"])
+
+    assert text_of("short") == text_of("short") == "short"
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            text = f"{number:04}" * 100_000
+            assert text_of(text) == text
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        os.close(addresses.fd)
