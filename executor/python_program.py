@@ -82,7 +82,7 @@ class PythonModel:
         addresses: InstanceAddresses,
         model_id: int,
         rank: int,
-        kept: Callable[[], None],
+        kept: Callable[[], object],
     ) -> None:
         self._kept = kept
         self._name = manifest.model_name
@@ -251,7 +251,7 @@ def _close_all(instances: dict[int, Instance]) -> None:
 
 
 def load_python(
-    manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int, kept: Callable[[], None]
+    manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int, kept: Callable[[], object]
 ) -> _native.Program:
     """Return the program of a Python model, whose instances are there or will be."""
     return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank, kept))
