@@ -1,1 +1,1 @@
-"""kill -9, limits, hangs and hostile clients: `python -m benchmarks.faults`."""
+"""kill -9, limits, hangs, hostile clients and Python models: `python -m benchmarks.faults`."""

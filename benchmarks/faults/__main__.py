@@ -1,4 +1,4 @@
-"""kill -9 under load, limits, hangs and hostile clients: who notices, how soon is the service back, what leaks?"""
+"""kill -9, limits, hangs, hostile clients and Python models: who notices, how soon is the service back, what leaks?"""
 
 import math
 import os
@@ -203,11 +203,19 @@ def main() -> int:
         metavar="TEXT",
         help="only situations whose names contain one of these",
     )
+    parser.add_argument(
+        "--python-models",
+        nargs="*",
+        default=[""],
+        metavar="TEXT",
+        help="only misdeeds whose names contain one of these",
+    )
     parser.add_argument("--kills", type=int, default=20, help="kills of each role, in a row")
     parser.add_argument("--clients", type=int, default=16, help="requests under way at any time")
     parser.add_argument("--pause-s", type=float, default=1.0, help="time between a replacement and the next kill")
     options = parser.parse_args()
     from benchmarks.faults.guards import GUARDED  # noqa: PLC0415 - it imports this module
+    from benchmarks.faults.python_models import report_python_models  # noqa: PLC0415 - the same
     from benchmarks.faults.surroundings import SITUATIONS, report_surroundings  # noqa: PLC0415 - the same
 
     report = start_report("Faults")
@@ -216,6 +224,8 @@ def main() -> int:
         trials = run(repository, options.model, options.victims, options.kills, options.clients, options.pause_s)
         report_trials(report, trials)
     report_surroundings(report, repository, (*SITUATIONS, *GUARDED), options.surroundings)
+    if options.python_models:
+        report_python_models(report, options.python_models)
     return report.finish(options.json)
 
 
