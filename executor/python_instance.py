@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gangway.executor.process import may_raise_priority
 from gangway.python_backend.cpu_clock import CpuClock
@@ -29,6 +29,7 @@ from gangway.python_backend.messages import (
     peer_of,
     places,
 )
+from gangway.python_backend.model_threads import Status, place_thread
 
 CONNECT_TIMEOUT_S: Final = 5.0
 GREET_MS: Final = 20  # what an instance executes may hold Python's lock: then its first message comes later
@@ -38,6 +39,28 @@ KEPT_MEMORY_BYTES: Final = 8 << 20
 PATIENCE_MS: Final = 4  # in each half of that an instance that has a core must compute, or be kept from it
 MOST_LOOK_MS: Final = 16
 COMPUTING_SHARE: Final = 0.2  # of that time
+TURN_WAITS: Final = 2
+TURN_MS: Final = (20, 1000)
+
+
+class Stay(NamedTuple):
+    """How long an instance has a core: until it computes less than COMPUTING_SHARE of `patience_ms`.
+
+    `since_ns` (CLOCK_MONOTONIC; 0: no limit): when it was asked for. The instance has the core for TURN_WAITS times as
+    long as it had to wait for it, within the bounds TURN_MS.
+    """
+
+    patience_ms: int = PATIENCE_MS
+    since_ns: int = 0
+
+    def most_ns(self, now_ns: int) -> float:
+        """Return for how long it may have a core from now on."""
+        least_ms, most_ms = TURN_MS
+        return (
+            min(max(TURN_WAITS * (now_ns - self.since_ns), least_ms * 1e6), most_ms * 1e6)
+            if self.since_ns
+            else math.inf
+        )
 
 
 class InstanceLostError(Exception):
@@ -70,11 +93,11 @@ class Instance:
         self._ended.register(self._process, select.POLLIN)
         self._answers = select.poll()
         self._answers.register(connected, select.POLLIN)
-        self._clock = CpuClock(pid)
+        self._pid, self._clock = pid, CpuClock(pid)
         self._unsettled = 0  # a run that was left: the instance may be writing its answer
         self._memory_fd, self._memory = -1, memoryview(b"")
         self._map: mmap.mmap | None = None
-        self._status: mmap.mmap | None = None
+        self._status: Status | None = None
         self._cores: Set[int] = set()
         self._nice, self._may_raise = 0, False
         try:
@@ -91,7 +114,7 @@ class Instance:
     @property
     def load(self) -> int:
         """How many executions are open there; OCCUPIED while none can begin."""
-        return OCCUPIED if self._status is None else self._status[0]
+        return OCCUPIED if self._status is None else self._status.load
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -108,28 +131,28 @@ class Instance:
         header: Mapping[str, Any],
         parts: Sequence[memoryview],
         timeout_s: float,
-        patience_ms: int = PATIENCE_MS,
+        stay: Stay = Stay(),  # noqa: B008 - frozen
         own: Sequence[bytes] = (),
         text: bytes = b"",
     ) -> Message:
         """Send tensors and a header; return the answer. Raises InstanceLostError; the process is ended if it is late.
 
         `parts`: contents, to be placed one after the other as `places` says. `own`: what each request has not in common
-        with others. `text`: the header as JSON, if that is known. If the instance computes less than COMPUTING_SHARE of
-        `patience_ms` it has no core any more, and the answer is its number, as `waits`: that of the execution, if this
-        has begun it.
+        with others. `text`: the header as JSON, if that is known. If the instance does not `stay` it has no core any
+        more, and the answer is its number, as `waits`: that of the execution, if this has begun it. `goes_on`: it
+        computes.
         """
         begin_ns, core = time.monotonic_ns(), header["core"]
         number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1  # no other worker has it
         lines = b"\n".join([b"%d" % number, *(own or [b"{}"] * len(header.get("run", ())))])
         try:
             self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
-            if "resume" in header:
-                self._place(self.pids, {core}, 0)
+            if "resume" in header or (self._status is not None and self._status.rests):
+                self._place({core}, 0)
             if timeout_s != self._answer_s:
                 self._answer_s = timeout_s
                 self._limit(socket.SO_RCVTIMEO, timeout_s)
-            answer = self._answer(number, core, begin_ns + timeout_s * 1e9, patience_ms)
+            answer = self._answer(number, core, begin_ns, timeout_s, stay)
         except BlockingIOError:
             self._kill()
             raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
@@ -140,10 +163,10 @@ class Instance:
             self._remap(memory_bytes)
         return answer
 
-    def _answer(self, number: int, core: int, end_ns: float, patience_ms: int) -> Message:
+    def _answer(self, number: int, core: int, begin_ns: int, timeout_s: float, stay: Stay) -> Message:
         """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`."""
-        look_ms = patience_ms / 2
-        begin_ns, looked_ns, computed_ns = time.monotonic_ns(), 0, 0
+        look_ms, most_ns = stay.patience_ms / 2, stay.most_ns(begin_ns)
+        looked_ns = computed_ns = 0
         queued_ns = -1  # in the first window in which it computes little it is not known yet
         while True:
             if self._has_come(look_ms):
@@ -152,24 +175,23 @@ class Instance:
                     return answer
                 continue
             now_ns = time.monotonic_ns()
-            if now_ns > end_ns:
+            if now_ns - begin_ns > timeout_s * 1e9:
                 raise BlockingIOError
+            if now_ns - begin_ns > most_ns and not self._has_come(0):
+                return self._leave(number, goes_on=True)
             now_computed_ns = self._computed_ns(now_ns)
             little_ns = COMPUTING_SHARE * (now_ns - looked_ns) - (now_computed_ns - computed_ns)
             if not looked_ns or little_ns < 0:  # the longer it computes, the less often is it looked at
-                queued_ns, look_ms = -1, max(patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
+                queued_ns, look_ms = -1, max(stay.patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
             elif queued_ns < 0:
                 if self._clock.find_others():
-                    self._place(self.pids, {core}, 0)  # it may be these that compute, until the next look
-                queued_ns, look_ms = self._clock.queued_ns(), patience_ms / 2
+                    self._place({core}, 0)  # it may be these that compute, until the next look
+                queued_ns, look_ms = self._clock.queued_ns(), stay.patience_ms / 2
             else:
                 before_ns, queued_ns = queued_ns, self._clock.queued_ns()
                 is_kept = queued_ns - before_ns > little_ns or self._clock.is_runnable()  # by others, from computing
                 if not (is_kept or self._has_come(0)):
-                    self._connection.send({"leave": number})
-                    self._unsettled = number
-                    self._place(self.pids, self._cores, WAITING_NICE)
-                    return Message({"waits": number}, memoryview(b""))
+                    return self._leave(number)
             looked_ns, computed_ns = now_ns, now_computed_ns
 
     def _computed_ns(self, now_ns: int) -> int:
@@ -189,24 +211,32 @@ class Instance:
         """Return the next message; take what the first one says. Raises as `Connection.receive` does."""
         message = self._connection.receive()
         if "hello" in message.header:
-            self._status = mmap.mmap(message.descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
+            self._status = Status(message.descriptor, is_own=False)
             os.close(message.descriptor)
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
             self._clock.leave_out(message.header["idle"])
         return message
 
-    def _place(self, pids: Sequence[int], cores: Set[int], more_nice: int) -> None:
-        """Have processes these cores, and a nice value so much above that with a core.
+    def _leave(self, number: int, goes_on: bool = False) -> Message:
+        """Take the core from what this message has given it; return what stands for its answer."""
+        self._place(self._cores, WAITING_NICE)  # first: the instance may give some of its threads more weight
+        self._connection.send({"leave": number})
+        self._unsettled = number
+        return Message({"waits": number, "goes_on": goes_on}, memoryview(b""))
+
+    def _place(self, cores: Set[int], more_nice: int) -> None:
+        """Have the instance, and what it has started, these cores, and a nice value so much above that with a core.
 
         The instance cannot always do so itself: what the model waits for may hold Python's lock.
         """
-        for pid in pids:
-            with suppress(OSError):  # it has ended, or the system does not permit it
-                if cores:
-                    os.sched_setaffinity(pid, cores)
-                if self._may_raise:
-                    os.setpriority(os.PRIO_PROCESS, pid, self._nice + more_nice)
+        if self._status is None:
+            return
+        nice = self._nice + more_nice if self._may_raise else None
+        left_out, rests = self._status.own_threads - {self._pid}, self._status.rests
+        for thread in self._clock.threads():
+            if thread not in left_out:
+                place_thread(thread, cores, nice, wakes=rests)
 
     @property
     def memory(self) -> memoryview:

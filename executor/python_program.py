@@ -15,7 +15,8 @@ answer is followed by one more output, the status: a JSON object, empty, or with
 - `parameters` of the response,
 - `left`: (address, execution, request, processes, whether it has begun), where the front end gets the responses. CPU
   clocks of the processes show when an execution that waits goes on; there are none of one that asks for a core itself.
-- `waits`: of a run that gives an execution a core: the processes, if it waits again.
+- `waits`: of a run that gives an execution a core: the processes, if it waits again. `goes_on`: it computes, but has
+  had the core for long.
 """
 
 import json
@@ -30,7 +31,7 @@ from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
-from gangway.executor.python_instance import PATIENCE_MS, Instance, InstanceLostError, NotReadyError
+from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError, Stay
 from gangway.python_backend.elements import check_elements
 from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, Message, header_of, places
 
@@ -82,7 +83,7 @@ class PythonModel:
         addresses: InstanceAddresses,
         model_id: int,
         rank: int,
-        kept: Callable[[], None],
+        kept: Callable[[], object],
     ) -> None:
         self._kept = kept
         self._name = manifest.model_name
@@ -138,7 +139,8 @@ class PythonModel:
         except BaseException:
             self._drop(number)
             raise
-        if "waits" in done.header or any("left" in each for each in done.header["done"]):
+        is_left = "waits" in done.header or any("left" in each for each in done.header["done"])
+        if is_left and not about["takes_any"]:
             self._kept()
         if "waits" in done.header:
             answers = [
@@ -180,13 +182,12 @@ class PythonModel:
         if instance.address != address:
             raise InstanceLostError("its process has ended")
         try:
-            ended = instance.ask(
-                {"resume": execution, "core": core}, [], about["timeout_s"], about.get("patience_ms", PATIENCE_MS)
-            )
+            ended = instance.ask({"resume": execution, "core": core}, [], about["timeout_s"], Stay(*about["stay"]))
         except BaseException:
             self._drop(number)
             raise
-        return {"waits": instance.pids} if ended.header.get("waits") else {}
+        goes_on = ended.header.get("goes_on", False)
+        return {"waits": instance.pids, "goes_on": goes_on} if ended.header.get("waits") else {}
 
     def _choose(self, count: int, wanted: int) -> tuple[int, Instance]:
         """Return the instance with the lowest load, if possible without any. Raises NotReadyError if there is none.
@@ -251,7 +252,7 @@ def _close_all(instances: dict[int, Instance]) -> None:
 
 
 def load_python(
-    manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int, kept: Callable[[], None]
+    manifest: Manifest, addresses: InstanceAddresses, model_id: int, rank: int, kept: Callable[[], object]
 ) -> _native.Program:
     """Return the program of a Python model, whose instances are there or will be."""
     return _native.Program.whole(PythonModel(manifest, addresses, model_id, rank, kept))

@@ -38,7 +38,7 @@ from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Unload, Unloaded, unpack
+from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Ring, Unload, Unloaded, unpack
 from gangway.executor.process import (
     die_with_parent,
     leave_idle_priority,
@@ -85,9 +85,15 @@ class ModelJobs:
     """
 
     def __init__(
-        self, worker: _native.Worker, cache_dir: Path, most_cores: int, instances: InstanceAddresses, rank: int
+        self,
+        worker: _native.Worker,
+        completions: Ring,
+        cache_dir: Path,
+        most_cores: int,
+        instances: InstanceAddresses,
+        rank: int,
     ) -> None:
-        self._worker = worker
+        self._worker, self._completions = worker, completions
         self._most_cores = most_cores
         self._cache_dir = cache_dir
         self._instances, self._rank = instances, rank
@@ -148,7 +154,7 @@ class ModelJobs:
         try:
             manifest = read_manifest(folder)
             if manifest.engine is Engine.PYTHON:
-                kept = partial(self._worker.send, Kept(job.model_id).pack())
+                kept = partial(self._completions.send, Kept(job.model_id).pack())  # the run's end rings the bell
                 program = load_python(manifest, self._instances, job.model_id, self._rank, kept)
             else:
                 program = load_program(folder, self._most_cores)
@@ -201,7 +207,8 @@ def main() -> None:
         regions.start()
     worker.send(Ready(os.getpid()).pack())
     most_cores = control.layout.workers - options.rank  # rank 0 has the first core
-    jobs = ModelJobs(worker, options.cache_dir, most_cores, InstanceAddresses(options.instances_fd), options.rank)
+    instances, completions = InstanceAddresses(options.instances_fd), control.completion_rings[options.rank]
+    jobs = ModelJobs(worker, completions, options.cache_dir, most_cores, instances, options.rank)
     while _run_until_command(worker, jobs, regions):
         pass
     if jobs.pending or regions is not None:

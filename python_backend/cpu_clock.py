@@ -53,6 +53,10 @@ class CpuClock:
         """The process, and those of the others that are known."""
         return (self._pid, *self._others)
 
+    def threads(self) -> list[int]:
+        """Return their threads. Raises OSError when the process has ended."""
+        return [int(thread) for pid in self.pids for thread in self._threads(pid)]
+
     def is_runnable(self) -> bool:
         """Whether a thread of theirs computes, or would if it had a core. Raises OSError when the process has ended."""
         return any(

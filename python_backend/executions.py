@@ -299,6 +299,8 @@ class Responder:
         self._is_cancelled = False
         self._kept: list[Encoded] = []
         self._lock = threading.Lock()
+        self.begins: Callable[[], None] = lambda: None  # is called before the first of several responses
+        self.ended: Callable[[], None] = lambda: None  # is called when the last response is there
 
     def take_request(self) -> InferenceRequest:
         """Return the request, once: it knows this sender, so its tensors go when the model lets go of it."""
@@ -318,6 +320,8 @@ class Responder:
         except TooLargeError as error:
             self.fail(encode_error(error))
             raise
+        if not (is_final or self.is_left or self.is_closed):
+            self.begins()
         self._put(encoded)
 
     def fail(self, error: Encoded) -> None:
@@ -337,6 +341,8 @@ class Responder:
                 return None
             if self._kept[0].header.size_bytes > self.room_bytes:
                 return None
+            if self._is_stream and not {"outputs", "error"} & self._kept[0].header.fields.keys():
+                return None  # it only says that there is none
             return self._kept.pop()
 
     def keep_again(self, response: Encoded) -> None:
@@ -377,6 +383,8 @@ class Responder:
                 encoded = Encoded(encoded.header, [bytes(part) for part in encoded.payload])
             self._kept.append(encoded)
             self._flush()
+        if self.is_closed:
+            self.ended()
 
     def _flush(self) -> None:
         if self.is_left and self.connection is not None and self._kept:
@@ -394,7 +402,8 @@ class Execution:
     """Requests that are executed together. `worker`: whose core it uses, if it does; `is_run`: that waits for `done`.
 
     `ask`: the number of that worker's message. `is_begun`: the model executes it, with a core or, while it waits,
-    without one. `is_answering`: its answer is being written. `timeout_seconds`: of all of it, but for other models'
+    without one. `is_beside`: threads of the model make its responses, since `execute` has returned. `is_answering`: its
+    answer is being written. `timeout_seconds`: of all of it, but for other models'
     time. Changed with the host's lock held.
     """
 
@@ -403,7 +412,7 @@ class Execution:
         self.responders = responders
         self.worker: Connection | None = worker
         self.core = core
-        self.is_begun = self.is_answering = False
+        self.is_begun = self.is_beside = self.is_answering = False
         self.timeout_seconds = math.inf
         self._looked_at = self._seconds = 0.0
         self.is_run = True

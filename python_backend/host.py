@@ -2,8 +2,8 @@
 
 An execution has a core while a worker has one for it: from `run` or `resume` to `done` or `stopped`. Where a model
 waits for another model it gives the core back, and asks a front end for one (`grant`) when it can go on. An execution
-that finds the instance occupied waits in the same way. A decoupled model's execution begins so, too: its responses need
-a front end that is there.
+that finds the instance occupied waits in the same way. The first of several responses leaves an execution to the front
+ends. If threads of the model make responses when `execute` has returned, they have a core in the same way.
 
 Where a model waits for anything else its worker sees that (`leave`). The execution goes on without a core then, with
 little weight, until a front end has seen that it computes and another worker has one for it. So it is, too, where
@@ -49,6 +49,7 @@ from gangway.python_backend.executions import (
 )
 from gangway.python_backend.inbox import Inbox
 from gangway.python_backend.messages import CORE_BITS, OCCUPIED, WAITING_NICE, Connection, Message, is_same_user, places
+from gangway.python_backend.model_threads import ModelThreads, Status
 from gangway.python_backend.supervisor_link import THREAD_NAME, linked
 
 LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine that is busy
@@ -121,18 +122,17 @@ class Host:
         self._calls = Calls(self._changed, self._executions, check, _want_front_end)
         self._coroutines: Coroutines | None = None
         self._awaited = 0  # requests to other models for which coroutines wait
-        own = [each.native_id for each in threading.enumerate() if each.name == THREAD_NAME]
-        self._own_threads = {threading.get_native_id(), *own}
-        self._demoted_of = 0  # threads, when all but our own were demoted
         self._core = -1
         self._cores = os.sched_getaffinity(0)
         self._main = threading.main_thread().native_id or 0
         self._nice = os.getpriority(os.PRIO_PROCESS, self._main)
         self._is_light = False  # the main thread has little weight
         self._may_raise = _may_raise(self._nice)
-        self._status = os.memfd_create("gangway-python-status", os.MFD_CLOEXEC)
-        os.ftruncate(self._status, mmap.PAGESIZE)
-        self._status_map = mmap.mmap(self._status, mmap.PAGESIZE)
+        self._status_fd = os.memfd_create("gangway-python-status", os.MFD_CLOEXEC)
+        os.ftruncate(self._status_fd, mmap.PAGESIZE)
+        self._status = Status(self._status_fd, is_own=True)
+        own = [each.native_id or 0 for each in threading.enumerate() if each.name == THREAD_NAME]
+        self._threads = ModelThreads(self._status, (self._main, *own), self._nice, self._may_raise)
         working_for.let_threads_inherit()
         pb_utils.runtime = self
 
@@ -194,7 +194,7 @@ class Host:
     def _note(self, is_computing: bool) -> None:
         """Let workers know whether a run could begin at once; the lock is held."""
         self._is_computing = is_computing and bool(self._open)
-        self._status_map[0] = min(len(self._open), OCCUPIED - 1) if self._can_begin else OCCUPIED
+        self._status.load = min(len(self._open), OCCUPIED - 1) if self._can_begin else OCCUPIED
 
     @property
     def _can_begin(self) -> bool:
@@ -242,6 +242,8 @@ class Host:
             self._calls.look()
             with self._lock:
                 late = []
+                if not self._is_wanted:
+                    self._threads.rest(looks=True)
                 waits_for_core = any(each.wants_core for each in self._open)
                 for number, each in list(self._executions.items()):
                     if each.is_begun:
@@ -282,11 +284,13 @@ class Host:
         """Start a thread that is none of the model's."""
 
         def run() -> None:
-            self._own_threads.add(threading.get_native_id())
+            with self._changed:
+                self._threads.begin_own(threading.get_native_id())
             try:
                 work(*arguments)
             finally:
-                self._own_threads.discard(threading.get_native_id())
+                with self._lock:
+                    self._threads.end_own(threading.get_native_id())
 
         threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
 
@@ -296,8 +300,8 @@ class Host:
         try:
             with suppress(OSError):  # a caller that has gone may have said something before
                 about = {"hello": os.getpid(), "cores": sorted(self._cores), "nice": self._nice}
-                about["idle"] = list(self._own_threads - {self._main, threading.get_native_id()})
-                connection.send(about, descriptor=self._status)
+                about["idle"] = list(self._threads.own - {self._main, threading.get_native_id()})
+                connection.send(about, descriptor=self._status_fd)
             while True:
                 message = connection.receive()
                 if "attach" in message.header:
@@ -339,10 +343,13 @@ class Host:
         ]
         execution = Execution(int(number), responders, worker, message.header["core"])
         execution.timeout_seconds = message.header.get("timeout_s", math.inf)
+        for each in responders:
+            each.begins = functools.partial(self._begin_stream, execution, each)
+            each.ended = functools.partial(self._end_beside, execution)
         with self._lock:  # to the end: who is idle must not begin something else meanwhile
             self._answered.pop(worker, None)
             self._executions[execution.number] = execution
-            if self._is_decoupled or not self._can_begin:
+            if not self._can_begin:
                 self._release(execution, goes_on=False)
             else:
                 self._pin(execution.core)  # where the main thread is, others may compute
@@ -354,8 +361,8 @@ class Host:
         with self._lock:
             self._answered.pop(worker, None)
             execution = self._executions.get(header["resume"])
-            wanted = execution is not None and (execution.wants_core or execution.is_begun)
-            has_core = execution is not None and execution.worker is not None
+            wanted = execution is not None and (execution.wants_core or execution.is_begun or execution.is_beside)
+            has_core = execution is not None and self._has_core(execution)
             if execution is not None and wanted and not has_core:
                 execution.worker, execution.core, execution.ask = worker, header["core"], number
                 self._has_core_since = time.monotonic()
@@ -364,8 +371,15 @@ class Host:
                     self._notify()
                 else:
                     self._pin(execution.core)
+                    self._settle_threads()
         if has_core or not wanted:
             worker.send({"stopped": True, "waits": wanted}, [b"%d" % number])
+
+    def _has_core(self, execution: Execution) -> bool:
+        """Whether it has a core; threads that make responses have that of the main thread, too."""
+        if execution.is_beside and (self._beside_with_core() or self._having_core()) is not None:
+            return True
+        return execution.worker is not None
 
     def _leave(self, number: int, worker: Connection) -> None:
         """What has begun with this message of a worker has no core any more: it waits."""
@@ -377,6 +391,8 @@ class Host:
                 execution.worker, execution.is_run = None, False
                 if self._having_core() is None:
                     self._unpin()
+                    self._weigh(is_light=bool(self._open) and self._may_raise)
+                self._settle_threads()
                 if execution.is_answering:
                     return  # the main thread goes on with that
                 execution.leave()
@@ -418,12 +434,13 @@ class Host:
         with self._lock:
             memory = self._memories.pop(connection, None)
             self._answered.pop(connection, None)
-            for execution in self._executions.values():
+            for execution in list(self._executions.values()):
                 if execution.worker is connection:
                     execution.worker = None
                     if execution.is_run:
                         execution.leave()
                     execution.is_run = False
+                self._end_beside(execution)
             self._notify()
         if memory is not None:
             memory.close()
@@ -440,6 +457,7 @@ class Host:
             was_run, execution.is_run = execution.is_run, False
             if goes_on and self._having_core() is None:
                 self._unpin()
+            self._settle_threads()
         if was_run:
             place = (os.getpid(),) if goes_on else (), execution.is_begun
             outcomes = [{"left": [execution.number, index, *place]} for index in range(len(execution.responders))]
@@ -493,6 +511,8 @@ class Host:
                 self._core = core
             except OSError:
                 pass  # it has been taken from us
+        if self._beside_with_core() is None:
+            self._threads.place(core)
 
     def _unpin(self) -> None:
         """Let the main thread go on where there is room for it; the lock is held."""
@@ -508,21 +528,47 @@ class Host:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._main, self._nice + WAITING_NICE * is_light)
 
-    def _demote_threads(self) -> None:
-        """Let threads that the model has left behind run where a core is idle."""
-        count = os.stat("/proc/self/task").st_nlink - 2
-        if count in (len(self._own_threads), self._demoted_of):
-            return
-        self._demoted_of = count
-        for name in os.listdir("/proc/self/task"):
-            thread = int(name)
-            if thread not in self._own_threads:
-                try:
-                    if os.sched_getscheduler(thread) != os.SCHED_IDLE:
-                        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-                        os.sched_setaffinity(thread, self._cores)
-                except OSError:
-                    pass  # it has ended, or the system does not permit it
+    def _beside_with_core(self) -> Execution | None:
+        return next((each for each in self._executions.values() if each.is_beside and each.worker is not None), None)
+
+    def _settle_threads(self) -> None:
+        """Have the model's threads the core that there is for them; with none, little weight, or let them rest.
+
+        The lock is held.
+        """
+        having = self._beside_with_core() or self._having_core()
+        if having is not None:
+            self._threads.place(having.core)
+        elif self._is_wanted:
+            self._threads.place(None)
+        else:
+            self._threads.rest(looks=False)
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for something of the model."""
+        return any(
+            not (each is self._calls.background or each.is_answered or each.is_abandoned(ATTACH_SECONDS))
+            for each in (*self._executions.values(), *self._open)
+        )
+
+    def _begin_stream(self, execution: Execution, responder: Responder) -> None:
+        """The first of several responses is there: leave the execution to the front ends, and wait for this one's."""
+        self._release(execution, goes_on=True)
+        with self._changed:
+            self._changed.wait_for(lambda: responder.was_attached, ATTACH_SECONDS)
+
+    def _end_beside(self, execution: Execution) -> None:
+        """The last response to a request is there, or its client has gone."""
+        with self._changed:
+            if not execution.is_beside or not (execution.is_answered or execution.was_wanted):
+                return
+            execution.is_beside = False
+            worker, execution.worker = execution.worker, None
+            if self._having_core() is None:
+                self._threads.place(None)
+            self._settle_threads()
+        self._tell(worker, {"stopped": True}, execution.ask)
 
     @staticmethod
     def _tell(connection: Connection | None, header: Mapping[str, Any] | bytes, number: int | None = None) -> None:
@@ -581,8 +627,8 @@ class Host:
     def _end(self, execution: Execution) -> None:
         execution.coroutine = None
         self._settle(execution)
-        if not self._open:
-            self._demote_threads()
+        with self._changed:
+            self._settle_threads()
 
     def _take_responses(self, execution: Execution, responses: Any) -> None:
         """Take what execute has returned. Raises TritonModelException for what it must not return."""
@@ -613,16 +659,18 @@ class Host:
             execution.is_begun, execution.is_answering = False, is_run and worker is not None
             if not is_run or worker is None:
                 execution.worker = None
+                execution.is_beside = is_beside = not (execution.is_answered or execution.was_wanted)
                 self._weigh(is_light=False)
                 self._open.remove(execution)
                 self._note(self._is_computing)
         if not is_run or worker is None:
-            self._tell(worker, {"stopped": True}, execution.ask)
+            self._tell(worker, {"stopped": True, "waits": is_beside}, execution.ask)
             return
         encoded = [each.take_only() for each in execution.responders]
         outcomes, parts = [], []
         for index, each in enumerate(encoded):
-            outcomes.append(Header.of(left=(execution.number, index, (), True)) if each is None else each.header)
+            pids = () if execution.responders[index].is_closed else (os.getpid(),)
+            outcomes.append(Header.of(left=(execution.number, index, pids, True)) if each is None else each.header)
             parts += [] if each is None else each.payload
         offsets, size_bytes = places([len(part) for part in parts])
         memory = self._memories.get(worker)
@@ -636,6 +684,7 @@ class Host:
         with self._lock:
             is_read = execution.worker is worker  # else it has left, or has gone
             execution.worker, execution.is_run, execution.is_answering = None, False, False
+            execution.is_beside = not (execution.is_answered or execution.was_wanted)
             if not is_read:
                 self._keep_again(execution, outcomes, view)
             elif not any(each is None for each in encoded):

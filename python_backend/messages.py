@@ -7,12 +7,12 @@ bytes, in the order of the header. Most headers are equal to earlier ones, and a
 
 | sender | header | meaning |
 |---|---|---|
-| instance | `hello`: pid, `cores`, `nice`, `idle` | first; the descriptor is the status: open executions, or OCCUPIED |
+| instance | `hello`: pid, `cores`, `nice`, `idle` | first; the descriptor is the status (`model_threads.py`) |
 | worker | `run`: requests, `core` | execute; the descriptor is the memory, if it is another one |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
 | instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
-| instance | `stopped`, `waits` | the resumed execution uses the core no more; or another worker has one for it |
+| instance | `stopped`, `waits` | the resumed execution uses the core no more; `waits`: it, or its threads, may go on |
 | instance | `left`: number | the memory of that run is not used any more |
 | front end | `attach`: execution, `request` | send this request's responses here; BACKGROUND: `infer` only |
 | instance | `grant` | have a worker resume the execution |

@@ -9,6 +9,7 @@ A model is open from its first request on, until none has come for a while.
 """
 
 import logging
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import REST_US, ArenaPool, WorkerTable
 
+HELD_REST_US = 1e6  # after which a model is opened again whose instances have waited: to open it takes time
 LEASES_LEFT = 4  # at least, for queries that are decided about
 _log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class FastPathScheduler:
         self._way_back_us = way_back_us
         self._open: dict[int, _Open] = {}
         self._asked_us: dict[int, float] = {}  # when a model was asked last
+        self._held_us: dict[int, float] = {}  # when queries of a model have last held something without a run
         self._to_review: set[int] = set()  # models that may have to be opened or closed
         self._reviewed = (0, 0)  # when all were looked at: changes of models, and workers in service
 
@@ -103,8 +106,9 @@ class FastPathScheduler:
         self._to_review.add(model_id)
 
     def held(self, model_id: int) -> None:
-        """What queries hold without a run has changed."""
-        self._to_review.add(model_id)
+        """Queries hold what a model needs without a run. For a while such a model is not opened again."""
+        self._held_us[model_id] = time.monotonic_ns() / 1e3
+        self.close(model_id)
 
     def may_begin(self) -> bool:
         """Whether requests may begin without a decision now; nobody waits."""
@@ -148,6 +152,7 @@ class FastPathScheduler:
         """Close a model that is not served any more."""
         self.close(model_id)
         self._asked_us.pop(model_id, None)
+        self._held_us.pop(model_id, None)
 
     def tend(self, now_us: float) -> None:
         """Close what has not been asked for long: its arenas may give their memory back.
@@ -182,7 +187,7 @@ class FastPathScheduler:
         limits = self._models.limits
         is_limited = limits.may_bind(model_id, cores)
         limit = limits.own_limit(model_id) if is_limited else 0
-        if model is None or profile is None or held or (is_limited and not limit) or limits.is_held(model_id):
+        if model is None or profile is None or held or (is_limited and not limit) or self._is_held(model_id):
             self.close(model_id)
             return
         is_known = known is not None and known.profile is profile and known.limit == limit
@@ -198,6 +203,11 @@ class FastPathScheduler:
             arenas: list[int | None] = [None] * self._arena_count(start, limit)
             self._open[model_id] = opened = _Open(model.spec, profile, start, level, arenas, limit)
             self._reserve_arenas(opened)
+
+    def _is_held(self, model_id: int) -> bool:
+        """Whether queries hold what the model needs without a run, or have done so lately."""
+        now_us = time.monotonic_ns() / 1e3
+        return self._models.limits.is_held(model_id) or now_us - self._held_us.get(model_id, -math.inf) < HELD_REST_US
 
     def _arena_count(self, start: LoneStart, limit: int) -> int:
         """Return how many requests may be under way: those that compute, and one that ranks are about to leave."""

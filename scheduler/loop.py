@@ -316,9 +316,10 @@ class LiveScheduler:
                     self.model_jobs.unloaded(core, model_id)
                 case Ready(pid):
                     self.worker_ready(core, pid)
-                case Kept(model_id):
+                case Kept(model_id):  # nobody can begin because of it
                     self._models.limits.keep(model_id, now_us)
                     self._note_held(model_id)
+                    continue
             self._execution.changed = True
         return bool(messages)
 
@@ -351,13 +352,13 @@ class LiveScheduler:
             self._execution.drop(request)
 
     def _hold(self, front_end: int, held: Held) -> None:
-        self._models.limits.hold(front_end, held.model_id, held.count)
+        is_less = self._models.limits.hold(front_end, held.model_id, held.count)
         self._note_held(held.model_id)
+        self._execution.changed |= is_less and bool(self.requests.queries)
 
     def _note_held(self, model_id: int) -> None:
-        if self.fast_path is not None:
+        if self.fast_path is not None and self._models.limits.is_held(model_id):
             self.fast_path.held(model_id)
-        self._execution.changed = True
 
     # -- processes
 

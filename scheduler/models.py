@@ -79,8 +79,11 @@ class Limits:
         is_own = all(self._sharers[name] == 1 for name, _, _ in limits)
         return min(self._available[name] // amount for name, amount, _ in limits) if is_own else 0
 
-    def hold(self, front_end: int, model_id: int, count: int) -> None:
-        """So many queries of a front end, without a run under way, hold what the model needs."""
+    def hold(self, front_end: int, model_id: int, count: int) -> bool:
+        """So many queries of a front end, without a run under way, hold what the model needs.
+
+        Return whether these are fewer than before.
+        """
         told = count - self._held.get(model_id, {}).get(front_end, 0)
         if told > 0 and model_id in self._kept:
             del self._kept[model_id][:told]
@@ -92,6 +95,7 @@ class Limits:
             self._held[model_id].pop(front_end, None)
             if not self._held[model_id]:
                 del self._held[model_id]
+        return told < 0
 
     def forget(self, front_end: int) -> None:
         """A front end has ended, and with it its queries."""

@@ -756,10 +756,11 @@ class DataPlane:
         else:
             self._bell.ring()
 
-    def send(self, message: bytes) -> bool:
-        """Send to the scheduler and wake it; False if the ring is full."""
+    def send(self, message: bytes, wakes: bool = True) -> bool:
+        """Send to the scheduler, and wake it unless it need not hear of it soon; False if the ring is full."""
         sent = self._ring.send(message)
-        self._bell.ring()
+        if wakes or not sent:
+            self._bell.ring()
         return sent
 
     def keep_aside(self, request: Submission) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes, plan_frame
+from gangway.executor.python_instance import Stay
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -92,6 +93,16 @@ class Left(NamedTuple):
     is_begun: bool = False
 
 
+class Waiting(NamedTuple):
+    """An execution that has had a core: its processes, if it waits for one; none: it has ended, or will ask.
+
+    `goes_on`: it computes, and has lost the core to others.
+    """
+
+    pids: Sequence[int] = ()
+    goes_on: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class PythonCodec(Codec):
     """How a Python model answers requests of one form. `about`: what the instance is told of each of them."""
@@ -126,14 +137,19 @@ class PythonCodec(Codec):
     def _common_line(self) -> bytes:
         return self._encoded({"request": self._request})
 
-    def resume_contents(self, left: Left, patience_ms: int) -> Contents:
-        """Return the contents of a request that gives an execution a core, until it has computed little for so long."""
-        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
+    def resume_contents(self, left: Left, stay: Stay) -> Contents:
+        """Return the contents of a request that gives an execution a core for so long."""
+        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "stay": stay})]
 
     @cached_property
     def _common(self) -> Mapping[str, Any]:
         settings = PythonSettings.of(self.model.config)
-        return {"instances": len(settings.kinds), "timeout_s": settings.timeout_s, "instance": self.instance}
+        return {
+            "instances": len(settings.kinds),
+            "timeout_s": settings.timeout_s,
+            "instance": self.instance,
+            "takes_any": settings.is_decoupled,  # number of requests at a time
+        }
 
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
@@ -204,15 +220,12 @@ class PythonCodec(Codec):
         if self.answer_size.size_bytes < needed_bytes <= MOST_ROOM_BYTES:
             self.answer_size.size_bytes = needed_bytes
 
-    def waits(self, view: memoryview) -> Sequence[int]:
-        """Return the processes of an execution that has had a core and waits now; none: it has ended, or will ask.
-
-        Raises RequestError.
-        """
+    def waiting(self, view: memoryview) -> Waiting:
+        """Return what has become of an execution that has had a core. Raises RequestError."""
         status = self._read(view)[1]
         if "error" in status:
             raise error_of(*status["error"])
-        return tuple(status.get("waits", ()))
+        return Waiting(tuple(status.get("waits", ())), status.get("goes_on", False))
 
     def outputs_in(self, described: Sequence[Described], payload: memoryview) -> Mapping[str, AnswerTensor]:
         """Return the outputs of a response that an instance has sent (`python_backend/messages.py`)."""

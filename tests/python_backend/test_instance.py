@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -192,6 +193,51 @@ def test_a_worker_that_comes_while_a_model_keeps_python_from_answering(host: Hos
         assert first.result() == (True, 1)
     for worker in workers:
         worker.close()
+
+
+@pytest.mark.parametrize("body", [WAITS])
+def test_a_core_that_is_taken_before_the_model_has_seen_it_is_asked_for_again(host: Host) -> None:
+    first, second = Instance(host.address), Instance(host.address)
+    core = min(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(10):
+            occupied = pool.submit(asked, first, number, 0.2)
+            until(lambda: first.load == OCCUPIED)
+            x = np.full(SIZE, 0, np.float32)
+            about = {
+                "inputs": [("x", "FP32", [SIZE], x.nbytes)],
+                "wanted": ["y"],
+                "room_bytes": 0,
+                "most_bytes": 1 << 20,
+            }
+            answer = second.ask({"run": [about], "core": core}, [memoryview(x).cast("B")], TIMEOUT_S).header
+            execution = answer["done"][0]["left"][0] if "done" in answer else answer["waits"]
+            with socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as hasty:
+                for each in (ours, hasty):
+                    each.settimeout(TIMEOUT_S)
+                    each.connect(host.address)
+                front_end, worker = Connection(ours), Connection(hasty)
+                front_end.send({"attach": execution, "request": 0})
+                assert occupied.result()[1] == number
+                response = next(header for header in headers(front_end) if "hello" not in header)
+                if "grant" in response:
+                    os.kill(host.pid, signal.SIGSTOP)
+                    worker.send({"resume": execution, "core": core}, [b"5"])
+                    worker.send({"leave": 5})
+                    os.kill(host.pid, signal.SIGCONT)
+                    response = next(headers(front_end))
+                    while "grant" in response:
+                        first.ask({"resume": execution, "core": core}, [], TIMEOUT_S)
+                        response = next(headers(front_end))
+                assert response["final"]
+            until(lambda: first.load == 0)
+    for each in (first, second):
+        each.close()
+
+
+def headers(connection: Connection) -> Iterator[dict[str, Any]]:
+    while True:
+        yield connection.receive().header
 
 
 def test_arrays_of_requests_lie_where_others_lay(host: Host) -> None:

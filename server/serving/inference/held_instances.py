@@ -5,8 +5,7 @@ model are better off in the scheduler: there they are joined to batches, and the
 """
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from gangway.executor.messages import Held
 from gangway.server.serving.loop import ServingLoop
@@ -16,13 +15,21 @@ AGAIN_S: Final = 0.01  # until the scheduler is told again whose ring was full
 Key = tuple[str, int]  # an execution: address of its instance, and its number there
 
 
-class HeldInstances:
-    """For the loop's thread. `send`: to the scheduler; False if that cannot be now."""
+class Send(Protocol):
+    """`DataPlane.send`."""
 
-    def __init__(self, serving: ServingLoop, send: Callable[[bytes], bool]) -> None:
+    def __call__(self, message: bytes, wakes: bool) -> bool:
+        """Tell the scheduler; False if that cannot be now."""
+
+
+class HeldInstances:
+    """For the loop's thread."""
+
+    def __init__(self, serving: ServingLoop, send: Send) -> None:
         self._serving, self._send = serving, send
         self._users: dict[Key, set[int]] = {}  # who sees to the end of an execution
         self._counts: Counter[int] = Counter()  # of executions, by model
+        self._told: Counter[int] = Counter()
         self._changed: set[int] = set()
 
     def hold(self, model_id: int, key: Key, who: object) -> None:
@@ -50,9 +57,11 @@ class HeldInstances:
 
     def _tell(self) -> None:
         for model_id in tuple(self._changed):
-            if not self._send(Held(model_id, self._counts[model_id]).pack()):
+            count = self._counts[model_id]
+            if not self._send(Held(model_id, count).pack(), wakes=count < self._told[model_id]):
                 self._serving.loop.call_later(AGAIN_S, self._tell)
                 return
+            self._told[model_id] = count
             self._changed.discard(model_id)
-            if not self._counts[model_id]:
-                del self._counts[model_id]
+            if not count:
+                del self._counts[model_id], self._told[model_id]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.python_instance import PATIENCE_MS
+from gangway.executor.python_instance import PATIENCE_MS, Stay
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -26,7 +26,7 @@ from gangway.server.models.served import MOST_ANSWER_BYTES
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import AnswerTensor
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
-from gangway.server.requests.python_codec import CODES, Left, PythonCodec, error_of, set_parameter
+from gangway.server.requests.python_codec import CODES, Left, PythonCodec, Waiting, error_of, set_parameter
 from gangway.server.serving.call import Call
 from gangway.server.serving.inference.instance_connection import InstanceConnection
 from gangway.server.serving.inference.model_run import (
@@ -229,8 +229,9 @@ class GivesCore:
         return self.terms.priority, self.clock.deadline_ns or self.clock.arrival_ns + MAX_WAIT_NS
 
     def hold(self, who: object) -> None:
-        """Somebody sees to its end: until then its instance is taken."""
-        self.slots.held.hold(self.codec.model.model_id, (self.left.address, self.left.execution), who)
+        """Somebody sees to its end: until then its instance is taken, unless its model takes any number of requests."""
+        if not self.codec.model.is_decoupled:
+            self.slots.held.hold(self.codec.model.model_id, (self.left.address, self.left.execution), who)
 
     def drop(self, who: object) -> None:
         """He sees to it no more. Calling it again does nothing."""
@@ -243,10 +244,19 @@ class GivesCore:
     async def give_core(self, patience_ms: int = PATIENCE_MS) -> Sequence[int]:
         """Have a worker give it a core until it has computed little for so long; return when that has ended.
 
+        What is decoupled may compute for very long, so it has a core by turns: others that wait have theirs in between.
         Returns the instance's processes if it waits, else none. Raises RequestError.
         """
-        slots, codec, clock = self.slots, self.codec, self.clock
-        contents = codec.resume_contents(self.left, patience_ms)
+        clock, given = self.clock, Waiting(goes_on=True)
+        while given.goes_on:
+            now_ns = time.monotonic_ns()
+            given = await self._give_core(clock, Stay(patience_ms, now_ns if self.codec.model.is_decoupled else 0))
+            clock = clock._replace(arrival_ns=time.monotonic_ns())
+        return given.pids
+
+    async def _give_core(self, clock: RequestClock, stay: Stay) -> Waiting:
+        slots, codec = self.slots, self.codec
+        contents = codec.resume_contents(self.left, stay)
         with slots.open(codec.layout(contents), 1) as submission:
             codec.write(submission, contents)
             ended = slots.expect(submission.slot, clock.end_ns)
@@ -263,7 +273,7 @@ class GivesCore:
             if outcome.status is not SlotStatus.OK:
                 status = clock.status_of(outcome.status, time.monotonic_ns())
                 raise failure(codec.model.name, status, 0, outcome.reason)
-            return codec.waits(submission.outputs[0])
+            return codec.waiting(submission.outputs[0])
 
 
 class LeftRun:

@@ -19,9 +19,11 @@ class Scheduler:
         self.told: queue.SimpleQueue[Held] = queue.SimpleQueue()
         self.is_full = False
         self.refused = 0
+        self.wakes: list[bool] = []
 
-    def send(self, message: bytes) -> bool:
+    def send(self, message: bytes, wakes: bool) -> bool:
         """Take a message, unless there is no room for it."""
+        self.wakes.append(wakes)
         self.refused += self.is_full
         if not self.is_full:
             held = unpack(message)
@@ -66,6 +68,7 @@ def test_an_execution_counts_once_until_nobody_sees_to_it(serving: ServingLoop) 
     on_loop(serving, lambda: held.drop(7, second, "one"), lambda: held.drop(7, second, "one"))
     scheduler.hears(7, 0)
     assert scheduler.told.empty()
+    assert scheduler.wakes == [False] * 3 + [True] * 2, "only what is free again is news"
 
 
 def test_what_could_not_be_told_is_told_later(serving: ServingLoop) -> None:
