@@ -659,12 +659,12 @@ class Host:
             execution.is_begun, execution.is_answering = False, is_run and worker is not None
             if not is_run or worker is None:
                 execution.worker = None
-                execution.is_beside = is_beside = not (execution.is_answered or execution.was_wanted)
+                execution.is_beside = not (execution.is_answered or execution.was_wanted)
                 self._weigh(is_light=False)
                 self._open.remove(execution)
                 self._note(self._is_computing)
         if not is_run or worker is None:
-            self._tell(worker, {"stopped": True, "waits": is_beside}, execution.ask)
+            self._tell(worker, {"stopped": True, "waits": execution.is_beside}, execution.ask)
             return
         encoded = [each.take_only() for each in execution.responders]
         outcomes, parts = [], []
