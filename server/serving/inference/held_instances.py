@@ -20,6 +20,7 @@ class Send(Protocol):
 
     def __call__(self, message: bytes, wakes: bool) -> bool:
         """Tell the scheduler; False if that cannot be now."""
+        ...
 
 
 class HeldInstances:

@@ -44,16 +44,19 @@ class Wanted(Protocol):
     @property
     def left(self) -> "Place":
         """Where it is."""
+        ...
 
     @property
     def urgency(self) -> tuple[int, int]:
         """The least is the first to have a core."""
+        ...
 
     async def give_core(self, patience_ms: int) -> Sequence[int]:
         """Have a worker give it a core until it has computed little for so long; return when that has ended.
 
         Returns the instance's processes if it waits, else none. Raises RequestError.
         """
+        ...
 
     def hold(self, who: object) -> None:
         """Somebody sees to its end."""
@@ -63,6 +66,7 @@ class Wanted(Protocol):
 
     def unwanted(self) -> "Wanted":
         """Return the same execution without a client's deadline."""
+        ...
 
 
 class Place(Protocol):
@@ -71,14 +75,17 @@ class Place(Protocol):
     @property
     def address(self) -> str:
         """The instance's."""
+        ...
 
     @property
     def execution(self) -> int:
         """Its number there."""
+        ...
 
     @property
     def pids(self) -> Sequence[int]:
         """The processes."""
+        ...
 
 
 @dataclass
