@@ -181,7 +181,7 @@ class Client:
                     answer = {"error_message": message.error_message, **answer}
                 answers.append(answer)
                 final = message.infer_response.parameters.get("triton_final_response")
-                if waiting and (message.error_message or final is None or final.bool_param):
+                if waiting and (final is None or final.bool_param):  # refusals do not have it
                     more(1)
         except grpc.RpcError as error:
             answers.append(_error_of(error))

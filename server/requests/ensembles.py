@@ -69,9 +69,13 @@ class EnsembleCodec(Responses):
 
     @cached_property
     def _refitted(self) -> frozenset[TensorName]:
-        """The tensors of steps whose models have another opinion of batches than the ensemble."""
+        """The tensors of steps that may have another opinion of batches or scalars than the ensemble.
+
+        A Python model's, with its own opinion of batches, are as it gives them.
+        """
         has_rows = self.model.max_batch_size > 0
-        others = [step for step in self.graph.steps if (step.model.max_batch_size > 0) != has_rows]
+        steps = self.graph.steps
+        others = [each for each in steps if not each.model.is_python or (each.model.max_batch_size > 0) != has_rows]
         return frozenset(tensor for step in others for tensor in step.outputs.values())
 
     @property
