@@ -250,7 +250,7 @@ class Host:
         """Start a thread that is none of the model's."""
 
         def run() -> None:
-            with self._changed:
+            with self._lock:
                 self._threads.begin_own(threading.get_native_id())
             try:
                 work(*arguments)
@@ -526,7 +526,7 @@ class Host:
 
     def _end_beside(self, execution: Execution) -> None:
         """The last response to a request is there, or its client has gone."""
-        with self._changed:
+        with self._lock:
             if not execution.is_beside or not (execution.is_answered or execution.was_wanted):
                 return
             execution.is_beside = False
@@ -593,7 +593,7 @@ class Host:
     def _end(self, execution: Execution) -> None:
         execution.coroutine = None
         self._settle(execution)
-        with self._changed:
+        with self._lock:
             self._settle_threads()
 
     def _take_responses(self, execution: Execution, responses: Any) -> None:

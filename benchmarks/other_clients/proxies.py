@@ -18,6 +18,12 @@ from benchmarks.lib.live_server import reserved_port
 
 STOP_S = 20
 LARGEST_BYTES = 256 << 20
+HAPROXY_DEFAULTS = """defaults
+  mode http
+  timeout connect 2s
+  timeout client 60s
+  timeout server 60s
+"""
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,7 @@ def haproxy(way: Way) -> str:
 global
   stats socket {way.folder}/haproxy.sock mode 600 level admin expose-fd listeners
   tune.h2.initial-window-size 1048576
-defaults
-  mode http
-  timeout connect 2s
-  timeout client 60s
-  timeout server 60s
-frontend in
+{HAPROXY_DEFAULTS}frontend in
   bind {bind}
   default_backend out
 backend out
@@ -115,12 +116,7 @@ http {{
 def haproxy_http(way: Way) -> str:
     """Return HAProxy's configuration for HTTP/1.1."""
     return f"""
-defaults
-  mode http
-  timeout connect 2s
-  timeout client 60s
-  timeout server 60s
-frontend in
+{HAPROXY_DEFAULTS}frontend in
   bind {way.listen}
   default_backend out
 backend out

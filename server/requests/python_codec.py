@@ -289,6 +289,13 @@ def set_parameter(parameter: pb.InferParameter, value: Any) -> None:
         parameter.string_param = str(value)
 
 
+def values_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    """Return flags, numbers and texts; one without a value is an empty text."""
+    return {
+        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param") for key, value in parameters.items()
+    }
+
+
 def error_of(code: str, message: str) -> RequestError:
     """Return the error that a model answers with. Half characters, which Python's texts may hold, are escaped."""
     text = message.encode(errors="backslashreplace").decode()
@@ -336,8 +343,8 @@ def about_of(request: pb.ModelInferRequest) -> Mapping[str, Any]:
     """Return what Python models are told of a request: its parameters, and those that have a meaning."""
     about: dict[str, Any] = {}
     parameters = {
-        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for key, value in request.parameters.items()
+        key: value
+        for key, value in values_of(request.parameters).items()
         if not key.startswith("triton_") and key not in SEQUENCE_PARAMETERS
     }
     for name in ("timeout", "priority"):

@@ -24,6 +24,12 @@ ADD = """
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + np.float32(1))]))
         return responses
 """
+SLOW = """
+    def execute(self, requests):
+        import time
+        time.sleep(0.2)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
 
 TEXTS = ("x:STRING:1", "y:STRING:1")  # of a model that `executes`
 

@@ -73,12 +73,6 @@ ASKED = {
     "an ONNX-like batch": "ask('sees_rows', pb_utils.Tensor('a', np.ones((2, 1), np.float32)))",
     "too many rows": "ask('sees_rows', pb_utils.Tensor('a', np.ones((9, 1), np.float32)))",
 }
-ONLY_PLAIN = (
-    "a decoupled model",
-    "a decoupled model without responses",
-    "a decoupled model with two responses",
-    "a decoupled model with an error",
-)
 ASKS = f"""
     def execute(self, requests):
         asked = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in ASKED.items())}}}
@@ -224,16 +218,6 @@ ASYNC_EXECUTE = """
 
     async def fails(self):
         raise ValueError("one of them")
-"""
-NOT_IN_EXECUTE = """
-    def initialize(self, args):
-        try:
-            self.found = shown(ask("sums", a()).exec())
-        except Exception as error:
-            self.found = ["raised", type(error).__name__]
-
-    def execute(self, requests):
-        return [answer(told(json.dumps(self.found))) for r in requests]
 """
 PASSES_ON = """
     def execute(self, requests):

@@ -33,7 +33,7 @@ from gangway.server.requests.data_plane import (
 )
 from gangway.server.requests.ensemble_graphs import Step, compound_numbers
 from gangway.server.requests.ensembles import EnsembleCodec, StepPlan, fitted
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, values_of
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_counts import EndedStep
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
@@ -46,7 +46,7 @@ from gangway.server.serving.inference.python import (
     LeftRun,
     PythonResponse,
     header_of,
-    parameters_of,
+    parsed_response,
     tell_gone,
 )
 from gangway.server.serving.pending import Pending, drive
@@ -604,11 +604,9 @@ class EnsembleRun:
         assert result is not None, "answered"
         if isinstance(result, RequestError):
             raise self._within(step, result)
-        parse = pb.ModelInferResponse.FromString
-        is_large = len(result) > LARGE_BYTES
-        response = await self._slots.aside.run(parse, result) if is_large else parse(result)
+        response = await parsed_response(self._slots, result)
         _take(step, iteration, outputs_of(response))
-        iteration.parameters[running.index] = parameters_of(response)
+        iteration.parameters[running.index] = values_of(response.parameters)
         iteration.tensors.mark_read(step.inputs)
         if running.call.run is not None:
             self._note_ended(step, running.call.run)

@@ -48,6 +48,11 @@ class RequestClock(NamedTuple):
         deadline_ns = arrival_ns + target_ns if target_ns else 0
         return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
 
+    @classmethod
+    def without_client(cls) -> "RequestClock":
+        """Return the clock of what nobody waits for."""
+        return cls(time.monotonic_ns(), 0, 0)
+
     @property
     def end_ns(self) -> int:
         """When to stop waiting."""

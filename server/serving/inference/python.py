@@ -26,8 +26,17 @@ from gangway.server.models.served import MOST_ANSWER_BYTES
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import AnswerTensor
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
-from gangway.server.requests.python_codec import CODES, Left, PythonCodec, Waiting, error_of, set_parameter
+from gangway.server.requests.python_codec import (
+    CODES,
+    Left,
+    PythonCodec,
+    Waiting,
+    error_of,
+    set_parameter,
+    values_of,
+)
 from gangway.server.serving.call import Call
+from gangway.server.serving.inference.held_instances import Key
 from gangway.server.serving.inference.instance_connection import InstanceConnection
 from gangway.server.serving.inference.model_run import (
     LIMIT_SLACK_NS,
@@ -168,15 +177,13 @@ class InnerCalls:
             if isinstance(response, RequestError):
                 header["error"] = CODES.get(response.code, "INTERNAL"), response.message
             else:
-                parse = pb.ModelInferResponse.FromString
-                is_large = len(response) > LARGE_BYTES
-                parsed = await self._slots.aside.run(parse, response) if is_large else parse(response)
+                parsed = await parsed_response(self._slots, response)
                 contents = list(parsed.raw_output_contents)
                 header["outputs"] = [
                     (output.name, output.datatype, list(output.shape), len(content))
                     for output, content in zip(parsed.outputs, contents, strict=True)
                 ]
-                header["parameters"] = parameters_of(parsed)
+                header["parameters"] = values_of(parsed.parameters)
             if not self._is_over:
                 self._connection.send(header, contents)
             unsent.popleft()
@@ -194,7 +201,7 @@ class AttendedInstance:
 
     def _received(self, message: Message) -> None:
         if "infer" in message.header:
-            self._calls.begin(message, RequestClock(time.monotonic_ns(), 0, 0), fail=lambda error: None)
+            self._calls.begin(message, RequestClock.without_client(), fail=lambda error: None)
         elif "cancel" in message.header:
             self._calls.cancel(message.header["cancel"])
 
@@ -228,18 +235,22 @@ class GivesCore:
         """Its priority, then its deadline; that of the first one is less."""
         return self.terms.priority, self.clock.deadline_ns or self.clock.arrival_ns + MAX_WAIT_NS
 
+    @property
+    def _key(self) -> Key:
+        return self.left.address, self.left.execution
+
     def hold(self, who: object) -> None:
         """Somebody sees to its end: until then its instance is taken, unless its model takes any number of requests."""
         if not self.codec.model.is_decoupled:
-            self.slots.held.hold(self.codec.model.model_id, (self.left.address, self.left.execution), who)
+            self.slots.held.hold(self.codec.model.model_id, self._key, who)
 
     def drop(self, who: object) -> None:
         """He sees to it no more. Calling it again does nothing."""
-        self.slots.held.drop(self.codec.model.model_id, (self.left.address, self.left.execution), who)
+        self.slots.held.drop(self.codec.model.model_id, self._key, who)
 
     def unwanted(self) -> "GivesCore":
         """Return the same for nobody: an execution that has begun goes on until its end."""
-        return replace(self, clock=RequestClock(time.monotonic_ns(), 0, 0))
+        return replace(self, clock=RequestClock.without_client())
 
     async def give_core(self, patience_ms: int = PATIENCE_MS) -> Sequence[int]:
         """Have a worker give it a core until it has computed little for so long; return when that has ended.
@@ -431,12 +442,10 @@ class LeftRun:
             self._slots.waiting.leave_out(self._left, self._connection.hello.get("idle", ()))
 
 
-def parameters_of(message: pb.ModelInferResponse) -> Mapping[str, Any]:
-    """Return the parameters of a response."""
-    return {
-        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for key, value in message.parameters.items()
-    }
+async def parsed_response(slots: Slots, response: bytes) -> pb.ModelInferResponse:
+    """Return a serialised response, parsed: a long one aside of the loop."""
+    parse = pb.ModelInferResponse.FromString
+    return await slots.aside.run(parse, response) if len(response) > LARGE_BYTES else parse(response)
 
 
 class _Result(NamedTuple):
@@ -461,7 +470,7 @@ def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
         found = codec.read(submission.outputs[0])
         if isinstance(found, Left):
             if found.pids:
-                slots.waiting.watch(GivesCore(slots, codec, found, RequestClock(time.monotonic_ns(), 0, 0), NO_TERMS))
+                slots.waiting.watch(GivesCore(slots, codec, found, RequestClock.without_client(), NO_TERMS))
             instance = InstanceConnection(slots.serving, found.address, 0, lambda message: None, lambda error: None)
             instance.send({"attach": found.execution, "request": found.request})
             instance.finish()

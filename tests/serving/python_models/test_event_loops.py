@@ -9,7 +9,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
-from tests.helpers.python_models import Served, config_of, four, write
+from tests.helpers.python_models import ADD, SLOW, Served, config_of, four, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -138,17 +138,6 @@ LOOPS = {
         return self.answered(found[0])
 """,
 }
-ADD = """
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy() + np.float32(1))])
-                for r in requests]
-"""
-SLOW = """
-    def execute(self, requests):
-        import time
-        time.sleep(0.2)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 COUNTS = """
     def execute(self, requests):
         for request in requests:

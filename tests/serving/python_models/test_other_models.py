@@ -19,7 +19,7 @@ from benchmarks.lib.live_server import live_server
 from benchmarks.lib.processes import cpu_ns
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
-from tests.helpers.python_models import TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import SLOW, TIMEOUT_S, Served, config_of, four, inputs_of, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -93,12 +93,6 @@ THREADS = (
         return found
 """
 )
-SLOW = """
-    def execute(self, requests):
-        import time
-        time.sleep(0.2)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 # Sends 0, 1, ... n - 1 to a request for n, from threads if `late` is set, and notes requests that were cancelled.
 COUNTS = """
     def execute(self, requests):
