@@ -39,8 +39,10 @@ PERIOD_S = 60.0
 
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
-_LEVELS: Final = {b"V": 10, b"I": 20, b"W": 30, b"4": 30, b"E": 40, b"F": 50}  # as Python's logging has them
-# How lines begin that libraries write: Google's, onnxruntime's (which may be coloured), and `write_log_line`'s.
+_LEVELS: Final = {b"V": 10, b"I": 20, b"W": 30, b"E": 40, b"F": 50}  # as Python's logging has them
+_LEVELS_OF_SYSLOG: Final = (50, 50, 50, 40, 30, 20, 20, 10)
+# How lines begin that libraries write: Google's, onnxruntime's (which may be coloured), `write_log_line`'s and
+# `pb_utils.Logger`'s.
 _LEVEL: Final = re.compile(
     rb"([IWEF])\d{4} \d\d:\d\d:\d\d|(?:\x1b\[[\d;]*m)*[\d-]+ [\d:.]+ \[([VIWEF]):onnxruntime|<([0-7])>"
 )
@@ -135,8 +137,10 @@ def _foreign_record(source: str, line: bytes, level: int) -> logging.LogRecord:
     dies.
     """
     if found := _LEVEL.match(line):
-        level = _LEVELS.get(found[1] or found[2] or found[3], logging.ERROR)
-        line = line[found.end() :] if found[3] else line
+        if found[3]:
+            level, line = _LEVELS_OF_SYSLOG[int(found[3])], line[found.end() :]
+        else:
+            level = _LEVELS[found[1] or found[2]]
     elif _NOISE.match(line):
         level = logging.DEBUG
     text = line.decode(errors="backslashreplace").rstrip()

@@ -162,6 +162,9 @@ def test_json_has_fields_and_exceptions() -> None:
     [
         ("terminate called", "ERROR", "terminate called"),
         ("<4>m: onnxruntime: failed", "WARNING", "m: onnxruntime: failed"),
+        ("<3>wrong", "ERROR", "wrong"),
+        ("<6>said", "INFO", "said"),
+        ("<7>a detail", "DEBUG", "a detail"),
         ("W0000 00:00:00.123 1 grpc.cc:1] late", "WARNING", "W0000 00:00:00.123 1 grpc.cc:1] late"),
         ("\x1b[0;93m2026-11-25 18:00:00.5 [W:onnxruntime:Default, d.cc:1 F] no\x1b[m", "WARNING", r"\x1b[0;93m2026"),
         ("2026-11-25 18:00:00.5 [E:onnxruntime:Default, env.cc:1 F] no", "ERROR", "2026"),
