@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +55,8 @@ def main() -> None:
     _make_importable()
     importlib.import_module("gangway.python_backend.keeper").keep(parent, descriptors)
     importlib.import_module("gangway.python_backend.memory").keep()
+    log: Any = importlib.import_module("gangway.python_backend.log")
+    log.keep()
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     control, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
@@ -70,11 +71,10 @@ def main() -> None:
         link.say({"begun": os.getpid()})
         status = _serve(link, listener)
     except BaseException as error:
-        traceback.print_exc()
+        log.write_error(error)
         link.say({"error": _sentence(error)})
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        log.flush()
         os._exit(status)  # threads of the model must not keep it
 
 
@@ -93,8 +93,9 @@ def _leave_to_parent(control: socket.socket, listener: socket.socket, values_fd:
 
 
 def _sentence(error: BaseException) -> str:
+    text = importlib.import_module("gangway.python_backend.log").text_of(error)
     kind, about = type(error).__name__, importlib.import_module("gangway.python_backend.memory").about(error)
-    return f"{error}{about}" if kind == "TritonModelException" else f"{kind}: {error}{about}"
+    return f"{text}{about}" if kind == "TritonModelException" else f"{kind}: {text}{about}"
 
 
 def _serve(link: Any, listener: socket.socket) -> int:

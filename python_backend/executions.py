@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gangway.python_backend import memory
+from gangway.python_backend import log, memory
 from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag, is_cancelled
 from gangway.python_backend.messages import (
     ERROR_CODES,
@@ -205,7 +205,8 @@ def encode_error(error: BaseException, where: str = "", is_final: bool = True) -
     """Return the response that says what an exception says."""
     if isinstance(error, TritonError):
         return encode_failure(ERROR_CODES[error.code()], error.message()[:MAX_ERROR_CHARACTERS], is_final)
-    text = str(error) if isinstance(error, TritonModelException) else f"{type(error).__name__}: {error}"
+    said = log.text_of(error)
+    text = said if isinstance(error, TritonModelException) else f"{type(error).__name__}: {said}"
     code, about = TOO_LARGE if isinstance(error, TooLargeError) else "INTERNAL", memory.about(error)
     return encode_failure(code, f"{where}{text}"[: MAX_ERROR_CHARACTERS - len(about)] + about, is_final)
 

@@ -28,12 +28,11 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from gangway.python_backend import custom_metrics, working_for
+from gangway.python_backend import custom_metrics, log, working_for
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.python_backend.calls import ATTACH_SECONDS, Calls, Responses
 from gangway.python_backend.coroutines import Coroutines
@@ -193,8 +192,8 @@ class Host:
             self._take(message, worker)
         except OSError:
             worker.end()
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            log.write_error(error)
             worker.end()
 
     def _look_for_abandoned(self) -> None:
@@ -227,7 +226,7 @@ class Host:
         coroutine, is_told = execution.coroutine, execution.is_answered
         message = f"a request to model '{name}': {reason}"
         if coroutine is None or is_told:
-            print(f"{name}: an instance of the Python model is lost: {reason}")
+            log.write(f"{name}: an instance of the Python model is lost: {reason}")
             message = f"an instance of model '{name}' was lost: {reason}; it is started again"
         for each in execution.responders:
             each.fail(encode_failure("UNAVAILABLE", message))
@@ -281,8 +280,8 @@ class Host:
                     self._inbox.attend(connection, self._take)
         except (EOFError, OSError):
             pass
-        except Exception:
-            traceback.print_exc()  # the caller finds the connection closed
+        except Exception as error:
+            log.write_error(error)  # the caller finds the connection closed
         finally:
             connection.close()
             if responder is not None:
@@ -559,7 +558,7 @@ class Host:
                     self._go_on_later(execution, result)
                     return
                 self._take_responses(execution, result)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # whatever it is, it concerns these requests only
                 self._fail(execution, error)
         self._end(execution)
 
@@ -585,7 +584,7 @@ class Host:
 
     def _fail(self, execution: Execution, error: BaseException) -> None:
         if not execution.was_wanted:  # else it may be an error because of that
-            traceback.print_exception(type(error), error, error.__traceback__)
+            log.write_error(error)
         where = f"Failed to process the request(s) for model instance '{self._name}', message: "
         for each in execution.responders:
             each.fail(encode_error(error, where))

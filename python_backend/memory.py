@@ -9,6 +9,8 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from gangway.python_backend.log import text_of
+
 PARAMETER = "gangway_python_memory_mib"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 64 << 20  # of memory that a model has let go of; a single array above a half goes back to the system
@@ -35,6 +37,6 @@ def about(error: BaseException) -> str:
     """Return which limit an error may come from and what raises it; empty for other errors, and without a limit."""
     limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)[0]
     is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    if limit_bytes == resource.RLIM_INFINITY or not (is_memory or _WORDS.search(str(error))):
+    if limit_bytes == resource.RLIM_INFINITY or not (is_memory or _WORDS.search(text_of(error))):
         return ""
     return f" (the instance may have {limit_bytes >> 20} MiB of data; the model's parameter {PARAMETER} raises that)"

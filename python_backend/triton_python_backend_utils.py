@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gangway.python_backend import auto_complete, custom_metrics, model_control, supervisor_link
+from gangway.python_backend import auto_complete, custom_metrics, log, model_control, supervisor_link
 from gangway.python_backend.messages import ERROR_CODES
 from gangway.python_backend.tensors import (
     BF16,
@@ -435,8 +434,7 @@ class Logger:
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
         """Write a message."""
-        for line in str(message).splitlines() or [""]:
-            print(f"<{int(level)}>{line}", file=sys.stderr, flush=True)
+        log.write("\n".join(f"<{int(level)}>{line}" for line in str(message).splitlines() or [""]))
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -1,0 +1,93 @@
+"""What models do to their own process: exceptions of all kinds, and streams that are closed or lead elsewhere."""
+
+from collections.abc import Iterator
+
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.lib.live_server import live_server
+from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
+from tests.helpers.whole_server import until
+
+NAMES = '"asyncio": asyncio, "contextlib": contextlib, "io": io, "os": os, "sys": sys, "Mute": Mute, "Told": Told'
+HEAD = (
+    "import asyncio\nimport contextlib\nimport io\nimport os\nimport sys\n\n"
+    "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+    "class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\n\n\n"
+    "class Told:\n    def write(self, text):\n        pb_utils.Logger.log_info('told: ' + text.strip())\n\n"
+    "    def flush(self):\n        pass\n\n\n"
+)
+CANCELLED = """
+async def wait():
+    waits = asyncio.ensure_future(asyncio.sleep(9))
+    await asyncio.sleep(0)
+    waits.cancel()
+    await waits
+
+asyncio.run(wait())
+"""
+CLOSES = {
+    "closed": "sys.stdout.close(); sys.stderr.close()",
+    "none": "sys.stdout = sys.stderr = None",
+    "descriptors": "os.close(1); os.close(2)",
+    "logger": "sys.stdout = sys.stderr = Told()",
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("models")
+    for name in ("raises", *CLOSES):
+        write(repository, name, executes(NAMES), config_of(*TEXTS), HEAD)
+    with live_server(repository) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client, repository)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (CANCELLED, "CancelledError: "),
+        ("raise asyncio.CancelledError", "CancelledError: "),
+        ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop"),
+        ("raise GeneratorExit", "GeneratorExit: "),
+        ("raise type('Own', (BaseException,), {})('own')", "Own: own"),
+        ("raise Mute", "Mute: <exception str() failed>"),
+        ("raise ValueError('a\\udcffb')", r"ValueError: a\udcffb"),
+    ],
+)
+def test_any_exception_costs_its_request_alone(served: Served, code: str, said: str) -> None:
+    before = served.instances("raises")
+    with pytest.raises(InferenceServerException) as raised:
+        served.executed("raises", code)
+    assert raised.value.status() == "StatusCode.INTERNAL"
+    assert raised.value.message().endswith(said)
+    assert served.executed("raises", "found = 1") == "1"
+    assert served.instances("raises") == before
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_a_model_may_do_anything_with_its_streams(served: Served, name: str) -> None:
+    """Its exceptions are answered, and what it logs is in the server's log."""
+    before = served.instances(name)
+    assert served.executed(name, CLOSES[name]) == "None"
+    with pytest.raises(InferenceServerException, match=f"ValueError: of {name}"):
+        served.executed(name, f"raise ValueError('of {name}')")
+    assert served.executed(name, f"pb.Logger.log_warn('logged by {name}')") == "None"
+    until(lambda: f"WARNING {name}, instance 0: logged by {name}" in served.log())
+    assert f"{name}, instance 0: ValueError: of {name}" in served.log()
+    assert served.instances(name) == before
+
+
+def test_what_is_logged_is_no_output_of_the_model(served: Served) -> None:
+    code = (
+        "b = io.StringIO()\nwith contextlib.redirect_stderr(b):\n    pb.Logger.log_info('a line')\nfound = b.getvalue()"
+    )
+    assert served.executed("raises", code) == ""
+    until(lambda: "INFO raises, instance 0: a line" in served.log())
+
+
+def test_what_is_printed_to_a_logger_is_logged_once(served: Served) -> None:
+    assert served.executed("logger", "sys.stdout = Told()\nsys.stdout.write('by a writer')") == "None"
+    until(lambda: "INFO logger, instance 0: told: by a writer" in served.log())
+    assert served.log().count("told: by a writer") == 1
