@@ -64,6 +64,19 @@ class Answer(NamedTuple):
     parameters: Mapping[str, Any]
 
 
+class PythonResponse(NamedTuple):
+    """One response to a request that an instance has kept. `error`: why it has no outputs.
+
+    `is_final`: no other one follows; then it may have no outputs.
+    """
+
+    outputs: Mapping[str, AnswerTensor]
+    parameters: Mapping[str, Any]
+    is_final: bool
+    is_empty: bool
+    error: RequestError | None = None
+
+
 class Envelope(NamedTuple):
     """What Python models are told of one request beside what equal requests have in common.
 

@@ -9,31 +9,22 @@ What follows a decoupled step runs for each of its responses (`iterations.py`).
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, TypeAlias
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.protos import grpc_service_pb2 as pb
+from gangway.executor.slots import SlotStatus
 from gangway.python_backend.messages import Described
-from gangway.server.errors import RequestError, fault, internal
+from gangway.server.errors import RequestError, fault
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import AnswerTensor, Codec
-from gangway.server.requests.data_plane import (
-    Block,
-    DataPlane,
-    HeldTensors,
-    Place,
-    PoolExhaustedError,
-    Submission,
-    total_bytes,
-)
+from gangway.server.models.tensors import Shapes
+from gangway.server.requests.data_plane import PoolExhaustedError
 from gangway.server.requests.ensemble_graphs import Step, compound_numbers
-from gangway.server.requests.ensembles import EnsembleCodec, StepPlan, fitted
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, values_of
+from gangway.server.requests.ensembles import EnsembleCodec, fitted
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, PythonResponse, values_of
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_counts import EndedStep
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
@@ -44,11 +35,11 @@ from gangway.server.serving.inference.python import (
     Begin,
     InnerCall,
     LeftRun,
-    PythonResponse,
     header_of,
     parsed_response,
     tell_gone,
 )
+from gangway.server.serving.inference.step_run import OpenStep, Outputs, StepRun, open_step, outputs_of
 from gangway.server.serving.pending import Pending, drive
 from gangway.server.serving.slots import Slots
 
@@ -56,52 +47,28 @@ _log = logging.getLogger(__name__)
 
 MOST_KEPT: Final = 1000  # steps that have ended, for the trace and the times of the whole
 
-Outputs: TypeAlias = Mapping[str, EnsembleTensor]  # of a step, by the names in its model
 
+class ScheduledStep(StepRun):
+    """A step in an iteration. `responses`: of a decoupled one, to be taken; `is_over`: no further one follows."""
 
-class StepRun(ModelRun):
-    """A step that has been handed over. `block` has its outputs, and is held until these have been taken.
-
-    `in_time`: whether it has ended before its clock's end. `answer`: what a Python model has answered, or why it has
-    not. `responses`: of a decoupled one, to be taken; `is_over`: no further one follows.
-    """
-
-    in_time = True
     is_over = False
-    answer: Answer | PythonResponse | RequestError | None = None
     _room: Pending[None] | None = None
     _stops = False
-    _outcome: SlotOutcome | None = None  # while it is closed
-    _is_closed = False
 
     def __init__(
         self,
         ready: Ready,
         step: Step,
-        plan: StepPlan,
-        codec: Codec,
-        submission: Submission,
-        block: Block,
+        shapes: Shapes,
+        opened: OpenStep,
         clock: RequestClock,
         begin_ns: int,
         watch: ShapeWatch,
         queue: Terms,
     ) -> None:
-        super().__init__(step.model, plan.shapes, queue, clock, begin_ns, watch)
+        super().__init__(step, shapes, opened, clock, begin_ns, watch, queue)
         self.iteration, self.index = ready
-        self.step = step
         self.responses: deque[PythonResponse] = deque()
-        self.plan = plan
-        self.codec = codec
-        self.submission = submission
-        self.block = block
-
-    @property
-    def compound_model(self) -> int:
-        """The number of the model if the step may be a member of a compound task: one row, compiled; else -1."""
-        if self.codec.memory is None or self.shapes.is_empty or self.shapes.rows != 1:
-            return -1
-        return self.submission.layout.model_id
 
     async def wait_for_room(self) -> None:
         """Return when a further response may be taken: the ones before have been answered but for a few."""
@@ -125,78 +92,6 @@ class StepRun(ModelRun):
         open_count = len(self.iteration.inner) + len(self.responses)
         return open_count >= self.iteration.most_open and not self._stops
 
-    @property
-    def slot(self) -> int | None:
-        """The slot that it has; None: none any more."""
-        return None if self._is_closed else self.submission.slot
-
-    def ended(self) -> SlotOutcome:
-        """Return how it has ended in its slot."""
-        return self._outcome or self.submission.outcome()
-
-    def leave_slot(self, plane: DataPlane) -> None:
-        """Give slot and memory back, because an instance of a Python model has kept the request."""
-        self._outcome, self.is_whole = self.submission.outcome(), False
-        self.close(plane)
-
-    def answered(self, run: LeftRun) -> None:
-        """The instance has answered what it has kept, or it will not."""
-        self._outcome, self.is_whole = run.outcome_of(self.ended()), False
-        self.finished_ns = time.monotonic_ns()
-
-    def close(self, plane: DataPlane) -> None:
-        """Give slot and memory back. Calling it again does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.submission.close()
-            plane.drop(self.block)
-
-    def outputs(self) -> Outputs | None:
-        """Return what the step has left; None if there was too little room.
-
-        Raises RequestError if it cannot be used.
-        """
-        if self.answer is not None:
-            return self.python_outputs(self.answer)
-        views, begins = self.submission.outputs, self.submission.external.outputs
-        found = {}
-        if self.codec.response is not None:
-            for tensor, datatype, shape, size in self.codec.response.described:
-                at = 0 if self.codec.is_empty else tensor.index
-                found[tensor.name] = self._placed(AnswerTensor(datatype, shape, views[at][:size], begins[at]))
-            return found
-        try:
-            parts = self.codec.parts_in(views[0])
-        except ValueError as error:
-            internal(f"model '{self.model.name}' has written an answer that cannot be read: {error}")
-        if parts is None:
-            return None
-        for name, tensor in self.model.outputs.items():
-            part = parts[tensor.index]
-            content = views[0][part.offset : part.offset + part.size_bytes]
-            shape, offset = tensor.client_shape(part.shape), begins[0] + part.offset
-            found[name] = self._placed(AnswerTensor(tensor.datatype, shape, content, offset))
-        return found
-
-    def _placed(self, tensor: AnswerTensor) -> EnsembleTensor:
-        """Return a tensor whose offset is that in the io segment, or None."""
-        size_bytes = len(tensor.content)
-        place = None if tensor.offset is None else Place(self.block, tensor.offset, size_bytes)
-        return EnsembleTensor(tensor.datatype, tensor.shape, tensor.content, place)
-
-    def python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Outputs:
-        """Return the outputs of an answer in one go, or those of the response after the step was kept.
-
-        What the model leaves out is left out here: only who needs it fails.
-        """
-        if isinstance(answer, RequestError):
-            raise answer.without_traceback()
-        found = {}
-        for name, tensor in answer.outputs.items():
-            begin = None if tensor.offset is None else self.submission.external.outputs[0] + tensor.offset
-            found[name] = self._placed(tensor._replace(offset=begin))
-        return found
-
 
 @dataclass(eq=False)
 class SequenceStep:
@@ -209,16 +104,7 @@ class SequenceStep:
     result: bytes | RequestError | None = None
 
 
-def outputs_of(response: pb.ModelInferResponse) -> Outputs:
-    """Return the outputs of a response."""
-    contents = zip(response.outputs, response.raw_output_contents, strict=True)
-    return {
-        output.name: EnsembleTensor(output.datatype, tuple(output.shape), memoryview(content))
-        for output, content in contents
-    }
-
-
-Running: TypeAlias = StepRun | SequenceStep
+Running: TypeAlias = ScheduledStep | SequenceStep
 
 
 class EnsembleRun:
@@ -255,7 +141,7 @@ class EnsembleRun:
         self._left_run = left_run
         self._begin = begin
         self._chain = chain
-        self._left: dict[StepRun, LeftRun] = {}
+        self._left: dict[ScheduledStep, LeftRun] = {}
         self._ready: deque[Ready] = deque()
         self._running: list[Running] = []
         self._done: list[Running] = []  # of those that run: what has ended, or has a response
@@ -280,7 +166,7 @@ class EnsembleRun:
             if found is not None or self._root.is_over:
                 return found
             for running in self._running if self._codec.graph.streams else ():
-                if isinstance(running, StepRun):
+                if isinstance(running, ScheduledStep):
                     running.let_on()
             if not self._done:
                 self._waiting = Pending()
@@ -296,7 +182,7 @@ class EnsembleRun:
         """Cancel it: the client does not wait for the answer any more."""
         self._cancelled = True
         for running in self._running:
-            if isinstance(running, StepRun):
+            if isinstance(running, ScheduledStep):
                 running.submission.cancel()
                 running.stop()
             else:
@@ -313,7 +199,7 @@ class EnsembleRun:
         self.cancel()
         unfinished, self._running = self._running, []
         for running in unfinished:
-            if isinstance(running, StepRun):
+            if isinstance(running, ScheduledStep):
                 if running.slot is not None:
                     self._slots.forget(running.slot)
                 cancelled = failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue)
@@ -330,7 +216,7 @@ class EnsembleRun:
             iteration, index = together[0]
             while self._ready and self._ready[0].iteration is iteration:
                 together.append(self._ready.popleft())
-            prepared: deque[StepRun] = deque()
+            prepared: deque[ScheduledStep] = deque()
             try:
                 for each in together:
                     index = each.place
@@ -354,64 +240,33 @@ class EnsembleRun:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
         self._submit(await self._prepared(ready, again_since_ns, whole))
 
-    async def _prepared(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> StepRun:
+    async def _prepared(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> ScheduledStep:
         """Return a step with its inputs. Copying large ones would hold the loop for too long."""
         if ready.iteration.tensors.copied_bytes(self._codec.graph.steps[ready.place]) > LARGE_BYTES:
             return await self._slots.aside.run(self._prepare, ready, again_since_ns, whole)
         return self._prepare(ready, again_since_ns, whole)
 
-    def _prepare(self, ready: Ready, again_since_ns: int, whole: bool) -> StepRun:
+    def _prepare(self, ready: Ready, again_since_ns: int, whole: bool) -> ScheduledStep:
         step, begin_ns = self._codec.graph.steps[ready.place], again_since_ns or time.monotonic_ns()
         tensors = ready.iteration.tensors
         try:
             inputs = tensors.inputs_of(step.inputs)
             kinds = {name: (each.datatype, each.shape) for name, each in inputs.items()}
             plan = self._codec.step_plan(ready.place, kinds)
-            codec = plan.fallback if whole and plan.fallback is not None else plan.codec
-            submission, block = self._open(codec, plan.shapes.rows, list(inputs.values()), tensors)
+            codec, fallback = plan.codec, plan.fallback
+            if whole and fallback is not None:
+                codec, fallback = fallback, None
+            rows, values = plan.shapes.rows, list(inputs.values())
+            opened = open_step(self._plane, codec, fallback, rows, values, tensors, self._envelope)
         except PoolExhaustedError as error:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
         watch, level = self._watch_shapes, self._codec.about.get("priority", 0)
         queue = step.model.policies.terms(self._terms.timeout_us, level, None)  # its own queue policy's
-        return StepRun(ready, step, plan, codec, submission, block, self._clock, begin_ns, watch, queue)
+        return ScheduledStep(ready, step, plan.shapes, opened, self._clock, begin_ns, watch, queue)
 
-    def _open(
-        self, codec: Codec, rows: int, inputs: Sequence[EnsembleTensor], tensors: EnsembleTensors
-    ) -> tuple[Submission, Block]:
-        """Return a request that is ready to be handed over, and the block of its outputs, which is held.
-
-        A compiled model reads its inputs where they are. All others, and a request without rows, have a copy. Raises
-        PoolExhaustedError and RequestError.
-        """
-        plane = self._plane
-        contents: Contents = [value.content for value in inputs]
-        if isinstance(codec, PythonCodec):
-            contents = codec.with_about(contents, self._envelope)
-        layout, sources = codec.layout(contents), {}
-        if codec.memory is not None and not codec.is_empty:
-            for tensor, value in zip(codec.inputs, inputs, strict=True):
-                place = sources[tensor.index] = tensors.placed(value)
-                expected = rows * layout.input_bytes[tensor.index]
-                if place.size_bytes != expected:
-                    given = f"input '{tensor.name}' for model '{codec.model.name}' has {place.size_bytes} bytes"
-                    internal(f"{given}, expected {expected}")
-        sizes = layout.output_sizes(rows)
-        block = plane.take(total_bytes(sizes))
-        try:
-            submission = plane.open(layout, rows, HeldTensors(plane, sources, dict(enumerate(block.places(sizes)))))
-            try:
-                codec.write(submission, contents)
-            except BaseException:
-                submission.close()
-                raise
-        except BaseException:
-            plane.drop(block)
-            raise
-        return submission, block
-
-    def _submit(self, running: StepRun, compound: int = 0, last: bool = True) -> None:
+    def _submit(self, running: ScheduledStep, compound: int = 0, last: bool = True) -> None:
         """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""
         clock, terms, submission = self._clock_of(running.index), self._terms, running.submission
         try:
@@ -444,7 +299,7 @@ class EnsembleRun:
         after_ns = int(self._codec.graph.remaining_us[index] * 1000)
         return self._clock._replace(deadline_ns=max(1, deadline_ns - after_ns))
 
-    async def _watch(self, running: StepRun, ended: Pending[bool]) -> None:
+    async def _watch(self, running: ScheduledStep, ended: Pending[bool]) -> None:
         """Wait for a step, and then for the responses of an instance of a Python model that has kept it."""
         running.in_time = await ended
         running.finished_ns = time.monotonic_ns()
@@ -460,7 +315,7 @@ class EnsembleRun:
         running.is_over = True
         self._note_done(running)
 
-    async def _take_answers(self, running: StepRun, codec: PythonCodec) -> None:
+    async def _take_answers(self, running: ScheduledStep, codec: PythonCodec) -> None:
         """Take what a Python model has answered. Raises RequestError for an error of it, the first one of several."""
         found = codec.read(running.submission.outputs[0])
         if isinstance(found, Answer):
@@ -484,7 +339,7 @@ class EnsembleRun:
             running.answer = await run.next()
         finally:
             del self._left[running]
-            running.answered(run)
+            running.answered(run.outcome_of(running.ended()))
             run.cancel()
 
     def _note_done(self, running: Running) -> None:
@@ -502,14 +357,14 @@ class EnsembleRun:
             self._follow(running, running.responses.popleft())
         return await self._finish(running) if running.is_over else ()
 
-    def _follow(self, running: StepRun, response: Answer | PythonResponse) -> None:
+    def _follow(self, running: ScheduledStep, response: Answer | PythonResponse) -> None:
         """Let steps begin that follow from a response of a decoupled step."""
         inner = running.iteration.follow(isinstance(response, Answer) or response.is_final)
         _take(running.step, inner, running.python_outputs(response))
         inner.parameters[running.index] = response.parameters
         self._ready += inner.ready()
 
-    async def _finish(self, running: StepRun) -> Sequence[Ready]:
+    async def _finish(self, running: ScheduledStep) -> Sequence[Ready]:
         """Take the answer of a step that has ended; return the steps that can begin now. Raises RequestError."""
         step, iteration, answer = running.step, running.iteration, running.answer
         ready = Ready(iteration, running.index)
@@ -518,8 +373,7 @@ class EnsembleRun:
         self._running.remove(running)
         outcome = running.ended()
         try:
-            may_go = running.plan.fallback is not None and running.codec is running.plan.codec
-            if outcome.status is SlotStatus.UNAVAILABLE and may_go:
+            if outcome.status is SlotStatus.UNAVAILABLE and running.fallback is not None:
                 await self._start(ready, running.begin_ns, whole=True)  # the variant has been unloaded
                 return ()
             if outcome.status is not SlotStatus.OK:
@@ -534,7 +388,7 @@ class EnsembleRun:
                 except RequestError as error:
                     raise self._failed(step, running.begin_ns, error) from error
                 if outputs is None:  # it will have more room
-                    await self._start(ready, running.begin_ns, whole=running.codec is running.plan.fallback)
+                    await self._start(ready, running.begin_ns, whole=running.fallback is None)
                     return ()
                 _take(step, iteration, outputs)
             elif answer is not None:
@@ -620,7 +474,7 @@ class EnsembleRun:
         outer = ready.iteration.outer
         while outer is not None:
             for running in self._running:
-                if isinstance(running, StepRun) and running.iteration is outer and running.index == outer.stream:
+                if isinstance(running, ScheduledStep) and running.iteration is outer and running.index == outer.stream:
                     running.stop()
                     if (left := self._left.get(running)) is not None:
                         left.cancel()

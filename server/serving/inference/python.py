@@ -24,12 +24,12 @@ from gangway.python_backend.messages import BACKGROUND, Message, PayloadTooLarge
 from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.served import MOST_ANSWER_BYTES
 from gangway.server.models.settings import Terms
-from gangway.server.requests.codecs import AnswerTensor
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import (
     CODES,
     Left,
     PythonCodec,
+    PythonResponse,
     Waiting,
     error_of,
     set_parameter,
@@ -208,16 +208,6 @@ class AttendedInstance:
     def _end(self, error: Exception) -> None:
         self._calls.end()
         self._lost()
-
-
-class PythonResponse(NamedTuple):
-    """One response. `is_final`: no other one follows; then it may have no outputs. `error`: why it has none."""
-
-    outputs: Mapping[str, AnswerTensor]
-    parameters: Mapping[str, Any]
-    is_final: bool
-    is_empty: bool
-    error: RequestError | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, parameters_text
+from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, PythonResponse, parameters_text
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
@@ -37,7 +37,6 @@ from gangway.server.serving.inference.python import (
     Begin,
     InnerCall,
     LeftRun,
-    PythonResponse,
     forget_left,
     tell_gone,
 )
