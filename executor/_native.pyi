@@ -1,7 +1,8 @@
 """The C extension (executor/native). Offsets are bytes into a writable view; what lies outside it is a ValueError."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from mmap import mmap
+from typing import Any, Literal, Self
 
 LAYOUT: dict[str, tuple[int, dict[str, tuple[int, int, str]]]]
 """Of native/layout.h: struct -> size in bytes, {field -> offset, size in bytes, letter of module `struct`}."""
@@ -176,7 +177,7 @@ class Program:
         cls,
         run: Callable[
             [list[tuple[memoryview, memoryview]], tuple[int, ...], bool],
-            Sequence[tuple[bool, str] | tuple[bytes, bytes, Callable[[], object]] | None],
+            Sequence[tuple[bool, str] | tuple[bytes, bytes, Callable[[], object]] | Literal[False] | None],
         ],
         /,
     ) -> Self:
@@ -189,8 +190,54 @@ class Program:
 
         `again`: a request in the same memory was computed lately, on one core. Then `run` may say instead of None how
         the next one is computed there: what its frame begins with, what that of its answer does, and a function that
-        computes the contents. If that raises an exception, the request is given to `run`. None: it is not asked again.
+        computes the contents. If that raises an exception, the request is given to `run`. None: it is not asked again;
+        False: not this time.
+
+        The function may return True: it has written all of the answer. False: nothing was computed, so the request is
+        given to `run`; NotImplemented: so is each further one.
         """
+
+class InstanceEnd:
+    """A worker's end of an instance of a Python model (`executor/python_instance.py`), for `Handover`."""
+
+    def __init__(self, socket: int, process: int, pid: int) -> None:
+        """`process`: a descriptor of it. Both stay the caller's, until `close`."""
+    def share(self, memory: mmap | None, /) -> None:
+        """Use this memory from now on; None: none."""
+    def show(self, status: memoryview, /) -> None:
+        """Look into this memory for whether it is free."""
+    def close(self) -> None: ...
+
+class Handover:
+    """How requests of one kind are handed over, and answered, if that is possible in one go."""
+
+    def __init__(
+        self,
+        instance: InstanceEnd,
+        request: memoryview,
+        block: memoryview,
+        header: bytes,
+        common: bytes,
+        answer: bytes,
+        status: bytes,
+        told: tuple[int, int],
+        status_at: int,
+        inputs: Sequence[tuple[int, int, int]],
+        outputs: Sequence[tuple[int, int, int]],
+        elements: Sequence[tuple[int, int, int]],
+        needed_bytes: int,
+        timeout_ns: int,
+        core: int,
+        go_on: Callable[[int, int, tuple[int, int], bytes], None],
+    ) -> None:
+        """`header`, `answer`: of the messages. `common`: how what the instance is told ends. `told`: where that is.
+
+        `inputs`, `outputs`: (from, to, bytes) from `request` to the memory, and from there to `block`. `elements`:
+        (offset, bytes, count) of BYTES. `go_on(number, begin_ns, (looked_ns, computed_ns), received)` answers what was
+        handed over and has no plain answer. Raises ValueError for long messages, and for places that are outside.
+        """
+    def __call__(self) -> bool | None:
+        """As `Program.whole` says. Releases the GIL."""
 
 class FastPath:
     """What the scheduler's process begins without a decision. See `executor/fast_path.py`."""

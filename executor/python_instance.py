@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from gangway.executor import _native
 from gangway.executor.process import may_raise_priority
 from gangway.python_backend.cpu_clock import CpuClock
 from gangway.python_backend.messages import (
@@ -96,6 +97,7 @@ class Instance:
         self._pid, self._clock = pid, CpuClock(pid)
         self._unsettled = 0  # a run that was left: the instance may be writing its answer
         self._memory_fd, self._memory = -1, memoryview(b"")
+        self.end = _native.InstanceEnd(connected.fileno(), self._process, pid)
         self._map: mmap.mmap | None = None
         self._status: Status | None = None
         self._cores: Set[int] = set()
@@ -149,13 +151,39 @@ class Instance:
             self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
             if "resume" in header or (self._status is not None and self._status.rests):
                 self._place({core}, 0)
+        except BlockingIOError:
+            raise self._late(timeout_s) from None
+        except (OSError, EOFError, ValueError) as error:
+            raise InstanceLostError("its process has ended") from error
+        return self._answer_to(number, core, begin_ns, timeout_s, stay, stay.patience_ms / 2)
+
+    def go_on(
+        self, number: int, core: int, begin_ns: int, timeout_s: float, looked: tuple[int, int], received: bytes
+    ) -> Message:
+        """Return the answer to what its `end` has handed over; raises as `ask` does.
+
+        `looked`: when the clock was looked at last (0: never), and what it said. `received`: what was read since then.
+        """
+        self._connection.give_back(received)
+        return self._answer_to(number, core, begin_ns, timeout_s, Stay(), 0, looked)
+
+    def _answer_to(
+        self,
+        number: int,
+        core: int,
+        begin_ns: int,
+        timeout_s: float,
+        stay: Stay,
+        look_ms: float,
+        looked: tuple[int, int] = (0, 0),
+    ) -> Message:
+        try:
             if timeout_s != self._answer_s:
                 self._answer_s = timeout_s
                 self._limit(socket.SO_RCVTIMEO, timeout_s)
-            answer = self._answer(number, core, begin_ns, timeout_s, stay)
+            answer = self._answer(number, core, begin_ns, timeout_s, stay, look_ms, *looked)
         except BlockingIOError:
-            self._kill()
-            raise InstanceLostError(f"it did not end within {timeout_s:g} s and was ended") from None
+            raise self._late(timeout_s) from None
         except (OSError, EOFError, ValueError) as error:
             raise InstanceLostError("its process has ended") from error
         memory_bytes = answer.header.get("memory_bytes", 0)
@@ -163,10 +191,27 @@ class Instance:
             self._remap(memory_bytes)
         return answer
 
-    def _answer(self, number: int, core: int, begin_ns: int, timeout_s: float, stay: Stay) -> Message:
-        """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`."""
-        look_ms, most_ns = stay.patience_ms / 2, stay.most_ns(begin_ns)
-        looked_ns = computed_ns = 0
+    def _late(self, timeout_s: float) -> InstanceLostError:
+        """End the process, which is late; return what is to be said."""
+        self._kill()
+        return InstanceLostError(f"it did not end within {timeout_s:g} s and was ended")
+
+    def _answer(
+        self,
+        number: int,
+        core: int,
+        begin_ns: int,
+        timeout_s: float,
+        stay: Stay,
+        look_ms: float,
+        looked_ns: int,
+        computed_ns: int,
+    ) -> Message:
+        """Return the answer with this number. Raises BlockingIOError if it is late, and as `Connection.receive`.
+
+        `executor/native/instance.c` begins in the same way.
+        """
+        most_ns = stay.most_ns(begin_ns)
         queued_ns = -1  # in the first window in which it computes little it is not known yet
         while True:
             if self._has_come(look_ms):
@@ -212,6 +257,7 @@ class Instance:
         message = self._connection.receive()
         if "hello" in message.header:
             self._status = Status(message.descriptor, is_own=False)
+            self.end.show(self._status.page)
             os.close(message.descriptor)
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
@@ -223,6 +269,7 @@ class Instance:
         self._place(self._cores, WAITING_NICE)  # first: the instance may give some of its threads more weight
         self._connection.send({"leave": number})
         self._unsettled = number
+        self.end.share(None)
         return Message({"waits": number, "goes_on": goes_on}, memoryview(b""))
 
     def _place(self, cores: Set[int], more_nice: int) -> None:
@@ -245,6 +292,7 @@ class Instance:
 
     def close(self) -> None:
         """Let go of it."""
+        self.end.close()
         self._connection.close()
         os.close(self._process)
         if self._memory_fd >= 0:
@@ -268,8 +316,10 @@ class Instance:
         if self._unsettled and self._memory_fd >= 0:
             self._forget_memory()
         self._unsettled = 0
+        self.end.share(self._map)
 
     def _forget_memory(self) -> None:
+        self.end.share(None)
         self._memory.release()
         self._memory = memoryview(b"")
         self._map = None
@@ -299,6 +349,7 @@ class Instance:
         self._memory.release()
         self._map = mmap.mmap(self._memory_fd, size_bytes)
         self._memory = memoryview(self._map)
+        self.end.share(self._map)
 
     def _limit(self, option: int, seconds: float) -> None:
         """Have calls that wait raise BlockingIOError after so long; 0: never."""

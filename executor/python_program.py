@@ -24,11 +24,12 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from gangway.artifact.format import Manifest, TensorSpec
 from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
+from gangway.executor.frames import header_of as frame_header_of
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError, Stay
@@ -37,11 +38,13 @@ from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, M
 
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
+_MOST_NS: Final = 2**63 - 1
 _NOTHING: Final[tuple[tuple[int, ...], int, int]] = (), 0, 0
 _NOWHERE: Final[Iterator[int]] = iter(())
 _AGAIN: Final = "it is started again"
 
 Frames = tuple[memoryview, memoryview]
+Prepared = tuple[bytes, bytes, _native.Handover]
 
 
 class _Told(NamedTuple):
@@ -70,8 +73,26 @@ class _Answer(NamedTuple):
     status: bytes
 
 
+class _Plain(NamedTuple):
+    """A request that was handed over and answered in one go. `done`: the header of the answer."""
+
+    instance: Instance
+    run: _Run
+    done: bytes
+
+
+class _Answered(NamedTuple):
+    """Answers of requests, and where their outputs are. `plain`: the only one was a plain request."""
+
+    answers: Sequence[_Answer]
+    memory: memoryview = memoryview(b"")
+    plain: _Plain | None = None
+
+
 class PythonModel:
     """The instances of one model, as one worker sees them. Called by the C loop, a lease at a time.
+
+    Of a plain request the next one of its kind is handed over and answered by `executor/native/instance.c`.
 
     `addresses`: of the instances. `rank`: the worker's, so that not all workers ask the same instance first. `kept` is
     called before the end of a run that an instance keeps.
@@ -94,40 +115,57 @@ class PythonModel:
         self._reader, self._writer = FrameReader(), FrameWriter()
         self._run_of = lru_cache(maxsize=KNOWN_HEADERS)(partial(_run_of, manifest.inputs))
 
-    def __call__(self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False) -> list[None]:
-        """Execute requests from frame to frame. `cores`: the first one is this worker's. Failures are in answers."""
-        memory = memoryview(b"")
-        try:
+    def __call__(
+        self, frames: list[Frames], cores: tuple[int, ...] = (0,), again: bool = False
+    ) -> Sequence[Prepared | Literal[False] | None]:
+        """Execute requests from frame to frame. `cores`: the first one is this worker's. Failures are in answers.
+
+        `again`: a request in the same memory was executed lately; return how a further one is (`_native.Program`).
+        """
+
+        def execute() -> _Answered:
             read = [self._reader.read(request) for request, _ in frames]
             told = [_told(request, frame) for (request, _), frame in zip(frames, read, strict=True)]
             about = header_of(told[0].common)
             if "resume" in about:
-                answers = [_answer_of(self._resume(about, cores[0]), self._names)]
-            else:
-                answers, memory = self._run(frames, read, told, about, cores[0])
+                return _Answered([_answer_of(self._resume(about, cores[0]), self._names)])
+            return self._run(frames, read, told, about, cores[0])
+
+        answered, frame = self._write_all(frames, execute)
+        plain = answered.plain
+        if again and plain is not None and frame is not None:
+            return [self._prepared(*frames[0], answered.answers[0], frame, plain, cores[0])]
+        not_now: list[Literal[False]] = [False] * len(frames)
+        return not_now
+
+    def _write_all(self, frames: list[Frames], execute: Callable[[], _Answered]) -> tuple[_Answered, Frame | None]:
+        """Write what `execute` returns, or why there is no answer; return it, with the frame of the last one."""
+        try:
+            answered = execute()
         except NotReadyError:
-            answers = self._failed(frames, "UNAVAILABLE", f"no instance of model '{self._name}' is ready; {_AGAIN}")
+            answered = self._failed(frames, "UNAVAILABLE", f"no instance of model '{self._name}' is ready; {_AGAIN}")
         except InstanceLostError as error:
             write_log_line(f"{self._name}: an instance of the Python model is lost: {error}", LOG_WARNING)
             message = f"an instance of model '{self._name}' was lost: {error}; {_AGAIN}"
-            answers = self._failed(frames, "UNAVAILABLE", message)
+            answered = self._failed(frames, "UNAVAILABLE", message)
         except Exception as error:  # it concerns these requests only
-            answers = self._failed(frames, "INTERNAL", f"{error}")
-        for (_, block), answer in zip(frames, answers, strict=True):
-            self._write(block, answer, memory)
-        memory.release()
+            answered = self._failed(frames, "INTERNAL", f"{error}")
+        frame = None
+        for (_, block), answer in zip(frames, answered.answers, strict=True):
+            frame = self._write(block, answer, answered.memory)
+        answered.memory.release()
         for instance in self._instances.values():
             instance.trim()
-        return [None] * len(frames)
+        return answered, frame
 
     def _run(
         self, frames: list[Frames], read: Sequence[Frame], told: Sequence[_Told], about: Mapping[str, Any], core: int
-    ) -> tuple[list[_Answer], memoryview]:
-        """Have an instance execute requests; return an answer to each, and where their outputs are."""
+    ) -> _Answered:
+        """Have an instance execute requests; return an answer to each."""
         refused = self._refused(frames, read)
         asked = [place for place in range(len(frames)) if place not in refused] if refused else range(len(frames))
         if not asked:
-            return list(refused.values()), memoryview(b"")
+            return _Answered(list(refused.values()))
         form = tuple((told[place].common, read[place], self._room_bytes(frames[place][1])) for place in asked)
         is_short = sum(len(common) for common, _, _ in form) <= KNOWN_HEADER_BYTES
         run = (self._run_of if is_short else self._run_of.__wrapped__)(core, about["timeout_s"], form)
@@ -139,20 +177,95 @@ class PythonModel:
         except BaseException:
             self._drop(number)
             raise
-        is_left = "waits" in done.header or any("left" in each for each in done.header["done"])
+        answered = self._taken(instance, run, done, about)
+        if not refused:
+            return answered
+        given = iter(answered.answers)
+        return answered._replace(
+            answers=[refused.get(place) or next(given) for place in range(len(frames))], plain=None
+        )
+
+    def _taken(self, instance: Instance, run: _Run, done: Message, about: Mapping[str, Any]) -> _Answered:
+        """Return what an instance has answered to requests."""
+        is_kept = "waits" in done.header
+        is_left = is_kept or any("left" in each for each in done.header["done"])
         if is_left and not about["takes_any"]:
             self._kept()
-        if "waits" in done.header:
-            answers = [
-                _answer_of({"left": (instance.address, done.header["waits"], index, instance.pids, True)}, self._names)
-                for index in range(len(asked))
+        memory = instance.memory[:]
+        if is_kept:
+            left = [
+                (instance.address, done.header["waits"], index, instance.pids, True) for index in range(len(run.parts))
             ]
-        else:
-            answers = _answers_of(done, self._names, instance.address)
-        if refused:
-            given = iter(answers)
-            answers = [refused.get(place) or next(given) for place in range(len(frames))]
-        return answers, instance.memory[:]
+            return _Answered([_answer_of({"left": each}, self._names) for each in left], memory)
+        answers = _answers_of(done, self._names, instance.address)
+        is_plain = len(answers) == 1 and not is_left and len(done.text) <= KNOWN_HEADER_BYTES
+        return _Answered(answers, memory, _Plain(instance, run, done.text) if is_plain else None)
+
+    def _prepared(
+        self, request: memoryview, block: memoryview, answer: _Answer, answered: Frame, plain: _Plain, core: int
+    ) -> Prepared | None:
+        """Return how requests like one that was answered are executed in the same memory; None: in no other way."""
+        asked = self._reader.read(request)
+        told, common = asked.parts[-1], _told(request, asked).common
+        about = header_of(common)
+        offsets, needed_bytes = places([part.stop - part.start for part in plain.run.parts[0]])
+        status = answered.parts[-1]
+        try:
+            handover = _native.Handover(
+                instance=plain.instance.end,
+                request=request,
+                block=block,
+                header=plain.run.text,
+                common=common,
+                answer=plain.done,
+                status=answer.status,
+                told=(told.offset, told.size_bytes),
+                status_at=status.offset,
+                inputs=[
+                    (part.start, at, part.stop - part.start)
+                    for part, at in zip(plain.run.parts[0], offsets, strict=True)
+                ],
+                outputs=[
+                    (where.start, part.offset, part.size_bytes)
+                    for part, where in zip(answered.parts[:-1], answer.contents, strict=True)
+                ],
+                elements=[
+                    (part.offset, part.size_bytes, math.prod(part.shape))
+                    for tensor, part in zip(self._inputs, asked.parts, strict=False)  # the last part is none of them
+                    if tensor.datatype == "BYTES" and not (tensor.optional and is_absent(part))
+                ],
+                needed_bytes=max([needed_bytes, *(where.stop for where in answer.contents)]),
+                timeout_ns=min(int(about["timeout_s"] * 1e9), _MOST_NS),
+                core=core,
+                go_on=partial(self._go_on, [(request, block)], plain, core, about),
+            )
+        except ValueError:  # its messages are too long
+            return None
+        return frame_header_of(asked), frame_header_of(answered), handover
+
+    def _go_on(
+        self,
+        frames: list[Frames],
+        plain: _Plain,
+        core: int,
+        about: Mapping[str, Any],
+        number: int,
+        begin_ns: int,
+        looked: tuple[int, int],
+        received: bytes,
+    ) -> None:
+        """See to a request that was handed over and has had no plain answer so far."""
+
+        def execute() -> _Answered:
+            try:
+                done = plain.instance.go_on(number, core, begin_ns, about["timeout_s"], looked, received)
+            except BaseException:
+                for place in [place for place, each in self._instances.items() if each is plain.instance]:
+                    self._drop(place)
+                raise
+            return self._taken(plain.instance, plain.run, done, about)
+
+        self._write_all(frames, execute)
 
     def _refused(self, frames: list[Frames], read: Sequence[Frame]) -> dict[int, _Answer]:
         """Return answers to requests whose strings are cut off, by their places."""
@@ -171,8 +284,8 @@ class PythonModel:
                     refused[place] = _answer_of({"error": failure}, self._names)
         return refused
 
-    def _failed(self, frames: list[Frames], code: str, message: str) -> list[_Answer]:
-        return [_answer_of({"error": (code, message)}, self._names)] * len(frames)
+    def _failed(self, frames: list[Frames], code: str, message: str) -> _Answered:
+        return _Answered([_answer_of({"error": (code, message)}, self._names)] * len(frames))
 
     def _resume(self, about: Mapping[str, Any], core: int) -> dict[str, Any]:
         """Have an execution go on; return the outcome, when that has ended or waits."""
@@ -234,8 +347,8 @@ class PythonModel:
         words = 2 + 2 * len(self._names) + 2
         return len(answer) - WORD_BYTES * words - _SLACK_BYTES
 
-    def _write(self, block: memoryview, answer: _Answer, memory: memoryview) -> None:
-        """Write an answer, whose contents are in this memory, into its block."""
+    def _write(self, block: memoryview, answer: _Answer, memory: memoryview) -> Frame | None:
+        """Write an answer, whose contents are in this memory, into its block. None: it has no room."""
         frame = self._writer.write(block, answer.tensors)
         if frame is not None:
             *parts, status = frame.parts
@@ -243,6 +356,7 @@ class PythonModel:
                 if part.size_bytes:
                     block[part.offset : part.offset + part.size_bytes] = memory[where]
             block[status.offset : status.offset + status.size_bytes] = answer.status
+        return frame
 
 
 def _close_all(instances: dict[int, Instance]) -> None:

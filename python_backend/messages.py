@@ -169,6 +169,14 @@ class Connection:
             while self.has_read:
                 take(self.receive(), self)
 
+    def give_back(self, read: bytes) -> None:
+        """Have `receive` go on with what was read from the socket by other means, after what was read before."""
+        found = b"".join((self._read[self._begin : self._end], read))
+        if len(found) > len(self._read):
+            self._read = memoryview(bytearray(len(found)))
+        self._read[: len(found)] = found
+        self._begin, self._end = 0, len(found)
+
     def end(self) -> None:
         """End it, for both sides; a thread that receives gets EOFError, and is the one to close it."""
         with suppress(OSError):

@@ -24,12 +24,16 @@ RESTLESS_SHARE = 0.1  # of the time, if nobody waits for anything
 
 
 class Status:
-    """What an instance shows its workers without a message: a page of memory that they share."""
+    """What an instance shows its workers without a message: a page of memory that they share.
+
+    `executor/native/instance.h` has its first bytes.
+    """
 
     def __init__(self, descriptor: int, is_own: bool) -> None:
         """Map it. Raises OSError. `is_own`: the instance's, which writes."""
         self._bytes = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE * is_own)
         self._words = memoryview(self._bytes).cast("I")
+        self.page = memoryview(self._bytes)
 
     @property
     def load(self) -> int:

@@ -88,10 +88,11 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
-    PyTypeObject *worker_type, *fast_path_type;
+    PyTypeObject *worker_type, *fast_path_type, *handover_type;
     if (module && add_layout(module) && add_constants(module) && add_functions(module) &&
         add_type(module, &program_type_spec, &program_type) && add_type(module, &worker_type_spec, &worker_type) &&
-        add_type(module, &fast_path_type_spec, &fast_path_type)) {
+        add_type(module, &fast_path_type_spec, &fast_path_type) && add_type(module, &instance_type_spec, &instance_type) &&
+        add_type(module, &handover_type_spec, &handover_type)) {
         return module;
     }
     Py_XDECREF(module);

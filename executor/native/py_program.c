@@ -291,20 +291,20 @@ static bool call_prepared(struct prepared_call *known, const struct piece *piece
         return false;
     }
     PyObject *result = PyObject_CallNoArgs(known->call);
-    if (!result) {
-        PyErr_Clear();
-        forget_call(known);
-        known->unfit = true;
-        return false;
-    }
-    Py_DECREF(result);
-    memcpy(piece->outputs[0], PyBytes_AsString(known->answer), (size_t)PyBytes_Size(known->answer));
-    return true;
+    if (!result) PyErr_Clear();
+    known->unfit = !result;
+    bool computed = result && result != Py_False && result != Py_NotImplemented, written = result == Py_True;
+    if (computed && !written) memcpy(piece->outputs[0], PyBytes_AsString(known->answer), (size_t)PyBytes_Size(known->answer));
+    if (!result || result == Py_NotImplemented) forget_call(known);
+    Py_XDECREF(result);
+    return computed;
 }
 
-/* `result` of a request that succeeded: (header, header of the answer, function), or None if such cannot be prepared. */
+/* `result` of a request that succeeded: (header, header of the answer, function), None if such cannot be prepared, or False if this one
+ * cannot. */
 static void prepare_call(struct prepared_call *known, PyObject *result) {
     PyObject *header, *answer, *call;
+    if (result == Py_False) return;
     known->unfit = result == Py_None;
     if (known->unfit) return;
     if (!PyArg_ParseTuple(result, "SSO", &header, &answer, &call)) {
@@ -327,14 +327,14 @@ static void call_python(void *context, struct query *query) {
         PyGILState_Release(state);
         return;
     }
-    bool again = known && !known->unfit;
+    bool again = known && !known->unfit && !known->call;
     PyObject *frames = frames_of(query), *cpus = frames ? numbers(query->cpus, query->cpu_count) : NULL;
     PyObject *results = cpus ? PyObject_CallFunctionObjArgs(self->run, frames, cpus, again ? Py_True : Py_False, NULL) : NULL;
     if (!results) PyErr_WriteUnraisable(self->run);
     bool answered = results && PyList_Check(results) && PyList_Size(results) == (Py_ssize_t)query->piece_count;
     for (uint32_t i = 0; i < query->piece_count; i++) {
         PyObject *result = answered ? PyList_GetItem(results, i) : NULL;
-        bool succeeded = result == Py_None || (result && PyTuple_Check(result) && PyTuple_Size(result) == 3);
+        bool succeeded = result == Py_None || result == Py_False || (result && PyTuple_Check(result) && PyTuple_Size(result) == 3);
         if (!succeeded) note_result(&query->pieces[i], result);
         else if (again) prepare_call(known, result);
     }

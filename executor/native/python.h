@@ -25,6 +25,8 @@ extern PyType_Spec program_type_spec;  /* py_program.c */
 extern PyTypeObject *program_type;
 extern PyType_Spec worker_type_spec;   /* py_worker.c */
 extern PyType_Spec fast_path_type_spec; /* py_fast_path.c */
+extern PyType_Spec instance_type_spec, handover_type_spec; /* py_instance.c */
+extern PyTypeObject *instance_type;
 
 /* py_buffer.c: address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);

@@ -2,17 +2,14 @@
 
 import json
 import os
-import secrets
 import signal
 import socket
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,9 +20,9 @@ from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.python_instance import Instance
 from gangway.executor.python_program import PythonModel
 from gangway.python_backend.messages import OCCUPIED, Connection
-from gangway.server.control.supervisor.python_instances import HOST
-from tests.helpers.python_models import TIMEOUT_S, config_of, write
+from tests.helpers.python_models import TIMEOUT_S
 from tests.helpers.whole_server import until
+from tests.python_backend.instances import Host, instance_of
 
 SIZE = 150_000
 PAGES = 4 * SIZE // 4096  # of an array
@@ -38,18 +35,6 @@ BODY = """
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", parts[1] + parts[0])]))
         return responses
 """
-CONFIG = {
-    "max_batch_size": 0,
-    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [SIZE]}],
-    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [SIZE]}],
-}
-
-
-class Host(NamedTuple):
-    """The process that executes the model, and the address of its socket."""
-
-    pid: int
-    address: str
 
 
 @pytest.fixture
@@ -61,30 +46,8 @@ def body() -> str:
 @pytest.fixture
 def host(tmp_path: Path, body: str) -> Iterator[Host]:
     """An instance that is ready."""
-    folder = write(tmp_path, "own", body, config_of(f"x:FP32:{SIZE}", f"y:FP32:{SIZE}"))
-    name = f"\0gangway-test-{secrets.token_hex(8)}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(name)
-    ours, theirs = socket.socketpair()
-    values, flags = os.memfd_create("values"), os.memfd_create("flags")
-    os.ftruncate(flags, 1 << 16)
-    fds = (theirs.fileno(), listener.fileno(), values, flags)
-    process = subprocess.Popen([sys.executable, str(HOST), *map(str, fds), str(os.getpid())], pass_fds=fds)
-    listener.close()
-    theirs.close()
-    os.close(values)
-    os.close(flags)
-    control = Connection(ours)
-    arguments = {"model_version": "1", "model_instance_name": "own_0", "model_name": "own"}
-    order = {"folder": str(folder), "filename": "model.py", "arguments": arguments, "memory_bytes": 0}
-    order["strict_outputs"] = False
-    control.send({**order, "completes": False, "config": json.dumps(CONFIG)})
-    pid = control.receive().header["begun"]
-    assert "ready" in control.receive().header
-    yield Host(pid, name)
-    control.send({"finalize": True})
-    assert process.wait(TIMEOUT_S) == 0
-    control.close()
+    with instance_of(tmp_path, body, SIZE) as host:
+        yield host
 
 
 def run(worker: Instance, core: int) -> dict[str, Any]:
