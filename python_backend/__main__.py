@@ -49,6 +49,7 @@ def main() -> None:
     """Load the model and serve it; the status is 1 if it cannot be."""
     *descriptors, parent = map(int, sys.argv[1:6])
     control_fd, listener_fd, values_fd, flags_fd = descriptors
+    sys.argv[:] = [""]  # as in Triton: what the model imports may parse them
     for number in _ENDING:  # not SIG_IGN, which programs that the model starts would have, too
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)

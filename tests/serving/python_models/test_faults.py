@@ -78,7 +78,7 @@ FAULTY = """
                 np.ones(1 << 40)
             if kind == 15:
                 import sys
-                os.write(int(sys.argv[1]), JUNK[int(x[1])])
+                os.write(int(sys.orig_argv[-5]), JUNK[int(x[1])])
             if kind == 14:
                 import sys
                 sys.exit(5)

@@ -91,3 +91,9 @@ def test_what_is_printed_to_a_logger_is_logged_once(served: Served) -> None:
     assert served.executed("logger", "sys.stdout = Told()\nsys.stdout.write('by a writer')") == "None"
     until(lambda: "INFO logger, instance 0: told: by a writer" in served.log())
     assert served.log().count("told: by a writer") == 1
+
+
+def test_a_library_may_parse_the_command_line(served: Served) -> None:
+    """Some do so when they are imported."""
+    code = "import argparse, sys\nargparse.ArgumentParser().parse_args()\nfound = sys.argv"
+    assert served.executed("raises", code) == "['']"
