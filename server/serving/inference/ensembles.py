@@ -347,7 +347,7 @@ class EnsembleRun:
             self._done.append(running)
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
-                self._slots.serving.loop.call_soon(waiting.settle, None)  # with all that have ended meanwhile
+                self._slots.serving.turn.at_end(partial(waiting.settle, None))  # with all that have ended meanwhile
 
     async def _go_on(self, running: Running) -> Sequence[Ready]:
         """Take what a step has left; return the steps that can begin now. Raises RequestError."""
