@@ -158,13 +158,22 @@ class Editor:
             for name in node.inputs:
                 self.readers[name].append(node)
         self._replaced: dict[str, list[Node]] = {}  # by the output of what stood there
+        self._behind: dict[str, list[Node]] = defaultdict(list)  # by what they read that is computed last
 
     def result(self) -> Graph:
         """Return the graph with everything replaced."""
-        nodes = tuple(item for node in self.graph.nodes for item in self._replaced.get(_output(node), [node]))
+        present = [item for node in self.graph.nodes for item in self._replaced.get(_output(node), [node])]
+        nodes = (*self._with_followers(""), *(item for node in present for item in self._with_followers(node)))
         return replace(
             self.graph, nodes=nodes, constants=self.constants, types=self.types, wide_shapes=self.wide_shapes
         )
+
+    def _with_followers(self, node: "Node | str") -> list[Node]:
+        """A node, and those that stand right behind it."""
+        own = [node] if isinstance(node, Node) else []
+        names = node.outputs if isinstance(node, Node) else (node,)
+        found = (follower for name in names for follower in self._behind.get(name, ()))
+        return own + [item for follower in found for item in self._with_followers(follower)]
 
     def producer(self, name: str, *operators: str) -> Node | None:
         """Return the node that computes a tensor as its first output, if it is one of these operators."""
@@ -224,6 +233,13 @@ class Editor:
         for node in nodes:
             for output in node.outputs:
                 self.producers[output] = node
+
+    def share(self, node: Node) -> None:
+        """Add a node that reads one activation, right behind this, so that all later nodes may read its output."""
+        if node.outputs[0] not in self.producers:
+            (source,) = (name for name in node.inputs if name and name not in self.constants)
+            self._behind[source if source in self.producers else ""].append(node)
+            self.producers[node.outputs[0]] = node
 
     def remove(self, node: Node) -> None:
         """Drop a node, whose outputs are constants by now, or are computed elsewhere."""

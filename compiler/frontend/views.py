@@ -1,120 +1,192 @@
 """Tensors as strided views of others (Reshape, Transpose, Split, Slice, Gather), and copies of such views."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gangway.compiler.frontend.graph import Editor, Node, Rule, single
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, contiguous
 
 Shape = tuple[int, ...]
+Run = tuple[int, int]
+"""Numbers at equal distances: how many, and the distance."""
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
 VIEWS = (*_SAME_ORDER, "Transpose", "Split", "Slice", "Gather")
 _CUTS = ("Slice", "Split")
 _MOVES = ("Gather", "Transpose")
 
 
+def merged(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return the same places, in the same order, by as few runs as possible; the first run is the outermost."""
+    found: list[Run] = []
+    for length, stride in runs:
+        if length == 1:
+            continue
+        if found and found[-1][1] == length * stride:
+            found[-1] = (found[-1][0] * length, stride)
+        else:
+            found.append((length, stride))
+    return tuple(found)
+
+
+def divided(runs: Iterable[Run], lengths: Shape) -> tuple[tuple[Run, ...], ...] | None:
+    """Return the runs of each axis of another shape with as many places; None if an axis would begin within a run."""
+    rest, axes = list(merged(runs)), list[tuple[Run, ...]]()
+    for length in reversed(lengths):
+        axis: list[Run] = []
+        while length > 1:
+            inner, stride = rest.pop() if rest else (0, 0)
+            if inner and length % inner == 0:
+                axis.append((inner, stride))
+                length //= inner  # noqa: PLW2901
+            elif inner and inner % length == 0:
+                axis.append((length, stride))
+                rest.append((inner // length, stride * length))
+                length = 1  # noqa: PLW2901
+            else:
+                return None
+        axes.append(merged(reversed(axis)))
+    return None if rest or 0 in lengths else tuple(reversed(axes))
+
+
 @dataclass(frozen=True)
 class View:
-    """Number (i, j, ...) of a tensor is `scale` times number offset + i strides[0] + ... of the tensor `root`."""
+    """Numbers of the tensor `root` in another shape, times `scale`: the first one is number `offset`.
+
+    Each axis is made of runs, the outermost first: one, unless neighbouring axes of other distances are seen as one.
+    """
 
     root: str
-    shape: Shape
-    strides: Shape
+    axes: tuple[tuple[Run, ...], ...]
     offset: int = 0
     scale: float = 1.0
 
-    def long_axes(self) -> tuple[tuple[int, int], ...]:
-        """Length and stride of each axis, without those of length 1; neighbours that are one axis are merged."""
-        axes: list[tuple[int, int]] = []
-        for length, stride in zip(self.shape, self.strides, strict=True):
-            if length == 1:
-                continue
-            if axes and axes[-1][1] == length * stride:
-                axes[-1] = (axes[-1][0] * length, stride)
-            else:
-                axes.append((length, stride))
-        return tuple(axes)
+    @property
+    def shape(self) -> Shape:
+        """Length of each axis."""
+        return tuple(math.prod(length for length, _ in axis) for axis in self.axes)
+
+    @property
+    def strides(self) -> Shape | None:
+        """Distance of neighbours along each axis; None if that of some axis is not the same everywhere."""
+        if any(len(axis) > 1 for axis in self.axes):
+            return None
+        return tuple(axis[0][1] if axis else 1 for axis in self.axes)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All numbers in their order."""
+        return merged(run for axis in self.axes for run in axis)
 
     def reshaped(self, shape: Shape) -> "View | None":
         """Return the view of another shape; None if that needs a copy."""
-        axes, strides = list(self.long_axes()), []
-        for length in reversed(shape):
-            if length == 1:
-                strides.append(1)
-                continue
-            inner, stride = axes.pop() if axes else (0, 0)
-            if not inner or inner % length:
-                return None
-            strides.append(stride)
-            if inner > length:
-                axes.append((inner // length, stride * length))
-        return replace(self, shape=shape, strides=tuple(reversed(strides)))
+        axes = divided(self.runs, shape)
+        return None if axes is None else replace(self, axes=axes)
+
+    def repeated(self, shape: Shape) -> "View | None":
+        """Return the view repeated as a whole along axes, and along new ones in front; None if that is not possible."""
+        more = len(shape) - len(self.axes)
+        axes, lengths = ((),) * more + self.axes, (1,) * more + self.shape
+        if more < 0 or 0 in lengths or any(full % length for full, length in zip(shape, lengths, strict=True)):
+            return None
+        pairs = zip(axes, lengths, shape, strict=True)
+        return replace(self, axes=tuple(merged([(full // length, 0), *axis]) for axis, length, full in pairs))
 
 
 def whole(name: str, shape: Shape) -> View:
     """Return the view of all of a tensor."""
-    return View(name, shape, contiguous(shape))
+    return View(name, tuple(merged([pair]) for pair in zip(shape, contiguous(shape), strict=True)))
 
 
-def view_of(editor: Editor, name: str, scales: bool = False) -> View | None:
+def view_of(editor: Editor, name: str, scales: bool = False, loose: bool = False) -> View | None:
     """Return a tensor as a view of the first one that must be computed; None if its shape is not known.
 
-    `scales`: a product with a constant number is taken as a view, too.
+    `scales`: a product with a constant number is taken as a view, too. `loose`: so are Expand and Tile, and axes may
+    have several runs.
     """
     shape = editor.shape(name)
     if shape is None:
         return None
     node = editor.producers.get(name)
-    found = _apply(editor, node, name, shape, scales) if node else None
-    return found or whole(name, shape)
+    found = _Viewer(editor, scales, loose).apply(node, name, shape) if node else None
+    return found if found and (loose or found.strides is not None) else whole(name, shape)
 
 
-def _apply(editor: Editor, node: Node, name: str, shape: Shape, scales: bool) -> View | None:
-    """Return what a node makes of the tensor that it reads; None if it computes."""
-    if node.operator in ("Mul", "Div") and scales:
-        return _scaled(editor, node, shape)
-    if node.operator not in VIEWS:
-        return None
-    source = view_of(editor, node.inputs[0], scales)
-    if source is None:
-        return None
-    match node.operator:
-        case "Transpose":
-            order = node.attributes.get("perm", range(len(shape))[::-1])
-            return replace(source, shape=shape, strides=tuple(source.strides[axis] for axis in order))
-        case "Split":
-            axis = single(node.attributes, "axis", 0, len(shape))
-            before = [editor.shape(output) for output in node.outputs[: node.outputs.index(name)]]
-            if not all(before):
-                return None
-            skipped = sum(part[axis] for part in before if part)
-            return replace(source, shape=shape, offset=source.offset + skipped * source.strides[axis])
-        case "Gather":
-            return _picked(editor, node, source, shape)
-        case "Slice":
-            return _sliced(editor, node, source, shape)
-    return source.reshaped(shape)
+@dataclass(frozen=True)
+class _Viewer:
+    """What is taken as a view."""
+
+    editor: Editor
+    scales: bool
+    loose: bool
+
+    def apply(self, node: Node, name: str, shape: Shape) -> View | None:
+        """Return what a node makes of the tensor that it reads; None if it computes."""
+        if node.operator in ("Mul", "Div") and self.scales:
+            return self._scaled(node, shape)
+        if node.operator in ("Expand", "Tile") and self.loose:
+            source = self._source(node.inputs[0])
+            return source.repeated(shape) if source else None
+        if node.operator not in VIEWS:
+            return None
+        source = self._source(node.inputs[0])
+        if source is None:
+            return None
+        match node.operator:
+            case "Transpose":
+                order = node.attributes.get("perm", range(len(shape))[::-1])
+                return replace(source, axes=tuple(source.axes[axis] for axis in order))
+            case "Split":
+                axis = single(node.attributes, "axis", 0, len(shape))
+                before = [self.editor.shape(output) for output in node.outputs[: node.outputs.index(name)]]
+                if not all(before):
+                    return None
+                return _cut(source, axis, sum(part[axis] for part in before if part), shape[axis])
+            case "Gather":
+                return _picked(self.editor, node, source, shape)
+            case "Slice":
+                return _sliced(self.editor, node, source, shape)
+        return source.reshaped(shape)
+
+    def _source(self, name: str) -> View | None:
+        return view_of(self.editor, name, self.scales, self.loose)
+
+    def _scaled(self, node: Node, shape: Shape) -> View | None:
+        found = self.editor.operands(node)
+        if found is None or (node.operator == "Div" and node.inputs[0] != found[0]):
+            return None
+        x, value = found
+        source = self._source(x)
+        if source is None or value == 0:
+            return None
+        kept = source if source.shape == shape else source.reshaped(shape)  # a constant of several axes adds some
+        factor = 1 / value if node.operator == "Div" else value
+        return replace(kept, scale=kept.scale * factor) if kept else None
 
 
-def _scaled(editor: Editor, node: Node, shape: Shape) -> View | None:
-    found = editor.operands(node)
-    if found is None or (node.operator == "Div" and node.inputs[0] != found[0]):
+def _cut(source: View, axis: int, begin: int, length: int) -> View | None:
+    """A part of one axis."""
+    runs = source.axes[axis]
+    if begin == 0 and length == source.shape[axis]:
+        return source
+    if len(runs) > 1 or length == 0:
         return None
-    x, value = found
-    source = view_of(editor, x, scales=True)
-    if source is None or source.shape != shape or value == 0:
-        return None
-    return replace(source, scale=source.scale * (1 / value if node.operator == "Div" else value))
+    stride = runs[0][1] if runs else 0
+    axes = (*source.axes[:axis], merged([(length, stride)]), *source.axes[axis + 1 :])
+    return replace(source, axes=axes, offset=source.offset + begin * stride)
 
 
 def _picked(editor: Editor, node: Node, source: View, shape: Shape) -> View | None:
     """One item of an axis."""
-    axis, index = single(node.attributes, "axis", 0, len(source.shape)), editor.scalar(node.inputs[1])
-    if index is None:
+    axis, index = single(node.attributes, "axis", 0, len(source.axes)), editor.scalar(node.inputs[1])
+    if index is None or 0 in source.shape:
         return None
-    length, stride = source.shape[axis], source.strides[axis]
-    kept = (1,) * (len(shape) + 1 - len(source.shape))
-    strides = (*source.strides[:axis], *kept, *source.strides[axis + 1 :])
-    return replace(source, shape=shape, strides=strides, offset=source.offset + int(index) % length * stride)
+    place, offset = int(index) % source.shape[axis], source.offset
+    for length, stride in reversed(source.axes[axis]):
+        place, digit = divmod(place, length)
+        offset += digit * stride
+    kept = ((),) * (len(shape) + 1 - len(source.axes))
+    return replace(source, axes=(*source.axes[:axis], *kept, *source.axes[axis + 1 :]), offset=offset)
 
 
 def _sliced(editor: Editor, node: Node, source: View, shape: Shape) -> View | None:
@@ -126,12 +198,13 @@ def _sliced(editor: Editor, node: Node, source: View, shape: Shape) -> View | No
     steps = values[3] if len(values) > 3 else [1] * len(starts)
     if any(step != 1 for step in steps) or len(ends) != len(axes):
         return None
-    offset = source.offset
-    for start, axis in zip(starts, axes, strict=True):
+    found: View | None = source
+    for start, number in zip(starts, axes, strict=True):
+        axis = number % len(shape)
         length = source.shape[axis]
         first = max(0, start + length) if start < 0 else min(start, length)
-        offset += first * source.strides[axis]
-    return replace(source, shape=shape, offset=offset)
+        found = _cut(found, axis, first, shape[axis]) if found else None
+    return found
 
 
 def _find_copies(editor: Editor, node: Node) -> None:
@@ -163,6 +236,7 @@ def _copy(editor: Editor, node: Node, name: str) -> Node | None:
     view = view_of(editor, name)
     if (
         view is None
+        or view.strides is None
         or view.root == name
         or view.root not in editor.types
         or not _is_worthwhile(editor, name, view.root)

@@ -20,7 +20,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     specs.BlockedElementwiseSpec: ("channels", *_IMAGE),
     specs.SequencePackSpec: ("positions", "channels", "position_stride"),
     specs.LayerNormSpec: ("positions",),
-    specs.AttentionSpec: ("queries", "keys"),
+    specs.AttentionSpec: ("queries", "keys", "windows", "strides"),
     plain_specs.CopySpec: ("shape", "input_strides", "output_strides"),
     plain_specs.PointwiseSpec: ("shape", "operands"),
     plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),

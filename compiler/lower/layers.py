@@ -103,10 +103,10 @@ class Cut(Movement):
 
 @dataclass(frozen=True)
 class Attention(Movement):
-    """Attention whose queries, keys and values are channels of sequences: (all channels, first one) of each."""
+    """Attention whose queries, keys and values are parts of tensors, each from one of its numbers on."""
 
     spec: AttentionSpec
-    parts: tuple[tuple[int, int], ...]
+    begins: tuple[int, ...]
 
 
 LayerSpec = KernelSpec | Movement

@@ -329,16 +329,33 @@ def _place_layer_norm(memory: Memory, layer: Layer) -> None:
 
 @places(Attention)
 def _place_attention(memory: Memory, layer: Layer) -> None:
-    """Queries, keys and values are parts of whatever blocked tensors they are channels of."""
+    """Queries, keys and values are parts of whatever tensors they are channels of, or are read by their strides."""
     assert isinstance(layer.spec, Attention)
     spec = layer.spec.spec
-    channels, lengths = spec.heads * spec.head_size, (spec.queries, spec.keys, spec.keys)
-    parts = [
-        _channels(memory, name, sequence(whole, positions), begin, channels)
-        for name, (whole, begin), positions in zip(layer.inputs, layer.spec.parts, lengths, strict=False)
-    ]
-    biases = [memory.plain(name) for name in layer.inputs[3:]]
-    memory.append(layer, spec, (*parts, *biases), "blocked", sequence(channels, spec.queries))
+    parts = []
+    for index, (name, begin) in enumerate(zip(layer.inputs, layer.spec.begins, strict=False)):
+        if spec.strides[index]:
+            parts.append(_numbers_from(memory.plain(name), begin))
+            continue
+        positions = spec.windows * (spec.queries if index == 0 else spec.keys)
+        heads = spec.heads if index == 0 else spec.heads // spec.sharing
+        channels = heads * (spec.value_channels if index == 2 else spec.head_size)
+        whole = math.prod(memory.kind(name).shape) // positions
+        parts.append(_channels(memory, name, sequence(whole, positions), begin, channels))
+    inputs = (*parts, *(memory.plain(name) for name in layer.inputs[3:]))
+    if spec.strides[3]:
+        memory.append(layer, spec, inputs, "plain")
+    else:
+        result = sequence(spec.heads * spec.value_channels, spec.windows * spec.queries)
+        memory.append(layer, spec, inputs, "blocked", result)
+
+
+def _numbers_from(buffer: Buffer, begin: int) -> Buffer:
+    """Return a plain tensor from one of its numbers on."""
+    if not begin:
+        return buffer
+    kind = TensorType((math.prod(buffer.kind.shape) - begin,), buffer.kind.dtype)
+    return Buffer(kind, "plain", None, parent=buffer, skipped=begin)
 
 
 def _channels(memory: Memory, name: str, whole: Geometry, begin: int, channels: int) -> Buffer:

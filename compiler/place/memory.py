@@ -163,6 +163,10 @@ class Memory:
             self.homes[home] = Buffer(kind, "plain", None, Space.WEIGHTS, constant=value)
         return self.homes[home]
 
+    def kind(self, name: str) -> TensorType:
+        """Return the type of a tensor, which may be a constant of the graph."""
+        return self.home(name).kind if name in self.program.graph.constants else self.program.type(name)
+
     def image(self, name: str) -> Geometry:
         """Return a tensor that lowering has found to be an image as such."""
         image = geometry_of(self.program.type(name))

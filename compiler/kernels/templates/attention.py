@@ -7,6 +7,7 @@ Dao et al., "FlashAttention", 2022).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -36,7 +37,7 @@ from gangway.compiler.kernels.templates.builder import (
     transposed,
     when,
 )
-from gangway.compiler.kernels.templates.float32_math import decay
+from gangway.compiler.kernels.templates.float32_math import decay, tanh
 from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -56,17 +57,19 @@ MOST_KEYS = 2 * KEYS
 MOST_BIASES = 2
 MOST_HEAD_SIZE = 512  # queries and results of a block take 128 KiB then
 LOWEST = -3.4028234663852886e38
+_OF_QUERIES, _OF_VALUES = (0, 3), (2, 3)  # of q, k, v and y
 
 
 def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The default plan, then shorter and longer blocks of keys. Raises `UnsupportedSpecError`."""
-    if spec.head_size > MOST_HEAD_SIZE or len(spec.biases) > MOST_BIASES:
+    channels = spec.head_size + spec.value_channels
+    if channels > 2 * MOST_HEAD_SIZE or len(spec.biases) > MOST_BIASES:
         raise UnsupportedSpecError(f"attention with heads of {spec.head_size} and {len(spec.biases)} biases")
     width = QUERY_VECTORS * target.lanes
-    tasks = spec.heads * -(-spec.queries // width)
+    tasks = spec.windows * spec.heads * -(-spec.queries // width)
     for keys in dict.fromkeys(min(limit, spec.keys) for limit in (KEYS, KEYS // 2, MOST_KEYS)):
-        local = (2 * spec.head_size + keys) * width
-        moved = (local + 2 * spec.keys * spec.head_size) * FLOAT_BYTES
+        local = (channels + keys) * width
+        moved = (local + spec.keys * channels) * FLOAT_BYTES
         text = f"attention {min(width, spec.queries)} queries x {keys} keys"
         sums = most_numbers(target, QUERY_VECTORS) * QUERY_VECTORS
         yield make_plan(spec, {"keys": keys}, tasks, text, moved, sums)
@@ -89,24 +92,66 @@ def block_kernel(
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         head, block = quotient(number, blocks), remainder(number, blocks)
+        window: Expr = 0
+        if not is_constant(spec.windows) or spec.windows > 1:
+            window, head = quotient(head, spec.heads), remainder(head, spec.heads)
 
         def write(first: Expr, count: int) -> None:
-            written_by(spec, target, knob(plan, "keys"), buffers, head, first, count).write()
+            written_by(spec, target, knob(plan, "keys"), buffers, (window, head), first, count).write()
 
         each_of(queries, block, write)
 
-    channels = spec.heads * spec.head_size
-    positions = {"q": spec.queries, "k": spec.keys, "v": spec.keys}
     stored = spec.precision == "bf16"
-    arguments = [bf16.stored_argument(name, channels * count, stored) for name, count in positions.items()]
+    arguments = [
+        bf16.stored_argument(name, numbers_of(spec, index), stored) for index, name in enumerate(("q", "k", "v"))
+    ]
     arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
-    y = bf16.stored_argument("y", channels * spec.queries, spec.output_bf16)
+    y = bf16.stored_argument("y", numbers_of(spec, 3), spec.output_bf16)
     return kernel(symbol, [*arguments, y], task, functions)
+
+
+def numbers_of(spec: AttentionSpec, index: int) -> int:
+    """Numbers of q, k, v or y, from the first to the last that a kernel touches."""
+    positions = spec.queries if index in _OF_QUERIES else spec.keys
+    heads = spec.heads if index in _OF_QUERIES else spec.heads // spec.sharing
+    channels = spec.value_channels if index in _OF_VALUES else spec.head_size
+    if not spec.strides[index]:
+        return spec.windows * heads * positions * channels
+    lengths = (spec.windows, heads, positions, channels)
+    return 1 + sum((n - 1) * step for n, step in zip(lengths, spec.strides[index], strict=True))
 
 
 def bias_elements(spec: AttentionSpec, bias: ScoreBias) -> int:
     """Numbers of a bias."""
-    return (spec.heads if bias.per_head else 1) * (spec.queries if bias.per_query else 1) * spec.keys
+    windows, heads = spec.windows if bias.per_window else 1, spec.heads if bias.per_head else 1
+    return windows * heads * (spec.queries if bias.per_query else 1) * spec.keys
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the numbers of one head lie: those of its first position begin at `begin`."""
+
+    begin: Expr
+    position: Expr  # numbers from a position to the next
+    block: Expr  # and from the channels of a register to the next ones
+    channel: Expr = 1
+
+    def at(self, position: Expr, block: Expr = 0, lane: Expr = 0) -> Expr:
+        """Where a number is."""
+        return self.begin + block * self.block + position * self.position + lane * self.channel
+
+
+def place_of(spec: AttentionSpec, lanes: int, index: int, window: Expr, head: Expr) -> Place:
+    """Where a head of q, k, v or y is; `lanes`: channels side by side of a blocked sequence."""
+    positions = spec.queries if index in _OF_QUERIES else spec.keys
+    if index not in _OF_QUERIES and spec.sharing > 1:
+        head = quotient(head, spec.sharing)
+    if strides := spec.strides[index]:
+        windows, heads, position, channel = strides
+        return Place(window * windows + head * heads, position, lanes * channel, channel)
+    channels = spec.value_channels if index in _OF_VALUES else spec.head_size
+    plane = spec.windows * positions * lanes
+    return Place(head * (channels // lanes) * plane + window * (positions * lanes), lanes, plane)
 
 
 class QueryBlock:
@@ -122,11 +167,13 @@ class QueryBlock:
         target: TargetSpec,
         keys: int,
         buffers: tuple[Buffer, ...],
-        head: Expr,
+        place: tuple[Expr, Expr],
         first: Expr,
         count: int,
     ):
-        self._spec, self._lanes, self._head, self._first, self._count = spec, target.lanes, head, first, count
+        self._spec, self._lanes, self._first, self._count = spec, target.lanes, first, count
+        self._window, self._head = place
+        self._places = [place_of(spec, target.lanes, index, *place) for index in range(4)]
         self._q, self._k, self._v, *self._biases, self._y = buffers
         self._vectors = int(-(-count // target.lanes))
         self._width = self._vectors * target.lanes
@@ -134,7 +181,7 @@ class QueryBlock:
         if not is_constant(spec.keys) and spec.keys <= MOST_KEYS:
             keys = MOST_KEYS
         self._runs = blocks_of(spec.keys, keys)
-        self._head_blocks = spec.head_size // target.lanes
+        self._head_blocks, self._value_blocks = spec.head_size // target.lanes, spec.value_channels // target.lanes
 
     def write(self) -> None:
         """All of it."""
@@ -143,13 +190,13 @@ class QueryBlock:
         longest = max(run.width for run in self._runs)
         longest = longest if is_constant(longest) else MOST_KEYS  # so that one kernel serves all
         self._scores = scratch(longest * self._width)
-        self._result = scratch(spec.head_size * self._width)
+        self._result = scratch(spec.value_channels * self._width)
         self._most = [Register(lanes, constant(LOWEST, lanes)) for _ in range(self._vectors)]
         self._total = [Register(lanes, constant(0.0, lanes)) for _ in range(self._vectors)]
         self._load_queries()
         if self._pieces > 1:
             zeros = constant(0.0, lanes)
-            repeat(spec.head_size * self._vectors, lambda i: store(self._result, i * lanes, zeros, lanes))
+            repeat(spec.value_channels * self._vectors, lambda i: store(self._result, i * lanes, zeros, lanes))
         each_tile(self._runs, self._keys)
         self._store_results()
 
@@ -179,30 +226,45 @@ class QueryBlock:
 
     def _load_queries(self) -> None:
         """Queries of this head, transposed and scaled."""
-        lanes, plane = self._lanes, self._spec.queries * self._lanes
+        lanes, place = self._lanes, self._places[0]
 
         def load(block: Expr) -> None:
-            base = (self._head * self._head_blocks + block) * plane
             for j in range(self._vectors):
-                rows = [self._q[lanes_at(base + self._query(j, i) * lanes, lanes)] for i in range(lanes)]
+                rows = [self._q[lanes_at(place.at(self._query(j, i), block), lanes)] for i in range(lanes)]
                 for i, column in enumerate(transposed(rows)):
                     self._put(self._queries, block * lanes + i, j, column * constant(self._spec.scale, lanes))
 
         repeat(self._head_blocks, load)
 
+    def _share(self, total: Expr) -> Expr:
+        """By what results are multiplied: a row without keys has a sum of 0, in which all exponentials are 0."""
+        one = constant(1.0, self._lanes)
+        share = one / total
+        if self._spec.empty_rows == "nan":
+            return bind(share)
+        zero = constant(0.0, self._lanes)
+        rest = one if self._spec.empty_rows == "zero" else tirx.Select(total >= zero, one, zero)
+        return bind(tirx.Select(total > zero, share, rest))
+
+    def _shared(self, value: Expr, share: Expr) -> Expr:
+        """A vector of the result; a share of 0 is that of NaN."""
+        if self._spec.empty_rows != "zero and nan":
+            return value * share
+        zero = constant(0.0, self._lanes)
+        return tirx.Select(share > zero, value * share, zero)
+
     def _store_results(self) -> None:
-        lanes, plane = self._lanes, self._spec.queries * self._lanes
-        shares = [bind(constant(1.0, lanes) / total.value) for total in self._total]
+        lanes, place = self._lanes, self._places[3]
+        shares = [self._share(total.value) for total in self._total]
 
         def save(block: Expr) -> None:
-            base = (self._head * self._head_blocks + block) * plane
             for j, share in enumerate(shares):
-                rows = [self._result[self._local(block * lanes + i, j)] * share for i in range(lanes)]
+                rows = [self._shared(self._result[self._local(block * lanes + i, j)], share) for i in range(lanes)]
                 for i, column in enumerate(transposed(rows)):
-                    place = base + self._query(j, i) * lanes
-                    when(self._is_query(j * lanes + i), partial(store, self._y, place, column, lanes))
+                    into = place.at(self._query(j, i), block)
+                    when(self._is_query(j * lanes + i), partial(store, self._y, into, column, lanes))
 
-        repeat(self._head_blocks, save)
+        repeat(self._value_blocks, save)
 
     def _keys(self, first: Expr, count: int) -> None:
         """Scores of a block of keys, their exponentials, and the values weighted by these."""
@@ -215,20 +277,20 @@ class QueryBlock:
             for total, factor in zip(self._total, factors, strict=True):
                 total.set(total.value * factor)
         repeat(count, self._exponentials)
-        for run in segments(self._spec.head_size, self._numbers):
+        for run in segments(self._spec.value_channels, self._numbers):
             for start in range(run.start, run.start + run.count * run.width, run.width):
                 self._value_tile(first, count, range(start, start + run.width), factors)
 
     def _score_tile(self, first: Expr, start: Expr, count: int) -> None:
         """Scores of `count` keys, from key `start` of the block that begins at key `first`."""
-        lanes, plane = self._lanes, self._spec.keys * self._lanes
+        lanes, place = self._lanes, self._places[1]
         sums = zero_sums(count, self._vectors, lanes)
 
         def block(index: Expr) -> None:
-            base = (self._head * self._head_blocks + index) * plane + (first + start) * lanes
+            base = place.at(first + start, index)
 
             def channel(lane: Expr) -> None:
-                numbers = [self._k[base + i * lanes + lane] for i in range(count)]
+                numbers = [self._k[base + i * place.position + lane * place.channel] for i in range(count)]
                 vectors = [self._queries[self._local(index * lanes + lane, j)] for j in range(self._vectors)]
                 multiply_add(sums, numbers, vectors, lanes)
 
@@ -236,6 +298,9 @@ class QueryBlock:
 
         repeat(self._head_blocks, block)
         for i, j in product(range(count), range(self._vectors)):
+            if self._spec.softcap:
+                cap = constant(self._spec.softcap, lanes)
+                sums[i][j].set(cap * tanh(sums[i][j].value * constant(1 / self._spec.softcap, lanes), lanes))
             score = self._biased(sums, i, j, first, start)
             self._put(self._scores, start + i, j, score)
             self._most[j].set(tirx.Max(score, self._most[j].value))
@@ -248,12 +313,11 @@ class QueryBlock:
 
     def _value_tile(self, first: Expr, count: int, channels: range, factors: list[Expr]) -> None:
         """Some channels of the result."""
-        lanes, plane = self._lanes, self._spec.keys * self._lanes
+        lanes, place = self._lanes, self._places[2]
         sums = zero_sums(len(channels), self._vectors, lanes)
-        base = self._head * (self._head_blocks * plane) + first * lanes
 
         def key(index: Expr) -> None:
-            numbers = [self._v[base + c // lanes * plane + index * lanes + c % lanes] for c in channels]
+            numbers = [self._v[place.at(first + index, c // lanes, c % lanes)] for c in channels]
             vectors = [self._scores[self._local(index, j)] for j in range(self._vectors)]
             multiply_add(sums, numbers, vectors, lanes)
 
@@ -266,9 +330,12 @@ class QueryBlock:
 
     def _offset(self, bias: ScoreBias, query: Expr, key: Expr) -> Expr:
         """Where a number of a bias lies."""
-        queries = self._spec.queries if bias.per_query else 1
-        row = (self._head * queries if bias.per_head else 0) + (query if bias.per_query else 0)
-        return row * self._spec.keys + key
+        spec = self._spec
+        row = self._head if bias.per_head else 0
+        if bias.per_window:
+            row = row + self._window * (spec.heads if bias.per_head else 1)
+        row = row * spec.queries + query if bias.per_query else row
+        return row * spec.keys + key
 
     def _factor(self, bias: ScoreBias) -> float:
         return self._spec.scale if bias.scaled else 1.0

@@ -1,7 +1,6 @@
 """Attention as exporters write it, in many forms: found, and replaced by what computes the same (by numpy, here)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from gangway.compiler.frontend.graph import Graph, Node
+from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.patterns import find_patterns
-from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.frontend.simplify import simplify
+from tests.compiler.frontend.interpreter import Interpreter
 
 node = helper.make_node
 S, HEADS, SIZE = 6, 2, 16
@@ -142,43 +141,6 @@ def attention(source: str, mask: str) -> list[Any]:
         node("Reshape", ["back", "merge"], ["merged"]),
         node("MatMul", ["merged", "wq"], ["y"]),
     ]
-
-
-@dataclass
-class Interpreter:
-    """What a rewritten graph computes, operator by operator."""
-
-    graph: Graph
-
-    def run(self, feeds: dict[str, Any]) -> list[Any]:
-        values = {**self.graph.constants, **feeds}
-        for item in self.graph.nodes:
-            attends = item.operator == "FusedAttention"
-            values |= self._attend(item, values) if attends else evaluate(item, values, self.graph.opset)
-        return [values[name] for name in self.graph.outputs]
-
-    def _attend(self, item: Node, values: dict[str, Any]) -> dict[str, Any]:
-        spec = item.attributes["spec"]
-        lengths = (spec.queries, spec.keys, spec.keys)
-        query, key, value = (
-            values[name]
-            .reshape(length, channels)[:, begin : begin + spec.heads * spec.head_size]
-            .reshape(length, spec.heads, spec.head_size)
-            .transpose(1, 0, 2)
-            for name, (channels, begin), length in zip(item.inputs, item.attributes["parts"], lengths, strict=False)
-        )
-        scores = query.astype(np.float64) @ key.transpose(0, 2, 1)
-        names = item.inputs[3:]
-        for scaled in (True, False):
-            scores = scores if scaled else scores * spec.scale
-            for name, bias in zip(names, spec.biases, strict=True):
-                if bias.scaled == scaled:
-                    shape = (spec.heads if bias.per_head else 1, spec.queries if bias.per_query else 1, spec.keys)
-                    scores = scores + values[name].reshape(shape)
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = (shares @ value).transpose(1, 0, 2).astype(np.float32)
-        return {item.outputs[0]: mixed.reshape(self.graph.types[item.outputs[0]].shape)}
 
 
 def _compare(network: Any, path: Path, nodes: list[Any], outputs: Sequence[str] = ("y",)) -> list[Node]:

@@ -202,7 +202,7 @@ def test_attention_of_given_queries_keys_and_values(same: Check) -> None:
         contrib("RotaryEmbedding", ["q", "where", "cos", "sin"], ["g"]),
     ]
     operators = same(nodes, feeds, constants)
-    assert sum("FusedAttention" in operator for operator in operators) == 2, operators
+    assert sum("FusedAttention" in operator for operator in operators) == 3, operators
 
 
 def test_the_last_of_few_queries_sees_every_key(same: Check) -> None:

@@ -52,6 +52,8 @@ def computes(spec: AttentionSpec, target: TargetSpec) -> bool:
     """Whether this template has a kernel for an attention."""
     return (
         bf16.has_tiles(target)
+        and (spec.windows, spec.sharing, spec.softcap, spec.value_channels) == (1, 1, 0, spec.head_size)
+        and not any(spec.strides)
         and spec.head_size % PLANE_CHANNELS == 0
         and spec.head_size <= attention.MOST_HEAD_SIZE // 2
         and min(spec.queries, spec.keys) >= TILE_ROWS
@@ -267,12 +269,12 @@ class _TileBlock(QueryBlock):
     def _store_results(self) -> None:
         y = bf16.Blocked(self._y, self._spec.queries * LANES, self._spec.output_bf16)
         for j, total in enumerate(self._total):
-            store(self._factors, j * LANES, constant(1.0, LANES) / total.value, LANES)
+            store(self._factors, j * LANES, self._share(total.value), LANES)
 
         def save(block: Expr) -> None:
             for query in range(self._width):
                 share = splat(self._factors[query], LANES)
-                value = self._result[lanes_at(self._result_at(block, query), LANES)] * share
+                value = self._shared(self._result[lanes_at(self._result_at(block, query), LANES)], share)
                 place = (self._first + query) * LANES
                 output = self._head * self._blocks + block
                 when(self._is_query(query), partial(y.store, output, place, value, LANES))
