@@ -13,8 +13,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.kernels.sequence_peer import SequenceSpec, is_dense, sequence_model
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import MatMulSpec
-from gangway.compiler.kernels.specs import RELU, RELU6, AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, PoolSpec
+from gangway.compiler.kernels.specs import RELU, RELU6, ConvSpec, GlobalPoolSpec, LayerNormSpec, PoolSpec
 
 RUNS = 12
 PeerSpec = SequenceSpec | PoolSpec | GlobalPoolSpec

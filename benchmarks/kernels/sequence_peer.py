@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import MatMulSpec
-from gangway.compiler.kernels.specs import Activation, AttentionSpec, ConvSpec, LayerNormSpec
+from gangway.compiler.kernels.specs import Activation, ConvSpec, LayerNormSpec
 
 SequenceSpec = ConvSpec | AttentionSpec | LayerNormSpec | MatMulSpec
 

@@ -1,6 +1,6 @@
 """Definitions of onnxruntime's own operators of floats (com.microsoft), which its optimisers and exporters write.
 
-They are written so that `patterns.py` and `attention.py` find in them what one kernel computes.
+They are written so that `patterns.py` and `attention/rules.py` find in them what one kernel computes.
 """
 
 import math

@@ -13,12 +13,12 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend import (
-    contrib_attention,
     contrib_operators,
     ml_operators,
     quantised_operators,
     tree_ensembles,
 )
+from gangway.compiler.frontend.attention import operators as attention_operators
 from gangway.compiler.frontend.decompositions import is_defined, write_body
 from gangway.compiler.frontend.definitions import piecewise
 from gangway.compiler.frontend.functions import infer_body
@@ -34,7 +34,7 @@ from gangway.compiler.kernels.specs import Array
 from gangway.compiler.opsets import OWN_DOMAINS, opset_of
 
 __all__ = [
-    "contrib_attention",
+    "attention_operators",
     "contrib_operators",
     "define_operators",
     "ml_operators",

@@ -1,6 +1,6 @@
 """Patterns: groups of nodes, as exporters write them, that become one node which one kernel computes.
 
-Here are functions that exporters spell out in several nodes; `attention.py` and `views.py` have the larger patterns.
+Here are functions that exporters spell out in several nodes; `attention/rules.py` and `views.py` have larger patterns.
 
 Functions of one number, such as GELU, are recognised by their values. From each node that can be the middle of such a
 function (Erf, Clip, ...) the nodes around it are followed as long as they compute one number from one number.
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gangway.compiler.frontend.attention import ATTENTION
+from gangway.compiler.frontend.attention.rules import ATTENTION
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule, rewrite
 from gangway.compiler.frontend.views import COPIES
 from gangway.compiler.kernels.specs import Array

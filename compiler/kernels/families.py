@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangway.compiler.kernels import plain_specs, specs
-from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, ConvSpec, KernelPlan, KernelSpec
+from gangway.compiler.kernels.attention_specs import AttentionSpec
+from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec
 
 _IMAGE = ("height", "width")
 _STRIDES = ("a_batch_strides", "b_batch_strides", "a_strides", "b_strides")
@@ -20,7 +21,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     specs.BlockedElementwiseSpec: ("channels", *_IMAGE),
     specs.SequencePackSpec: ("positions", "channels", "position_stride"),
     specs.LayerNormSpec: ("positions",),
-    specs.AttentionSpec: ("queries", "keys", "windows", "strides"),
+    AttentionSpec: ("queries", "keys", "windows", "strides"),
     plain_specs.CopySpec: ("shape", "input_strides", "output_strides"),
     plain_specs.PointwiseSpec: ("shape", "operands"),
     plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),

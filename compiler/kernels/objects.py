@@ -17,13 +17,14 @@ from gangway.artifact.format import TargetSpec
 from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.errors import naming
 from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.codegen import Plan
 from gangway.compiler.kernels.extents import Conditions, traced
 from gangway.compiler.kernels.families import Family, family_of, with_extents
 from gangway.compiler.kernels.libraries import link_shared
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
-from gangway.compiler.kernels.specs import AttentionSpec, BatchPlan, KernelPlan, KernelSpec
+from gangway.compiler.kernels.specs import BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.key import compiler_version
 

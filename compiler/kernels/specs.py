@@ -661,68 +661,6 @@ class LayerNormSpec(KernelSpec):
         return 8 * self.channels * self.positions
 
 
-@dataclass(frozen=True)
-class ScoreBias:
-    """A plain float32 tensor added to attention scores: [windows or 1][heads or 1][queries or 1][keys].
-
-    `scaled`: added before the scores are multiplied by `scale`, else after it.
-    """
-
-    per_head: bool
-    per_query: bool
-    scaled: bool = False
-    per_window: bool = False
-
-
-HeadStrides = tuple[int, ...]
-"""Numbers from a window, a head, a position and a channel of a plain tensor to the next; empty: a blocked sequence."""
-BLOCKED_HEADS: HeadStrides = ()
-EmptyRows = Literal["nan", "zero", "zero and nan"]
-
-
-@dataclass(frozen=True)
-class AttentionSpec(KernelSpec):
-    """softmax(scale Q K^T + biases) V of every head and window; the scores of few queries exist at a time.
-
-    Q, K, V and y are blocked sequences of heads x head_size channels (a head's channels side by side; those of V and y
-    are `value_size`, if given), of `queries`, `keys`, `keys` and `queries` positions of each window, one window after
-    the other. `strides` says which of them are plain instead. Channels of a plain Q or y are neighbours. `head_size`
-    and `value_size` are multiples of MOST_LANES. K and V have one head for `sharing` heads of Q.
-    Arguments: q, k, v, one for each of `biases` (two at most), y.
-
-    With `softcap` c, the scaled products s become c tanh(s / c) before biases are added. -inf and the lowest float hide
-    a key. `empty_rows` says what a row of -inf only gives: NaN, as in ONNX, or 0; "zero and nan": a row with NaN, too.
-    """
-
-    flushes_subnormals = True
-
-    heads: int
-    head_size: int
-    queries: int
-    keys: int
-    scale: float
-    biases: tuple[ScoreBias, ...] = ()
-    precision: Precision = "fp32"  # of products; with bf16, q, k and v are stored so
-    output_bf16: bool = False
-    windows: int = 1
-    sharing: int = 1
-    value_size: int = 0
-    softcap: float = 0.0
-    empty_rows: EmptyRows = "nan"
-    strides: tuple[HeadStrides, ...] = (BLOCKED_HEADS,) * 4  # of q, k, v and y
-
-    @property
-    def value_channels(self) -> int:
-        """Channels of a head of V and y."""
-        return self.value_size or self.head_size
-
-    @property
-    def flops(self) -> int:
-        """Arithmetic operations of one row, of both products."""
-        products = self.windows * self.heads * self.queries * self.keys
-        return 2 * products * (self.head_size + self.value_channels)
-
-
 Cell = Literal["LSTM", "GRU", "RNN"]
 GATES: Final[Mapping[Cell, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 CACHED_MATRIX_BYTES = 3 << 19

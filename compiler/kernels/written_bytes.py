@@ -9,6 +9,7 @@ import numpy as np
 from gangway.compiler.kernels import int8_specs as int8
 from gangway.compiler.kernels import plain_specs as plain
 from gangway.compiler.kernels import specs
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 
 _FLOAT = 4
@@ -62,7 +63,7 @@ _RULES: dict[type[specs.KernelSpec], Callable[[Any], int | None]] = {
     **dict.fromkeys((specs.BlockedElementwiseSpec, specs.PackSpec, specs.UnpackSpec), _image),
     specs.SequencePackSpec: lambda spec: _FLOAT * spec.positions * spec.channels,
     specs.LayerNormSpec: lambda spec: _FLOAT * spec.channels * spec.positions,
-    specs.AttentionSpec: lambda spec: _FLOAT * spec.windows * spec.heads * spec.value_channels * spec.queries,
+    AttentionSpec: lambda spec: _FLOAT * spec.windows * spec.heads * spec.value_channels * spec.queries,
     specs.RecurrentSpec: _not_told,  # its outputs are parts of ONNX's, whose shapes follow from the same attributes
     PackedDenseSpec: lambda spec: _FLOAT * spec.positions * spec.out_channels,
     plain.PointwiseSpec: lambda spec: _item_bytes(spec.program[-1].dtype) * math.prod(spec.shape),

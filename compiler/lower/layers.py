@@ -11,13 +11,14 @@ import numpy as np
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import (
     Instruction,
     Operand,
     PointwiseSpec,
     broadcast_strides,
 )
-from gangway.compiler.kernels.specs import Array, AttentionSpec, KernelSpec, RawWeights
+from gangway.compiler.kernels.specs import Array, KernelSpec, RawWeights
 from gangway.compiler.kernels.written_bytes import written_bytes
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec, TailSpec
-from gangway.compiler.kernels.specs import AttentionSpec, ConvDepthwiseSpec, ConvSpec
+from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec
 from gangway.compiler.place.memory import Step
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.

@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from gangway.artifact.format import Precision, Space, TargetSpec
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.specs import (
-    AttentionSpec,
     ConvDepthwiseSpec,
     ConvSpec,
     GlobalPoolSpec,

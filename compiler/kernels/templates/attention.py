@@ -15,8 +15,9 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.extents import expression, is_constant
-from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan, ScoreBias
+from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,

@@ -12,8 +12,8 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import int8_specs, packed_specs, plain_specs, specs
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.specs import (
-    AttentionSpec,
     BatchPlan,
     ConvDepthwiseSpec,
     ConvSpec,
@@ -127,7 +127,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.LayerNormSpec: _Template(
         normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
     ),
-    specs.AttentionSpec: _Template(attention.candidates, attention.emit),
+    AttentionSpec: _Template(attention.candidates, attention.emit),
     plain_specs.IslandSpec: _Template(_call, _no_kernel),
     plain_specs.TailSpec: _Template(_call, _no_kernel),
     specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),

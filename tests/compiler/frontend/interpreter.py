@@ -7,7 +7,7 @@ import numpy as np
 
 from gangway.compiler.frontend.graph import Graph, Node
 from gangway.compiler.frontend.shape_inference import evaluate
-from gangway.compiler.kernels.specs import AttentionSpec
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 
 
 @dataclass

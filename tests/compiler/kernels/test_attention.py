@@ -8,8 +8,9 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.specs import Array, AttentionSpec, ScoreBias
+from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 

@@ -11,6 +11,7 @@ import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import (
     NONE,
@@ -19,7 +20,6 @@ from gangway.compiler.kernels.specs import (
     RELU6,
     Activation,
     Array,
-    AttentionSpec,
     ConvDepthwiseSpec,
     ConvSpec,
     GlobalPoolSpec,
@@ -27,7 +27,6 @@ from gangway.compiler.kernels.specs import (
     KernelSpec,
     LayerNormSpec,
     PoolSpec,
-    ScoreBias,
 )
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.bf16 import words as bf16

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec
-from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec
+from gangway.compiler.kernels.specs import ConvSpec
 from gangway.compiler.kernels.templates import registry
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan
+from gangway.compiler.kernels.attention_specs import AttentionSpec
+from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import attention
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,

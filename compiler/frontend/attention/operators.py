@@ -1,4 +1,4 @@
-"""Definitions of onnxruntime's attention operators (com.microsoft), as the nodes that `attention.py` finds.
+"""Definitions of onnxruntime's attention operators (com.microsoft), as the nodes that `attention/rules.py` finds.
 
 Masks are added to the scores, as onnxruntime does it: `mask_filter_value` hides a key, not minus infinity.
 """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.compiler.frontend.empty_rows import Choice, Mask
+from gangway.compiler.frontend.attention.empty_rows import Choice, Mask
 from gangway.compiler.frontend.graph import Editor, Node
 from gangway.compiler.frontend.views import Run, View, merged, view_of, whole
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from gangway.compiler.frontend.graph import Editor, Node
 from gangway.compiler.frontend.views import Run, View, divided, merged, view_of, whole
+from gangway.compiler.kernels.attention_specs import BLOCKED_HEADS, HeadStrides
 from gangway.compiler.kernels.plain_specs import contiguous
-from gangway.compiler.kernels.specs import BLOCKED_HEADS, MOST_LANES, HeadStrides
+from gangway.compiler.kernels.specs import MOST_LANES
 
 _MOST_VIEWS = 4  # behind the result
 

@@ -1,8 +1,8 @@
 """Attention: two products of matrices and a softmax between them become one node.
 
 Found from the Softmax on, by what is computed: what is added to the scores, hides or scales them, in any order
-(`attention_scores.py`); what rows become whose keys are all hidden (`empty_rows.py`); and how queries, keys, values and
-the result lie in tensors, by any view (`attention_heads.py`). The rest stays as it is.
+(`scores.py`); what rows become whose keys are all hidden (`empty_rows.py`); and how queries, keys, values and
+the result lie in tensors, by any view (`heads.py`). The rest stays as it is.
 """
 
 from dataclasses import replace
@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gangway.compiler.frontend.attention_heads import Heads, Tensors, arranged
-from gangway.compiler.frontend.attention_scores import Bias, Scores, find_scores
-from gangway.compiler.frontend.empty_rows import Choice
+from gangway.compiler.frontend.attention.empty_rows import Choice
+from gangway.compiler.frontend.attention.heads import Heads, Tensors, arranged
+from gangway.compiler.frontend.attention.scores import Bias, Scores, find_scores
 from gangway.compiler.frontend.graph import Editor, Node, Rule, number
 from gangway.compiler.frontend.views import View, divided, view_of
-from gangway.compiler.kernels.specs import MOST_LANES, Array, AttentionSpec, EmptyRows, ScoreBias
+from gangway.compiler.kernels.attention_specs import AttentionSpec, EmptyRows, ScoreBias
+from gangway.compiler.kernels.specs import MOST_LANES, Array
 
 MOST_BIASES = 2
 LAST_AXIS_OPSET = 13  # since then Softmax is over the last axis if it does not say which
