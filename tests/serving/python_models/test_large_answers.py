@@ -18,6 +18,7 @@ from gangway.executor.memory_budget import memory_budget
 from gangway.server.serving.process import MESSAGE_SHARE
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import HEAD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
+from tests.helpers.whole_server import until
 
 MOST_BYTES = 256 << 20
 LARGE_MIB = 1500
@@ -217,8 +218,8 @@ def test_responses_that_are_sent(served: Served, is_checked: bool) -> None:
         client.stop_stream()
     assert messages[0] == str(MIB)
     assert f"the answer of model 'sender' has {size_mib * MIB} bytes, {MOST_BYTES} are possible" in messages[1]
-    if is_checked:
-        assert "the model is told: the answer of model 'sender'" in served.log()
+    if is_checked:  # after its client, and the log is another process's
+        until(lambda: "the model is told: the answer of model 'sender'" in served.log())
 
 
 def test_an_instance_that_does_not_check(served: Served) -> None:
