@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -281,8 +282,27 @@ def _forms_of(run: bytes) -> list[Form]:
     return forms
 
 
+class ResponseSender:
+    """What a model has of a responder."""
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, as `Responder.send` does."""
+        self._responder.send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        """Whether no client waits for responses, and some were still to come."""
+        return self._responder.is_cancelled()
+
+    def __del__(self) -> None:
+        """Note that the model can send nothing more. No lock is taken, as this may come in the middle of anything."""
+        self._responder.is_let_go = True
+
+
 class Responder:
-    """One request of an execution, and the sender of its responses.
+    """One request of an execution, and its responses. `is_let_go`: the model has no sender of them any more.
 
     `own`: what the request has not in common with others of its form. Responses are kept until the request is `left` to
     the front end and that has attached. Safe for threads.
@@ -292,7 +312,8 @@ class Responder:
         self, form: Form, own: Mapping[str, Any], inputs: list[Tensor], check: OutputCheck, is_stream: bool
     ) -> None:
         self.wanted, self.room_bytes, self.most_bytes = form.wanted, form.room_bytes, form.most_bytes
-        self._request: InferenceRequest | None = form.request.received(own, inputs, self)
+        self.is_let_go = False
+        self._request: InferenceRequest | None = form.request.received(own, inputs, ResponseSender(self))
         self.connection: Connection | None = None
         self.is_left = self.is_closed = self.was_attached = False
         self._check, self._is_stream = check, is_stream
@@ -304,7 +325,7 @@ class Responder:
         self.ended: Callable[[], None] = lambda: None  # is called when the last response is there
 
     def take_request(self) -> InferenceRequest:
-        """Return the request, once: it knows this sender, so its tensors go when the model lets go of it."""
+        """Return the request, once: its tensors go when the model lets go of it."""
         request, self._request = self._request, None
         assert request is not None, "a request is executed once"
         return request
@@ -329,6 +350,16 @@ class Responder:
         """End the request by an error, unless it has ended."""
         if not self.is_closed:
             self._put(error)
+
+    def end_if_let_go(self) -> None:
+        """End the request if no response can come any more: with an error, unless there may be any number of them."""
+        if self.is_let_go and not self.is_closed:
+            name = self._check.model_name
+            what = "its final response" if self._is_stream else "a response"
+            text = f"model '{name}' has let go of a request without {what}: nobody has its response sender any more"
+            print(f"{name}: {text}", flush=True)
+            with suppress(TritonModelException):  # another thread has ended it
+                self._put(Encoded(Header.of(final=True), []) if self._is_stream else encode_failure("INTERNAL", text))
 
     def is_cancelled(self) -> bool:
         """Whether no client waits for responses, and some were still to come."""

@@ -140,7 +140,7 @@ class Host:
             custom_metrics.flush()
             self._calls.look()
             with executions.lock:
-                late = []
+                late, let_go = [], []
                 if not executions.is_wanted:
                     self._core.threads.rest(looks=True)
                 waits_for_core = any(each.wants_core for each in executions.open)
@@ -151,8 +151,12 @@ class Host:
                             late.append(each)
                     elif each.is_over or each.is_abandoned(ATTACH_SECONDS):
                         del executions.all[number]
+                    else:
+                        let_go += each.responders
             for each in late:
                 self._end_late(each)
+            for responder in let_go:
+                responder.end_if_let_go()
 
     def _end_late(self, execution: Execution) -> None:
         """End an execution: its coroutine, or where there is none, or that does not end, the process."""
@@ -200,8 +204,8 @@ class Host:
         """The coroutine of an execution has ended."""
         error = asyncio.CancelledError() if coroutine.cancelled() else coroutine.exception()
         try:
-            if error is None and not self._is_decoupled:
-                self._take_responses(execution, coroutine.result())
+            if error is None:
+                self._take_responses(execution, None if self._is_decoupled else coroutine.result())
         except Exception as wrong:
             error = wrong
         if error is not None:
@@ -224,10 +228,8 @@ class Host:
     def _take_responses(self, execution: Execution, responses: Any) -> None:
         """Take what execute has returned. Raises TritonModelException for what it must not return."""
         responders = execution.responders
-        if self._is_decoupled:
-            if responses is not None:
-                raise pb_utils.TritonModelException("execute of a decoupled model returns None: responses are sent")
-            return
+        if self._is_decoupled and responses is not None:
+            raise pb_utils.TritonModelException("execute of a decoupled model returns None: responses are sent")
         if responses is None:
             responses = [None] * len(responders)
         if not isinstance(responses, (list, tuple)) or len(responses) != len(responders):
@@ -242,6 +244,7 @@ class Host:
                     responder.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 except Exception as error:  # it concerns this request only
                     responder.fail(encode_error(error))
+            responder.end_if_let_go()
 
     def _settle(self, execution: Execution) -> None:
         """Give the core back, with the responses if the worker waits for them."""
