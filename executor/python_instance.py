@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from gangway.executor import _native
 from gangway.executor.process import may_raise_priority
-from gangway.python_backend.cpu_clock import CpuClock
+from gangway.python_backend.cpu_clock import CpuClock, Thread, is_runnable, queued_ns
 from gangway.python_backend.messages import (
     CORE_BITS,
     OCCUPIED,
@@ -95,6 +95,7 @@ class Instance:
         self._answers = select.poll()
         self._answers.register(connected, select.POLLIN)
         self._pid, self._clock = pid, CpuClock(pid)
+        self._takers: Set[int] = {pid}  # threads that take what this asks for
         self._unsettled = 0  # a run that was left: the instance may be writing its answer
         self._memory_fd, self._memory = -1, memoryview(b"")
         self.end = _native.InstanceEnd(connected.fileno(), self._process, pid)
@@ -150,7 +151,7 @@ class Instance:
         try:
             self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
             if "resume" in header or (self._status is not None and self._status.rests):
-                self._place({core}, 0)
+                self._place(self._clock.threads(), {core}, 0)
         except BlockingIOError:
             raise self._late(timeout_s) from None
         except (OSError, EOFError, ValueError) as error:
@@ -212,7 +213,7 @@ class Instance:
         `executor/native/instance.c` begins in the same way.
         """
         most_ns = stay.most_ns(begin_ns)
-        queued_ns = -1  # in the first window in which it computes little it is not known yet
+        waited_ns = -1  # for cores; in the first window in which it computes little it is not known yet
         while True:
             if self._has_come(look_ms):
                 answer = self._receive()
@@ -223,20 +224,23 @@ class Instance:
             if now_ns - begin_ns > timeout_s * 1e9:
                 raise BlockingIOError
             if now_ns - begin_ns > most_ns and not self._has_come(0):
-                return self._leave(number, goes_on=True)
+                return self._leave(number, self._clock.threads(), goes_on=True)
             now_computed_ns = self._computed_ns(now_ns)
             little_ns = COMPUTING_SHARE * (now_ns - looked_ns) - (now_computed_ns - computed_ns)
             if not looked_ns or little_ns < 0:  # the longer it computes, the less often is it looked at
-                queued_ns, look_ms = -1, max(stay.patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
-            elif queued_ns < 0:
+                waited_ns, look_ms = -1, max(stay.patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
+            elif waited_ns < 0:
+                if self._status is not None:
+                    self._clock.leave_out(self._status.own_threads - self._takers)
                 if self._clock.find_others():
-                    self._place({core}, 0)  # it may be these that compute, until the next look
-                queued_ns, look_ms = self._clock.queued_ns(), stay.patience_ms / 2
+                    self._place(self._clock.threads(), {core}, 0)  # it may be these that compute, until the next look
+                waited_ns, look_ms = queued_ns(self._clock.threads()), stay.patience_ms / 2
             else:
-                before_ns, queued_ns = queued_ns, self._clock.queued_ns()
-                is_kept = queued_ns - before_ns > little_ns or self._clock.is_runnable()  # by others, from computing
+                threads = self._clock.threads()
+                before_ns, waited_ns = waited_ns, queued_ns(threads)
+                is_kept = waited_ns - before_ns > little_ns or is_runnable(threads)  # by others, from computing
                 if not (is_kept or self._has_come(0)):
-                    return self._leave(number)
+                    return self._leave(number, threads)
             looked_ns, computed_ns = now_ns, now_computed_ns
 
     def _computed_ns(self, now_ns: int) -> int:
@@ -261,19 +265,19 @@ class Instance:
             os.close(message.descriptor)
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
-            self._clock.leave_out(message.header["idle"])
+            self._takers = {self._pid, message.header["thread"]}
         return message
 
-    def _leave(self, number: int, goes_on: bool = False) -> Message:
+    def _leave(self, number: int, threads: Sequence[Thread], goes_on: bool = False) -> Message:
         """Take the core from what this message has given it; return what stands for its answer."""
-        self._place(self._cores, WAITING_NICE)  # first: the instance may give some of its threads more weight
+        self._place(threads, self._cores, WAITING_NICE)  # first: the instance may give some of its threads more weight
         self._connection.send({"leave": number})
         self._unsettled = number
         self.end.share(None)
         return Message({"waits": number, "goes_on": goes_on}, memoryview(b""))
 
-    def _place(self, cores: Set[int], more_nice: int) -> None:
-        """Have the instance, and what it has started, these cores, and a nice value so much above that with a core.
+    def _place(self, threads: Sequence[Thread], cores: Set[int], more_nice: int) -> None:
+        """Have the instance's threads these cores, and a nice value so much above that with a core.
 
         The instance cannot always do so itself: what the model waits for may hold Python's lock.
         """
@@ -281,7 +285,7 @@ class Instance:
             return
         nice = self._nice + more_nice if self._may_raise else None
         left_out, rests = self._status.own_threads - {self._pid}, self._status.rests
-        for thread in self._clock.threads():
+        for thread in (int(number) for _, number in threads):
             if thread not in left_out:
                 place_thread(thread, cores, nice, wakes=rests)
 

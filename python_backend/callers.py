@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -83,6 +84,7 @@ class Callers:
         try:
             with suppress(OSError):  # a caller that has gone may have said something before
                 about = {"hello": os.getpid(), "cores": sorted(self._core.cores), "nice": self._core.nice}
+                about["thread"] = threading.get_native_id()
                 about["idle"] = self._core.waiting_threads
                 connection.send(about, descriptor=self._status_fd)
             while True:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 _ALL_THREADS = 2  # the clock of a process that counts what the scheduler has given it (CPUCLOCK_SCHED)
 _STATE_BYTES = 64  # of what the kernel says of a thread: its number, its name, its state
 _CHILDREN_BYTES = 4096
 MOST_CHILDREN = 256
+Thread = tuple[int, str]  # its process, and its number
 
 
 class CpuClock:
@@ -24,7 +25,7 @@ class CpuClock:
         self._left_out: frozenset[str] = frozenset()
         self._add(others)
 
-    def leave_out(self, threads: Sequence[int]) -> None:
+    def leave_out(self, threads: Iterable[int]) -> None:
         """Look no more at these threads: none of them starts a process, or keeps the others waiting."""
         self._left_out = frozenset(map(str, threads))
 
@@ -53,23 +54,9 @@ class CpuClock:
         """The process, and those of the others that are known."""
         return (self._pid, *self._others)
 
-    def threads(self) -> list[int]:
+    def threads(self) -> list[Thread]:
         """Return their threads. Raises OSError when the process has ended."""
-        return [int(thread) for pid in self.pids for thread in self._threads(pid)]
-
-    def is_runnable(self) -> bool:
-        """Whether a thread of theirs computes, or would if it had a core. Raises OSError when the process has ended."""
-        return any(
-            _is_runnable(f"/proc/{pid}/task/{thread}/stat") for pid in self.pids for thread in self._threads(pid)
-        )
-
-    def queued_ns(self) -> int:
-        """Return how long their threads have waited for cores. Raises OSError when the process has ended."""
-        return sum(
-            int((_beginning(f"/proc/{pid}/task/{thread}/schedstat", _STATE_BYTES).split() or (0, 0))[1])
-            for pid in self.pids
-            for thread in self._threads(pid)
-        )
+        return [(pid, thread) for pid in self.pids for thread in self._threads(pid)]
 
     def _add(self, others: Sequence[int]) -> None:
         for pid in others:
@@ -94,12 +81,26 @@ class CpuClock:
         return found[1:]
 
 
+def clock_of(pid: int) -> int:
+    """Return what clock_getcpuclockid does: the CPU clock of a process."""
+    return (~pid << 3) | _ALL_THREADS
+
+
 def _clock_ns(pid: int) -> int:
-    return time.clock_gettime_ns((~pid << 3) | _ALL_THREADS)  # what clock_getcpuclockid returns
+    return time.clock_gettime_ns(clock_of(pid))
 
 
-def _is_runnable(path: str) -> bool:
-    return b") R " in _beginning(path, _STATE_BYTES)
+def is_runnable(threads: Iterable[Thread]) -> bool:
+    """Whether any of them computes, or would if it had a core."""
+    return any(b") R " in _beginning(f"/proc/{pid}/task/{thread}/stat", _STATE_BYTES) for pid, thread in threads)
+
+
+def queued_ns(threads: Iterable[Thread]) -> int:
+    """Return how long they have waited for cores."""
+    return sum(
+        int((_beginning(f"/proc/{pid}/task/{thread}/schedstat", _STATE_BYTES).split() or (0, 0))[1])
+        for pid, thread in threads
+    )
 
 
 def _beginning(path: str, size_bytes: int) -> bytes:

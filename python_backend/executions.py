@@ -357,7 +357,7 @@ class Responder:
             name = self._check.model_name
             what = "its final response" if self._is_stream else "a response"
             text = f"model '{name}' has let go of a request without {what}: nobody has its response sender any more"
-            print(f"{name}: {text}", flush=True)
+            log.write(f"{name}: {text}")
             with suppress(TritonModelException):  # another thread has ended it
                 self._put(Encoded(Header.of(final=True), []) if self._is_stream else encode_failure("INTERNAL", text))
 

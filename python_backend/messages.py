@@ -7,7 +7,7 @@ bytes, in the order of the header. Most headers are equal to earlier ones, and a
 
 | sender | header | meaning |
 |---|---|---|
-| instance | `hello`: pid, `cores`, `nice`, `idle` | first; the descriptor is the status (`model_threads.py`) |
+| instance | `hello`: pid, `thread`, `cores`, `nice`, `idle` | first; its descriptor: the status (`model_threads.py`) |
 | worker | `run`: requests, `core` | execute; the descriptor is the memory, if it is another one |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |

@@ -1,9 +1,12 @@
 """Executions of Python models that wait without a core, for whatever it is, until they compute again.
 
 The worker of an execution has seen by the CPU clock of its instance that it waits, and has ended the run as left. The
-instance goes on by itself, with little weight. Here its clock is looked at every few milliseconds. When it advances, a
-run is submitted that gives the instance a core, with deadline and priority of the request, until the instance waits
-again. All of it happens on the loop's thread.
+instance goes on by itself, with little weight. Here an alarm rings when it has computed for a moment. When its clock
+has then advanced enough, a run is submitted that gives the instance a core, with deadline and priority of the request,
+until the instance waits again. All of it happens on the loop's thread.
+
+Beside that its clock is looked at now and then, the less often the longer it waits. So processes are found that it has
+started meanwhile, and executions that nobody wants.
 """
 
 import asyncio
@@ -15,25 +18,24 @@ from typing import Final, Protocol
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.python_instance import PATIENCE_MS
-from gangway.python_backend.cpu_clock import CpuClock
+from gangway.python_backend.cpu_clock import CpuClock, is_runnable
 from gangway.server.errors import RequestError, fault
+from gangway.server.serving.inference.cpu_alarms import CpuAlarm, CpuAlarms
 from gangway.server.serving.pending import drive
 
 _log = logging.getLogger(__name__)
 
-# Of an instance that waits for long the clock is read less often: the core is late by a small part of the wait.
-LOOK_S: Final = 0.004
-MOST_LOOK_S: Final = 0.01
-LOOKS_OF_WAIT: Final = 4
+FIRST_LOOK_S: Final = 0.02  # after its wait has begun; the next looks are after twice the time, each
+MOST_LOOK_S: Final = 0.25
+LOOK_S: Final = 0.004  # after it has computed something, but not enough
+ALARM_NS: Final = 100_000  # of computing; what it computes to answer us is less
 # What an instance computes in its wait is for its threads that beat, poll and answer us, if it is less than this share.
 IDLE_SHARE: Final = 0.05
 COMPUTED_NS: Final = 500_000  # beyond that: it goes on
-LEAST_NS: Final = 100_000  # what it computes to answer us is less
 WANTED_LOOKS: Final = 2  # or where so many looks find that it would compute if others did not keep it from that
 # A wait is short if it takes less than so many times a worker's patience: that is longer, then, the next time.
 SHORT_WAITS: Final = 8
 MOST_PATIENCE_MS: Final = 64
-FIND_S: Final = 0.05  # from one search for processes that the instance has started to the next
 PAUSE_S: Final = 0.05  # until an instance that has a core by other means is looked at again
 PROBE_S: Final = 1.0  # until an execution that nobody wants is asked whether it has ended
 
@@ -99,19 +101,18 @@ class _Execution:
 class _Instance:
     """One instance, and its executions that wait."""
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[int], alarm: CpuAlarm) -> None:
         """Make it. `pids`: its process, and those that it has started. Raises OSError when it has ended."""
-        self._clock = CpuClock(pids[0], pids[1:])
+        self._clock, self.alarm = CpuClock(pids[0], pids[1:]), alarm
         self.executions: dict[int, _Execution] = {}
         self.has_core = False
         self.patience_ms = PATIENCE_MS
+        self.next_look: asyncio.TimerHandle | None = None
         self.wait()
 
-    def wait(self, pause_s: float = 0.0) -> None:
-        """It waits, from now on."""
+    def wait(self) -> None:
+        """It waits, from now on. Raises OSError when it has ended."""
         self._began_s = self._looked_s = time.monotonic()
-        self._find_s = self._began_s + FIND_S
-        self._due_s = self._began_s + max(LOOK_S, pause_s)
         self._probe_s = self._began_s + PROBE_S
         self._computed_ns, self._excess_ns = self._clock.read_ns(), 0.0
         self._wanted_looks = 0
@@ -125,25 +126,31 @@ class _Instance:
         """Look no more at these threads."""
         self._clock.leave_out(threads)
 
-    def look(self, now_s: float) -> _Execution | None:
-        """Return what is to have a core, if it goes on. Raises OSError when its process has ended."""
-        if self.has_core or now_s < self._due_s:
-            return None
-        if now_s > self._find_s:
-            self._find_s = now_s + FIND_S
+    def set_alarm(self) -> None:
+        """Have it ring when one of its processes has computed."""
+        self.alarm.set(self._clock.pids, ALARM_NS)
+
+    def look(self, has_rung: bool) -> tuple[_Execution | None, float]:
+        """Return what is to have a core, if it goes on, and after how many seconds to look again.
+
+        `has_rung`: so the alarm says. Raises OSError when its process has ended.
+        """
+        if not has_rung:
             self._clock.find_others()
-        computed_ns, passed_ns = self._clock.read_ns(), (now_s - self._looked_s) * 1e9
-        if computed_ns - self._computed_ns > LEAST_NS:
-            self._wanted_looks = self._wanted_looks + 1 if self._clock.is_runnable() else 0
-        self._excess_ns = max(0.0, self._excess_ns + computed_ns - self._computed_ns - IDLE_SHARE * passed_ns)
-        self._computed_ns, self._looked_s = computed_ns, now_s
-        self._due_s = now_s + min(MOST_LOOK_S, max(LOOK_S, (now_s - self._began_s) / LOOKS_OF_WAIT))
+        now_s = time.monotonic()
+        new_ns, passed_ns = self._clock.read_ns() - self._computed_ns, (now_s - self._looked_s) * 1e9
+        has_computed = new_ns >= ALARM_NS
+        self._excess_ns = max(0.0, self._excess_ns + new_ns - IDLE_SHARE * passed_ns)
+        self._computed_ns, self._looked_s = self._computed_ns + new_ns, now_s
+        if has_computed and self._excess_ns <= COMPUTED_NS:
+            self._wanted_looks = self._wanted_looks + 1 if is_runnable(self._clock.threads()) else 0
+        again_s = LOOK_S if has_computed else min(max(FIRST_LOOK_S, now_s - self._began_s), MOST_LOOK_S)
         if self._excess_ns > COMPUTED_NS or self._wanted_looks >= WANTED_LOOKS:
-            return min(self.executions.values(), key=lambda each: each.wanted.urgency)
+            return min(self.executions.values(), key=lambda each: each.wanted.urgency), again_s
         if now_s > self._probe_s:
             self._probe_s = now_s + (now_s - self._began_s)
-            return next((each for each in self.executions.values() if not each.failed), None)
-        return None
+            return next((each for each in self.executions.values() if not each.failed), None), again_s
+        return None, again_s
 
     def note_switch(self) -> None:
         """Have the worker be more patient with waits that are short."""
@@ -159,7 +166,7 @@ class WaitingExecutions:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._instances: dict[str, _Instance] = {}  # by address
-        self._is_looking = False
+        self._alarms = CpuAlarms(loop)
 
     def watch(self, wanted: Wanted, who: object = None, failed: Callable[[RequestError], None] | None = None) -> None:
         """Look after an execution that waits. `failed` is called if it cannot go on. None: nobody wants it any more.
@@ -167,10 +174,7 @@ class WaitingExecutions:
         It goes on all the same, as the instance can execute nothing else until then.
         """
         left = wanted.left
-        try:
-            if left.address not in self._instances:
-                self._instances[left.address] = _Instance(left.pids)
-        except OSError:  # its process has ended
+        if left.address not in self._instances and not self._begin(left):
             return
         executions = self._instances[left.address].executions
         if left.execution not in executions:
@@ -181,7 +185,6 @@ class WaitingExecutions:
             execution.failed[who] = failed
         elif not execution.failed:
             execution.wanted = wanted.unwanted()
-        self._look_soon()
 
     def leave_out(self, left: Place, threads: Sequence[int]) -> None:
         """Look no more at these threads of an instance, which are none of its model's."""
@@ -206,26 +209,39 @@ class WaitingExecutions:
         elif not instance.has_core:
             self._forget(instance, execution)
 
-    def _look_soon(self) -> None:
-        if not self._is_looking:
-            self._is_looking = True
-            self._loop.call_later(LOOK_S, self._look)
+    def _begin(self, left: Place) -> bool:
+        """Begin to look at an instance; return whether its process is there."""
+        alarm = self._alarms.make(lambda: self._look(instance, has_rung=True))
+        try:
+            instance = self._instances[left.address] = _Instance(left.pids, alarm)
+        except OSError:
+            alarm.close()
+            return False
+        self._expect(instance, FIRST_LOOK_S)
+        return True
 
-    def _look(self) -> None:
-        self._is_looking = False
-        now_s = time.monotonic()
-        for instance in list(self._instances.values()):
-            try:
-                execution = instance.look(now_s)
-            except OSError:
-                for ended in list(instance.executions.values()):
-                    self._forget(instance, ended)
-                continue
-            if execution is not None:
-                instance.has_core = True
-                drive(self._give_core(instance, execution))
-        if any(not instance.has_core for instance in self._instances.values()):
-            self._look_soon()
+    def _expect(self, instance: _Instance, look_s: float, has_alarm: bool = True) -> None:
+        """Look at an instance when its alarm rings, and after this time."""
+        if instance.next_look is not None:
+            instance.next_look.cancel()
+        instance.next_look = self._loop.call_later(look_s, self._look, instance)
+        if has_alarm:
+            instance.set_alarm()
+
+    def _look(self, instance: _Instance, has_rung: bool = False) -> None:
+        if instance.has_core or not instance.executions:
+            return
+        try:
+            execution, again_s = instance.look(has_rung)
+        except OSError:
+            for ended in list(instance.executions.values()):
+                self._forget(instance, ended)
+            return
+        if execution is None:
+            self._expect(instance, again_s)
+        else:
+            instance.has_core = True
+            drive(self._give_core(instance, execution))
 
     async def _give_core(self, instance: _Instance, execution: _Execution) -> None:
         instance.note_switch()
@@ -241,13 +257,14 @@ class WaitingExecutions:
             self._fail(execution, fault())
         instance.has_core = False
         try:
-            instance.wait(PAUSE_S if time.monotonic() - begin_s < PATIENCE_MS / 2000 else 0.0)
+            instance.wait()
         except OSError:
             waits = False
-        if waits:
-            self._look_soon()
-        else:
+        if not waits:
             self._forget(instance, execution)
+        if instance.executions:
+            has_other = time.monotonic() - begin_s < PATIENCE_MS / 2000  # core
+            self._expect(instance, PAUSE_S if has_other else FIRST_LOOK_S, has_alarm=not has_other)
 
     @staticmethod
     def _fail(execution: _Execution, error: RequestError) -> None:
@@ -262,3 +279,6 @@ class WaitingExecutions:
         instance.executions.pop(left.execution, None)
         if not instance.executions and self._instances.get(left.address) is instance:
             del self._instances[left.address]
+            instance.alarm.close()
+            if instance.next_look is not None:
+                instance.next_look.cancel()
