@@ -7,6 +7,7 @@ group then. The limit of a group holds for all groups below it, so the tightest 
 import contextlib
 import ctypes
 import os
+import re
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,11 @@ _MOST_BYTES: Final = 1 << 16  # of a file in /proc or of a cgroup
 _MEMORY_FILES: Final = {2: "memory.max", 1: "memory.limit_in_bytes"}
 # Lines of memory.stat whose memory the kernel cannot take back; pages of files, which it can, are in none of them.
 _TAKEN: Final = {
-    2: frozenset(("anon", "shmem", "kernel_stack", "pagetables", "percpu", "sock", "slab_unreclaimable")),
-    1: frozenset(("total_rss", "total_shmem")),
+    2: re.compile(rb"^(?:anon|shmem|kernel_stack|pagetables|percpu|sock|slab_unreclaimable) (\d+)", re.MULTILINE),
+    1: re.compile(rb"^(?:total_rss|total_shmem) (\d+)", re.MULTILINE),
 }
+_AVAILABLE: Final = re.compile(rb"^MemAvailable: *(\d+) kB\n", re.MULTILINE)
+_FIRST_BYTES: Final = 256  # of /proc/meminfo have that line: the kernel then writes no others
 
 
 def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float | None:
@@ -112,8 +115,8 @@ class FreeMemory:
 
     def measure(self) -> int:
         """Return the bytes that are free by the tightest of the limits."""
-        free = [1024 * _sum_of(self._machine, frozenset(("MemAvailable:",)))]
-        free += [limit - _sum_of(group, names) for limit, group, names in self._groups]
+        free = [1024 * (_sum_of(self._machine, _AVAILABLE, _FIRST_BYTES) or _sum_of(self._machine, _AVAILABLE))]
+        free += [limit - _sum_of(group, lines) for limit, group, lines in self._groups]
         if self._limit is not None:
             free.append(self._limit - int(os.pread(self._mapped, 64, 0).split()[0]) * resource.getpagesize())
         return max(0, min(free))
@@ -169,14 +172,13 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _sum_of(file: int, names: frozenset[str]) -> int:
-    """Return the sum of the numbers behind these names, each at the beginning of a line."""
+def _sum_of(file: int, lines: re.Pattern[bytes], most_bytes: int = _MOST_BYTES) -> int:
+    """Return the sum of the numbers in these lines."""
     try:
-        text = os.pread(file, _MOST_BYTES, 0).decode()
+        text = os.pread(file, most_bytes, 0)
     except OSError:  # the group is gone, its limit with it
         return 0
-    lines = [line.split(None, 2) for line in text.splitlines()]
-    return sum(int(words[1]) for words in lines if words[0] in names)
+    return sum(map(int, lines.findall(text)))
 
 
 def _rlimit(which: int) -> list[int]:
