@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gangway.compiler.frontend.batch_independence import ELEMENTWISE
+from gangway.compiler.frontend.batch.rules import ELEMENTWISE
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.kernels.specs import Array
 

@@ -47,6 +47,17 @@ def simplify(graph: Graph) -> Graph:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
 
+def folded_tensors(graph: Graph) -> set[str]:
+    """Return the tensors that are constants once those are folded: that are made of constants and shapes only."""
+    known = set(graph.constants)
+    for node in graph.nodes:
+        is_shape = node.operator == "Shape" and node.inputs[0] in graph.types
+        is_made = node.operator not in _UNFOLDED and all(name in known or not name for name in node.inputs)
+        if is_shape or is_made:
+            known.update(node.outputs)
+    return known
+
+
 def _look_up_first(editor: Editor, node: Node) -> None:
     """Dequantise what is looked up in a table of integers instead of the table."""
     table = editor.producer(node.inputs[0], "DequantizeLinear")

@@ -14,7 +14,7 @@ from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shapes.stated import state_shapes
-from gangway.compiler.frontend.simplify import simplify
+from gangway.compiler.frontend.simplify import folded_tensors, simplify
 from gangway.compiler.lower.islands import add_islands
 from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS
@@ -35,7 +35,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
     """
     graph = find_packed_products(find_dynamic_products(state_shapes(graph)))
     replaced: dict[str, UnsupportedModelError] = {}
-    while unknown := [node for node in graph.nodes if not has_lowering(node.operator) and has_body(node, graph)]:
+    while unknown := _undefined(graph):
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}
         graph = state_shapes(expand(graph, {node.outputs[0] for node in unknown}))
     while True:
@@ -59,6 +59,16 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
         reason = UnsupportedModelError(f"{refusal(refusals, simple)}; {error}")
         raise _reason(replaced, reason) from error
     return program
+
+
+def _undefined(graph: Graph) -> list[Node]:
+    """Return the nodes that no function lowers, but that have a definition; not those of which the value is known."""
+    folded = folded_tensors(graph)
+    return [
+        node
+        for node in graph.nodes
+        if not has_lowering(node.operator) and node.outputs[0] not in folded and has_body(node, graph)
+    ]
 
 
 def _with_refused_convolutions(graph: Graph, simple: Graph, refusals: Collection[str]) -> Graph:
