@@ -13,12 +13,15 @@ of metrics lie in the memory VALUES_FD (`custom_metrics.py`), and which requests
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +29,7 @@ from typing import Any
 
 _BACKLOG = 128
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the supervisor ends instances itself
+_END_SECONDS = 1.0  # for what the model has left to be done at the end
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -75,8 +79,26 @@ def main() -> None:
         log.write_error(error)
         link.say({"error": _sentence(error)})
     finally:
+        _end(status)
+
+
+def _end(status: int) -> None:
+    """End the process as Python does, with what is registered for that: files and folders are given back.
+
+    Threads and children of the model keep it for a moment at most.
+    """
+    log: Any = importlib.import_module("gangway.python_backend.log")
+    try:
+        late = threading.Timer(_END_SECONDS, os._exit, (status,))
+        late.daemon = True
+        late.start()
+        gc.collect()
+        atexit._run_exitfuncs()
+    except BaseException as error:
+        log.write_error(error)
+    finally:
         log.flush()
-        os._exit(status)  # threads of the model must not keep it
+        os._exit(status)
 
 
 def _leave_to_parent(control: socket.socket, listener: socket.socket, values_fd: int) -> None:
@@ -136,6 +158,7 @@ def _serve(link: Any, listener: socket.socket) -> int:
     host.run(listener)
     if hasattr(model, "finalize"):
         model.finalize()
+    host.forget_model()
     return 0
 
 

@@ -78,6 +78,10 @@ class Host:
         while (execution := self._next()) is not None:
             self._perform(execution)
 
+    def forget_model(self) -> None:
+        """Let go of the model, so that it can end as objects do."""
+        self._model = None
+
     def stop(self) -> None:
         """End `run` after what is being executed."""
         with self._executions.lock:

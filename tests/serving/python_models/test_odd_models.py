@@ -1,5 +1,6 @@
-"""What models do to their own process: exceptions of all kinds, and streams that are closed or lead elsewhere."""
+"""What models do to their own process: exceptions, streams that are closed or lead elsewhere, what ends with it."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
-from tests.helpers.whole_server import until
+from tests.helpers.whole_server import alive, until
 
 NAMES = '"asyncio": asyncio, "contextlib": contextlib, "io": io, "os": os, "sys": sys, "Mute": Mute, "Told": Told'
 HEAD = (
@@ -34,13 +35,40 @@ CLOSES = {
     "logger": "sys.stdout = sys.stderr = Told()",
 }
 
+LEAVES = """
+    def initialize(self, args):
+        self.folder = tempfile.TemporaryDirectory(prefix="left-", dir=args["model_repository"])
+        self.file = open(os.path.join(args["model_repository"], "written"), "w")
+        self.file.write("buffered")
+        self.manager = multiprocessing.Manager()
+        self.executor = concurrent.futures.ProcessPoolExecutor(1)
+        self.executor.submit(int).result()
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        atexit.register(print, "at the exit")
+        if args["model_name"] == "fails":
+            raise ValueError("not today")
+
+    def __del__(self):
+        print("deleted")
+
+    def execute(self, requests):
+        return []
+
+    def finalize(self):
+        print("finalized")
+"""
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("models")
     for name in ("raises", *CLOSES):
         write(repository, name, executes(NAMES), config_of(*TEXTS), HEAD)
-    with live_server(repository) as server, triton.InferenceServerClient(server.url) as client:
+    for name in ("leaves", "fails"):
+        head = "import atexit, concurrent.futures, multiprocessing, os, tempfile, threading, time\n\n"
+        write(repository, name, LEAVES, config_of(*TEXTS), head)
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--strict-readiness=false"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository)
 
 
@@ -97,3 +125,24 @@ def test_a_library_may_parse_the_command_line(served: Served) -> None:
     """Some do so when they are imported."""
     code = "import argparse, sys\nargparse.ArgumentParser().parse_args()\nfound = sys.argv"
     assert served.executed("raises", code) == "['']"
+
+
+def test_an_instance_ends_as_python_does(served: Served) -> None:
+    """Folders and files are given back, and what is registered for the end is called, whatever threads there are."""
+    folder, begin = served.repository / "leaves", time.monotonic()
+    assert list(folder.glob("left-*"))
+    instances = served.instances("leaves")
+    served.client.unload_model("leaves")
+    until(lambda: "leaves, instance 0: at the exit" in served.log())
+    until(lambda: not alive(instances))
+    said = [line.rpartition(": ")[2] for line in served.log().splitlines() if " leaves, instance 0: " in line]
+    assert said == ["finalized", "deleted", "at the exit"]
+    assert not list(folder.glob("left-*"))
+    assert (folder / "written").read_text() == "buffered"
+    assert time.monotonic() - begin < 4
+
+
+def test_an_instance_that_cannot_be_initialised_leaves_nothing(served: Served) -> None:
+    until(lambda: "fails, instance 0: at the exit" in served.log())
+    assert "fails, instance 0: deleted" in served.log()
+    assert not list((served.repository / "fails").glob("left-*"))
