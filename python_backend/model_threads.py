@@ -90,6 +90,7 @@ class ModelThreads:
         self._status, self._own = status, set(own)
         self._nice, self._may_raise = nice, may_raise
         self._cores = os.sched_getaffinity(0)
+        self._tasks = os.open(_TASKS, os.O_RDONLY | os.O_DIRECTORY)  # each request looks at it
         self._resting: set[int] = set()
         self._restless: set[int] = set()  # those that have computed while nobody waited for anything
         self._placed: tuple[int | None, int] = None, 0  # core, and how many threads there were
@@ -159,7 +160,7 @@ class ModelThreads:
         place_thread(thread, self._cores, None if self._may_raise else _LOWEST_NICE, wakes=False)
 
     def _count(self) -> int:
-        return os.stat(_TASKS).st_nlink - 2 - len(self._own)
+        return os.fstat(self._tasks).st_nlink - 2 - len(self._own)
 
     def _found(self) -> list[int]:
         return [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
