@@ -164,7 +164,8 @@ class ClientRequest(ModelRun):
             self.inner.require_other((self.model.name, *(member.name for member in self.plan.members)))
         self.call.model = self.model.name
         if self.model.is_decoupled and not self.call.takes_many:
-            unsupported(f"model '{self.model.name}' is decoupled: its responses need ModelStreamInfer")
+            way = "ModelStreamInfer" if self.inner is None else "exec(decoupled=True) or async_exec(decoupled=True)"
+            unsupported(f"model '{self.model.name}' is decoupled: its responses need {way}")
         if isinstance(self.plan.codec, EnsembleCodec):
             return await self._answer_ensemble(self.plan.codec)
         if self.plan.calls is not None:

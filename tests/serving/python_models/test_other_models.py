@@ -172,6 +172,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write(repository, "coroutines", COROUTINES, COUNTED)
     write(repository, "fails_later", FAILS_LATER, COUNTED)
     write(repository, "sums", SUMS, config_of("x:INT32:2", "y:INT64:1"))
+    write(
+        repository,
+        "sums_one",
+        SUMS.replace("inner.exec(decoupled=True)", "[inner.exec()]"),
+        config_of("x:INT32:2", "y:INT64:1"),
+    )
     steps = [("add", "x=x", "y=a"), ("plus", "x=a", "y=y")]
     ensemble_configs.write(repository, "chain", ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps, batch=0))
     steps = [("sync", "x=x", "y=a"), ("async", "x=a", "y=y")]
@@ -336,8 +342,10 @@ def test_a_stream_that_ends_cancels_the_request(served: Served) -> None:
 
 
 def test_decoupled_models_need_a_stream(served: Served) -> None:
-    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*is decoupled"):
+    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*is decoupled: .* ModelStreamInfer"):
         served.infer("counts", x=np.array([1, 0], np.int32))
+    with pytest.raises(InferenceServerException, match=r"'counts' is decoupled: .* need exec\(decoupled=True\)"):
+        served.infer("sums_one", x=np.array([1, 0], np.int32))
 
 
 def test_responses_of_another_model(served: Served) -> None:
