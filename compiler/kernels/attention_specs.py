@@ -21,8 +21,11 @@ class ScoreBias:
 
 
 HeadStrides = tuple[int, ...]
-"""Numbers from a window, a head, a position and a channel of a plain tensor to the next; empty: a blocked sequence."""
+"""Of a plain tensor: numbers from a window, a head, a position and a channel to the next. Of a blocked sequence:
+channels from a head to the next; empty, if heads lie side by side.
+"""
 BLOCKED_HEADS: HeadStrides = ()
+PLAIN_AXES = 4
 EmptyRows = Literal["nan", "zero", "zero and nan"]
 
 
@@ -32,8 +35,9 @@ class AttentionSpec(KernelSpec):
 
     Q, K, V and y are blocked sequences of heads x head_size channels (a head's channels side by side; those of V and y
     are `value_size`, if given), of `queries`, `keys`, `keys` and `queries` positions of each window, one window after
-    the other. `strides` says which of them are plain instead. Channels of a plain Q or y are neighbours. `head_size`
-    and `value_size` are multiples of MOST_LANES. K and V have one head for `sharing` heads of Q.
+    the other. `strides` says which of them are plain instead, and where there are channels between heads. Heads of
+    blocked tensors begin at multiples of MOST_LANES. Channels of a plain Q or y are neighbours. K and V have one head
+    for `sharing` heads of Q.
     Arguments: q, k, v, one for each of `biases` (two at most), y.
 
     With `softcap` c, the scaled products s become c tanh(s / c) before biases are added. -inf and the lowest float hide
@@ -61,6 +65,10 @@ class AttentionSpec(KernelSpec):
     def value_channels(self) -> int:
         """Channels of a head of V and y."""
         return self.value_size or self.head_size
+
+    def is_plain(self, index: int) -> bool:
+        """Whether q, k, v or y, by number, is plain."""
+        return len(self.strides[index]) == PLAIN_AXES
 
     @property
     def flops(self) -> int:

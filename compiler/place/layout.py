@@ -334,16 +334,17 @@ def _place_attention(memory: Memory, layer: Layer) -> None:
     spec = layer.spec.spec
     parts = []
     for index, (name, begin) in enumerate(zip(layer.inputs, layer.spec.begins, strict=False)):
-        if spec.strides[index]:
+        if spec.is_plain(index):
             parts.append(_numbers_from(memory.plain(name), begin))
             continue
         positions = spec.windows * (spec.queries if index == 0 else spec.keys)
         heads = spec.heads if index == 0 else spec.heads // spec.sharing
-        channels = heads * (spec.value_channels if index == 2 else spec.head_size)
+        size = spec.value_channels if index == 2 else spec.head_size
+        channels = (heads - 1) * (spec.strides[index] or (size,))[0] + size
         whole = math.prod(memory.kind(name).shape) // positions
         parts.append(_channels(memory, name, sequence(whole, positions), begin, channels))
     inputs = (*parts, *(memory.plain(name) for name in layer.inputs[3:]))
-    if spec.strides[3]:
+    if spec.is_plain(3):
         memory.append(layer, spec, inputs, "plain")
     else:
         result = sequence(spec.heads * spec.value_channels, spec.windows * spec.queries)

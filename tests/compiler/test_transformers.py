@@ -42,7 +42,7 @@ def test_answers_match_onnxruntime(
             limit = 2e-5 * np.abs(expected[output]).max()
             np.testing.assert_allclose(answers[output], expected[output][row : row + 1], rtol=0, atol=limit)
     operators = [layer.operator for layer in model.manifest.layers]
-    assert operators.count("FusedAttention") == (size.layers if size is SIZE else 0)
+    assert operators.count("FusedAttention") == size.layers
     assert sum("Gelu" in operator for operator in operators) == size.layers
     if name == "bert" and size is SIZE:  # nothing is packed or unpacked between the embeddings and the answer
         assert operators.count("Pack") == 1

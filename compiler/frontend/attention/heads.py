@@ -12,11 +12,21 @@ from typing import NamedTuple
 
 from gangway.compiler.frontend.graph import Editor, Node
 from gangway.compiler.frontend.views import Run, View, divided, merged, view_of, whole
-from gangway.compiler.kernels.attention_specs import BLOCKED_HEADS, HeadStrides
+from gangway.compiler.kernels.attention_specs import BLOCKED_HEADS, PLAIN_AXES, HeadStrides
 from gangway.compiler.kernels.plain_specs import contiguous
 from gangway.compiler.kernels.specs import MOST_LANES
 
 _MOST_VIEWS = 4  # behind the result
+_MOST_STEPS = 4  # of one number each, behind a dense layer
+_DENSE = (
+    "MatMul",
+    "Gemm",
+    "LayerNormalization",
+    "RMSNormalization",
+    "FusedAttention",
+    "PackedMatMul",
+    "QuantisedMatMul",
+)
 
 
 class Tensors(NamedTuple):
@@ -80,19 +90,21 @@ def _arranged(editor: Editor, tensors: Tensors, context: Node, heads: int, windo
     query, key, value = placed
     if query is None or key is None or value is None or query.sharing != 1 or key.sharing != value.sharing:
         return None
-    if not query.is_sequence and query.strides[-1] != 1:
+    if len(query.strides) == PLAIN_AXES and query.strides[-1] != 1:
         return None
-    value_size = tensors.value.shape[-1]
-    shape = (windows, heads, tensors.query.shape[-2], value_size)
-    result = _side_by_side(editor, context.outputs[0], shape)
-    strides = [BLOCKED_HEADS if item.is_sequence else item.strides for item in (query, key, value)]
+    positions, size = tensors.query.shape[-2], tensors.value.shape[-1]
+    shape = (windows, heads, positions, size)
+    result, strides = _side_by_side(editor, context.outputs[0], shape), contiguous(shape)
+    if result:
+        apart = (positions * heads * size, size, heads * size, 1)
+        strides = apart if size % MOST_LANES else BLOCKED_HEADS
     return Heads(
         windows,
         heads,
         key.sharing,
         tensors.query.shape[-1],
-        value_size,
-        (*strides, BLOCKED_HEADS if result else contiguous(shape)),
+        size,
+        (query.strides, key.strides, value.strides, strides),
         result or context.outputs[0],
     )
 
@@ -103,7 +115,6 @@ class _Placed:
 
     strides: HeadStrides
     sharing: int
-    is_sequence: bool
 
     @staticmethod
     def of(editor: Editor, view: View, heads: int, windows: int) -> "_Placed | None":
@@ -115,20 +126,35 @@ class _Placed:
             sharing, head = head[-1][0], head[:-1]
         if len(head) > 1:
             return None
-        positions, channels = view.shape[-2:]
+        positions, size = view.shape[-2:]
         strides = tuple(axis[0][1] if axis else 0 for axis in (window, head, *view.axes[-2:]))
-        sequence = _is_sequence(editor, view, (windows, heads // sharing, positions, channels), strides)
-        own = (*strides[:3], strides[3] if channels > 1 else 1)
-        return _Placed(own, sharing, sequence)
+        if _is_sequence(editor, view, (windows, heads // sharing, positions, size), strides):
+            return _Placed(BLOCKED_HEADS if heads == sharing or strides[1] == size else (strides[1],), sharing)
+        return _Placed((*strides[:3], strides[3] if size > 1 else 1), sharing)
 
 
 def _is_sequence(editor: Editor, view: View, lengths: tuple[int, ...], strides: HeadStrides) -> bool:
     """Whether heads are channels of a sequence, side by side, window behind window."""
     windows, heads, positions, size = lengths
     channels, rest = divmod(math.prod(editor.shape(view.root) or ()), windows * positions)
-    wanted = (positions * channels, size, channels, 1)
-    in_order = all(n == 1 or step == want for n, step, want in zip(lengths, strides, wanted, strict=True))
-    return in_order and not rest and view.offset % MOST_LANES == 0 and view.offset + heads * size <= channels
+    step = strides[1] if heads > 1 else size
+    wanted = (positions * channels, step, channels, 1)
+    in_order = all(n == 1 or stride == want for n, stride, want in zip(lengths, strides, wanted, strict=True))
+    if windows > 1 and heads == 1 and not _is_dense(editor, view.root):
+        return False  # it is likely to be plain: a copy would gain nothing
+    whole = all(number % MOST_LANES == 0 for number in (view.offset, step, size))
+    return in_order and whole and not rest and view.offset + (heads - 1) * step + size <= channels
+
+
+def _is_dense(editor: Editor, name: str) -> bool:
+    """Whether a tensor is made by layers that compute sequences."""
+    shape = editor.shape(name)
+    for _ in range(_MOST_STEPS):
+        node = editor.producers.get(name)
+        if node is None or node.operator in _DENSE:
+            return node is not None
+        name = next((item for item in node.inputs if item in editor.types and editor.shape(item) == shape), "")
+    return False
 
 
 def _side_by_side(editor: Editor, context: str, shape: tuple[int, ...]) -> str | None:

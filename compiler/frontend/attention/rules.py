@@ -16,7 +16,7 @@ from gangway.compiler.frontend.attention.scores import Bias, Scores, find_scores
 from gangway.compiler.frontend.graph import Editor, Node, Rule, number
 from gangway.compiler.frontend.views import View, divided, view_of
 from gangway.compiler.kernels.attention_specs import AttentionSpec, EmptyRows, ScoreBias
-from gangway.compiler.kernels.specs import MOST_LANES, Array
+from gangway.compiler.kernels.specs import Array
 
 MOST_BIASES = 2
 LAST_AXIS_OPSET = 13  # since then Softmax is over the last axis if it does not say which
@@ -45,8 +45,8 @@ def _find_attention(editor: Editor, softmax: Node) -> None:
     tensors = _tensors(scores, value, context, shape)
     if tensors is None:
         return
-    heads = arranged(editor, tensors, product.context, [bias.lead for bias in scores.biases])
-    if heads is None or heads.head_size % MOST_LANES or heads.value_size % MOST_LANES:
+    heads = arranged(editor, tensors, product.context, [bias.lead for bias in scores.biases if bias.name])
+    if heads is None:
         return
     biases = _Biases(editor, heads, shape[-2:], scores).prepare()
     if biases is None:
@@ -167,7 +167,7 @@ class _Biases:
         """Return them; None if one is repeated in another way."""
         groups: dict[bool, list[tuple[str, ScoreBias]]] = {False: [], True: []}
         for bias in self._scores.biases:
-            if not bias.name:
+            if not bias.name:  # it is 0
                 continue
             kind = self._kind(bias)
             if kind is None:

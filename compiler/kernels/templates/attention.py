@@ -116,8 +116,9 @@ def numbers_of(spec: AttentionSpec, index: int) -> int:
     positions = spec.queries if index in _OF_QUERIES else spec.keys
     heads = spec.heads if index in _OF_QUERIES else spec.heads // spec.sharing
     channels = spec.value_channels if index in _OF_VALUES else spec.head_size
-    if not spec.strides[index]:
-        return spec.windows * heads * positions * channels
+    if not spec.is_plain(index):
+        step = (spec.strides[index] or (channels,))[0]
+        return spec.windows * positions * ((heads - 1) * step + channels)
     lengths = (spec.windows, heads, positions, channels)
     return 1 + sum((n - 1) * step for n, step in zip(lengths, spec.strides[index], strict=True))
 
@@ -147,12 +148,12 @@ def place_of(spec: AttentionSpec, lanes: int, index: int, window: Expr, head: Ex
     positions = spec.queries if index in _OF_QUERIES else spec.keys
     if index not in _OF_QUERIES and spec.sharing > 1:
         head = quotient(head, spec.sharing)
-    if strides := spec.strides[index]:
-        windows, heads, position, channel = strides
+    if spec.is_plain(index):
+        windows, heads, position, channel = spec.strides[index]
         return Place(window * windows + head * heads, position, lanes * channel, channel)
-    channels = spec.value_channels if index in _OF_VALUES else spec.head_size
-    plane = spec.windows * positions * lanes
-    return Place(head * (channels // lanes) * plane + window * (positions * lanes), lanes, plane)
+    size = spec.value_channels if index in _OF_VALUES else spec.head_size
+    step, plane = (spec.strides[index] or (size,))[0], spec.windows * positions * lanes
+    return Place(head * (step // lanes) * plane + window * (positions * lanes), lanes, plane)
 
 
 class QueryBlock:
@@ -182,7 +183,8 @@ class QueryBlock:
         if not is_constant(spec.keys) and spec.keys <= MOST_KEYS:
             keys = MOST_KEYS
         self._runs = blocks_of(spec.keys, keys)
-        self._head_blocks, self._value_blocks = spec.head_size // target.lanes, spec.value_channels // target.lanes
+        self._head_blocks, self._head_rest = divmod(spec.head_size, target.lanes)
+        self._value_blocks, self._value_rest = divmod(spec.value_channels, target.lanes)
 
     def write(self) -> None:
         """All of it."""
@@ -235,7 +237,11 @@ class QueryBlock:
                 for i, column in enumerate(transposed(rows)):
                     self._put(self._queries, block * lanes + i, j, column * constant(self._spec.scale, lanes))
 
-        repeat(self._head_blocks, load)
+        if self._head_blocks:
+            repeat(self._head_blocks, load)
+        for lane, j, i in product(range(self._head_rest), range(self._vectors), range(lanes)):
+            number = self._q[place.at(self._query(j, i), self._head_blocks, lane)] * constant(self._spec.scale, 1)
+            store(self._queries, self._place(self._head_blocks * lanes + lane, j) + i, number, 1)
 
     def _share(self, total: Expr) -> Expr:
         """By what results are multiplied: a row without keys has a sum of 0, in which all exponentials are 0."""
@@ -265,7 +271,14 @@ class QueryBlock:
                     into = place.at(self._query(j, i), block)
                     when(self._is_query(j * lanes + i), partial(store, self._y, into, column, lanes))
 
-        repeat(self._value_blocks, save)
+        if self._value_blocks:
+            repeat(self._value_blocks, save)
+        for lane, (j, share) in product(range(self._value_rest), enumerate(shares)):
+            channel = self._value_blocks * lanes + lane
+            self._put(self._result, channel, j, self._shared(self._result[self._local(channel, j)], share))
+            for i in range(lanes):
+                into, number = place.at(self._query(j, i), self._value_blocks, lane), self._place(channel, j) + i
+                when(self._is_query(j * lanes + i), partial(store, self._y, into, self._result[number], 1))
 
     def _keys(self, first: Expr, count: int) -> None:
         """Scores of a block of keys, their exponentials, and the values weighted by these."""
@@ -287,7 +300,7 @@ class QueryBlock:
         lanes, place = self._lanes, self._places[1]
         sums = zero_sums(count, self._vectors, lanes)
 
-        def block(index: Expr) -> None:
+        def block(index: Expr, channels: int = lanes) -> None:
             base = place.at(first + start, index)
 
             def channel(lane: Expr) -> None:
@@ -295,9 +308,12 @@ class QueryBlock:
                 vectors = [self._queries[self._local(index * lanes + lane, j)] for j in range(self._vectors)]
                 multiply_add(sums, numbers, vectors, lanes)
 
-            unrolled(lanes, channel)
+            unrolled(channels, channel)
 
-        repeat(self._head_blocks, block)
+        if self._head_blocks:
+            repeat(self._head_blocks, block)
+        if self._head_rest:
+            block(self._head_blocks, self._head_rest)
         for i, j in product(range(count), range(self._vectors)):
             if self._spec.softcap:
                 cap = constant(self._spec.softcap, lanes)

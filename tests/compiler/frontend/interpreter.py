@@ -60,7 +60,8 @@ class Interpreter:
         elif spec.empty_rows == "zero and nan":
             shares = np.where(np.isnan(shares), 0, shares)
         mixed = shares @ value
-        mixed = (mixed if spec.strides[3] else mixed.swapaxes(1, 2)).astype(np.float32)
+        side_by_side = not spec.strides[3] or spec.strides[3][2] > spec.strides[3][1] > 0
+        mixed = (mixed.swapaxes(1, 2) if side_by_side else mixed).astype(np.float32)
         return {item.outputs[0]: mixed.reshape(self.graph.types[item.outputs[0]].shape)}
 
 
@@ -69,7 +70,8 @@ def _heads(spec: AttentionSpec, index: int, tensor: Any, begin: int, length: int
     size = spec.value_channels if index == 2 else spec.head_size
     count = spec.heads if index == 0 else spec.heads // spec.sharing
     whole = tensor.size // (spec.windows * length)
-    strides = spec.strides[index] or (length * whole, size, whole, 1)
+    strides = spec.strides[index]
+    strides = strides if len(strides) == 4 else (length * whole, *(strides or (size,)), whole, 1)
     shape = (spec.windows, count, length, size)
     flat = tensor.reshape(-1)[begin:]
     view = np.lib.stride_tricks.as_strided(flat, shape, [4 * step for step in strides], writeable=False)

@@ -34,6 +34,17 @@ SPECS = {
     "by strides": AttentionSpec(
         2, 16, 9, 21, 0.4, windows=2, sharing=2, strides=(PLAIN, TURNED, (336, 336, 16, 1), PLAIN)
     ),
+    "odd heads": AttentionSpec(
+        2,
+        12,
+        19,
+        21,
+        0.3,
+        (CAUSAL,),
+        value_size=20,
+        strides=((0, 12, 24, 1), (0, 12, 24, 1), (0, 20, 40, 1), (0, 20, 40, 1)),
+    ),
+    "apart": AttentionSpec(2, 16, 9, 9, 0.3, value_size=32, windows=2, strides=((64,), (64,), (96,), ())),
     "zero": AttentionSpec(2, 16, 20, 531, 0.25, (CAUSAL, KEY_MASK), empty_rows="zero"),
     "zero and nan": AttentionSpec(2, 16, 37, 29, 0.25, (CAUSAL, KEY_MASK), empty_rows="zero and nan"),
 }
@@ -47,6 +58,10 @@ def blocks(plain: Array, lanes: int) -> Array:
 def stored(tensor: Array, strides: tuple[int, ...], lanes: int) -> Array:
     """[windows][heads][positions][channels] as the kernel reads it: blocked, or by strides."""
     windows, heads, positions, channels = tensor.shape
+    if len(strides) == 1:  # zeros between heads, and none behind the last
+        gap = strides[0] - channels
+        wide = np.pad(tensor, [(0, 0), (0, 0), (0, 0), (0, gap)]).transpose(0, 2, 1, 3)
+        return blocks(wide.reshape(windows * positions, -1)[:, : heads * strides[0] - gap], lanes)
     if not strides:
         return blocks(tensor.transpose(0, 2, 1, 3).reshape(windows * positions, heads * channels), lanes)
     memory = np.full(1 + sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True)), 9, np.float32)
@@ -68,7 +83,7 @@ def operands(spec: AttentionSpec, rng: np.random.Generator) -> tuple[list[Array]
     ]
     tensors = [rng.standard_normal(shape, np.float32) for shape in shapes]
     for tensor, strides in zip(tensors, spec.strides, strict=False):
-        if strides and not strides[0]:
+        if len(strides) == 4 and not strides[0]:
             tensor[1:] = tensor[:1]
     lengths = (spec.windows, spec.heads, spec.queries, spec.keys)
     there = [(b.per_window, b.per_head, b.per_query, True) for b in spec.biases]
