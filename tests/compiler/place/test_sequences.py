@@ -230,7 +230,7 @@ def _heads(name: str, perm: list[int]) -> list[Any]:
     ("target", "heads"), [(WIDEST, 2), (WIDEST, 4), pytest.param(NARROWEST, 2, marks=pytest.mark.long)]
 )
 def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
-    """Heads of 16 channels are attended to in one layer, smaller ones by products of matrices."""
+    """Heads of 16 channels are read where they lie, smaller ones from plain tensors."""
     nodes = [
         node("MatMul", ["x", "w"], ["joint"]),
         node("Split", ["joint", "parts"], ["q", "k", "v"], axis=2),
@@ -256,7 +256,7 @@ def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
         "bias": np.where(np.tril(np.ones((S, S))), 0, np.finfo(np.float32).min).astype(np.float32),
     }
     operators = check(network(nodes, INPUT, {"y": None}, constants), target)
-    assert ("FusedAttention" in operators) == (heads == 2)
+    assert "FusedAttention" in operators
 
 
 @pytest.mark.parametrize(

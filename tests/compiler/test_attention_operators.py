@@ -1,0 +1,184 @@
+"""Attention as operators and as nodes of exporters, compiled, against onnxruntime: rows alone and batches of 3."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gangway.artifact.format import Engine
+
+Array = Any
+Compare = Callable[..., list[str]]
+node = helper.make_node
+S, P, HEADS, SIZE = 8, 5, 4, 16
+C, SHARED = HEADS * SIZE, 2 * SIZE
+KINDS: dict[str, tuple[list[int | str], int]] = {
+    "x": (["N", S, C], TensorProto.FLOAT),
+    **{name: (["N", S, C], TensorProto.FLOAT) for name in ("q", "k", "v")},
+    **{name: (["N", S, SHARED], TensorProto.FLOAT) for name in ("few keys", "few values")},
+    **{name: (["N", HEADS, S, SIZE], TensorProto.FLOAT) for name in ("q4", "k4", "v4")},
+    **{name: (["N", 2, P, SIZE], TensorProto.FLOAT) for name in ("past keys", "past values")},
+    "joint past": ([2, "N", HEADS, P, SIZE], TensorProto.FLOAT),
+    **{name: (["N", HEADS, P, SIZE], TensorProto.FLOAT) for name in ("all past keys", "all past values")},
+    "packed": (["N", S, HEADS, 3, SIZE], TensorProto.FLOAT),
+    "shown": (["N", 1, S, S], TensorProto.BOOL),
+    "shown before": (["N", 1, S, S + P], TensorProto.BOOL),
+    "near": (["N", HEADS, S, S], TensorProto.FLOAT),
+    "tokens": (["N", S], TensorProto.INT64),
+    "count": (["N"], TensorProto.INT64),
+}
+
+
+def feed(name: str, rows: int, random: np.random.Generator) -> Array:
+    """Row 0 shows all; in others the last keys are hidden, and query 2 sees none."""
+    dims, kind = KINDS[name]
+    shape = [rows if n == "N" else int(n) for n in dims]
+    if kind == TensorProto.FLOAT:
+        return random.standard_normal(shape).astype(np.float32)
+    value = np.ones(shape, helper.tensor_dtype_to_np_dtype(kind))
+    if name == "count":
+        return value * S - np.arange(rows)
+    value[rows // 2 :, ..., -2:] = 0
+    if name.startswith("shown"):
+        value[rows // 2 :, ..., 2, :] = 0
+    return value
+
+
+@pytest.fixture
+def compare(tmp_path: Path, compile_file: Any, load_artifact: Any) -> Compare:
+    """Return the function that compares all results that no node reads; it returns the layers' operators."""
+
+    def compare(
+        nodes: list[Any], constants: dict[str, Array], opset: int = 20, target: str | None = None, domain: str = ""
+    ) -> list[str]:
+        used = {name for item in nodes for name in item.input}
+        outputs = [name for item in nodes for name in item.output if name and name not in used]
+        inputs = {name: KINDS[name] for name in KINDS if name in used}
+        graph = helper.make_graph(
+            nodes,
+            "attention",
+            [helper.make_tensor_value_info(name, kind, dims) for name, (dims, kind) in inputs.items()],
+            [helper.make_empty_tensor_value_info(name) for name in outputs],
+            [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        )
+        imports = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+        path = tmp_path / "model.onnx"
+        path.write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString())
+        compiled = compile_file(path, target)
+        assert compiled.manifest.engine is Engine.NATIVE, compiled.manifest.fallback_reason
+        model, session = load_artifact(compiled.folder), onnxruntime.InferenceSession(path)
+        for rows in (1, 3):
+            random = np.random.default_rng(rows)
+            feeds = {name: feed(name, rows, random) for name in inputs}
+            for output, expected in zip(outputs, session.run(outputs, feeds), strict=True):
+                answers = [
+                    model({name: value[row : row + 1] for name, value in feeds.items()})[output] for row in range(rows)
+                ]
+                np.testing.assert_allclose(np.concatenate(answers), expected, rtol=2e-5, atol=2e-5, err_msg=output)
+        return [layer.operator for layer in compiled.manifest.layers]
+
+    return compare
+
+
+def attention(inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
+    return node("Attention", inputs, outputs, **attributes)
+
+
+@pytest.mark.parametrize("opset", [23, 24, 25])
+def test_operator_of_onnx(compare: Compare, opset: int) -> None:
+    heads = {"q_num_heads": HEADS, "kv_num_heads": HEADS}
+    shared = {"q_num_heads": HEADS, "kv_num_heads": 2}
+    nodes = [
+        attention(["q", "k", "v"], ["plain"], **heads),
+        attention(["q", "k", "v"], ["causal"], **heads, is_causal=1),
+        attention(["q", "k", "v", "shown"], ["masked"], **heads),
+        attention(["q", "k", "v", "near"], ["capped"], **heads, softcap=2.0, scale=0.3),
+        attention(["q", "few keys", "few values"], ["shared"], **shared),
+        attention(
+            ["q", "few keys", "few values", "shown before", "past keys", "past values"],
+            ["after the past", "keys", "values"],
+            **shared,
+        ),
+        attention(["q4", "k4", "v4"], ["heads apart"]),
+    ]
+    operators = compare(nodes, {}, opset)
+    assert operators.count("FusedAttention") == len(nodes)
+    assert "Softmax" not in operators
+
+
+@pytest.mark.parametrize("opset", [24, 25])
+def test_keys_that_count(compare: Compare, opset: int) -> None:
+    nodes = [
+        attention(["q", "k", "v", "", "", "", "count"], ["y"], q_num_heads=HEADS, kv_num_heads=HEADS),
+    ]
+    assert compare(nodes, {}, opset).count("FusedAttention") == 1
+
+
+def test_products_that_are_an_output_stay_apart(compare: Compare) -> None:
+    heads = {"q_num_heads": HEADS, "kv_num_heads": HEADS}
+    nodes = [attention(["q", "k", "v"], ["y", "", "", "s"], **heads, qk_matmul_output_mode=1)]
+    assert "FusedAttention" not in compare(nodes, {}, 23)
+
+
+def exported(heads: int, size: int) -> tuple[list[Any], dict[str, Array]]:
+    """Two layers of an encoder as torch's exporter writes it: a mask of truth values, rows without keys become 0."""
+    random = np.random.default_rng(2)
+    constants: dict[str, Array] = {
+        "split": np.array([-1, S, heads, size]),
+        "flat": np.array([-1, S, size]),
+        "unflat": np.array([-1, heads, size, S]),
+        "merge": np.array([-1, S, heads * size]),
+        "root": np.array(size**-0.25, np.float32),
+        "zero": np.array(0, np.float32),
+        "never": np.array(-np.inf, np.float32),
+        "axes": np.array([1, 2]),
+        "triangle": np.tril(np.ones((1, 1, S, S), np.bool_)),
+    }
+    nodes = [
+        node("Cast", ["tokens"], ["real"], to=TensorProto.BOOL),
+        node("Unsqueeze", ["real", "axes"], ["wide"]),
+        node("And", ["wide", "triangle"], ["seen"]),
+        node("And", ["seen", "shown"], ["mask"]),
+        node("Where", ["mask", "zero", "never"], ["added"]),
+    ]
+    source = "x"
+    for layer in ("a", "b"):
+        for part in "qkv":
+            name = f"{layer}{part}"
+            width = C if layer == "a" else heads * size
+            constants[f"{name}w"] = random.standard_normal((width, heads * size)).astype(np.float32) / 8
+            nodes += [
+                node("MatMul", [source, f"{name}w"], [f"{name}0"]),
+                node("Reshape", [f"{name}0", "split"], [f"{name}1"]),
+                node("Transpose", [f"{name}1"], [name], perm=[0, 2, 1, 3]),
+            ]
+        nodes += [
+            node("Reshape", [f"{layer}k", "flat"], [f"{layer}k2"]),
+            node("Transpose", [f"{layer}k2"], [f"{layer}k3"], perm=[0, 2, 1]),
+            node("Reshape", [f"{layer}k3", "unflat"], [f"{layer}k4"]),
+            node("Mul", [f"{layer}q", "root"], [f"{layer}q5"]),
+            node("Mul", [f"{layer}k4", "root"], [f"{layer}k5"]),
+            node("MatMul", [f"{layer}q5", f"{layer}k5"], [f"{layer}s"]),
+            node("Add", [f"{layer}s", "added"], [f"{layer}t"]),
+            node("Softmax", [f"{layer}t"], [f"{layer}p"], axis=-1),
+            node("IsNaN", [f"{layer}p"], [f"{layer}bad"]),
+            node("Where", [f"{layer}bad", "zero", f"{layer}p"], [f"{layer}r"]),
+            node("MatMul", [f"{layer}r", f"{layer}v"], [f"{layer}c"]),
+            node("Transpose", [f"{layer}c"], [f"{layer}c2"], perm=[0, 2, 1, 3]),
+            node("Reshape", [f"{layer}c2", "merge"], [f"{layer}y"]),
+        ]
+        source = f"{layer}y"
+    return nodes, constants
+
+
+@pytest.mark.parametrize("target", [None, "avx2"])
+@pytest.mark.parametrize(("heads", "size"), [(4, 16), (3, 20)])
+def test_layers_of_an_exporter(compare: Compare, target: str | None, heads: int, size: int) -> None:
+    nodes, constants = exported(heads, size)
+    operators = compare(nodes, constants, target=target)
+    assert operators.count("FusedAttention") == 2
+    assert sum("Where" in operator for operator in operators) == 1
