@@ -22,9 +22,7 @@ KINDS: dict[str, tuple[list[int | str], int]] = {
     **{name: (["N", S, SHARED], TensorProto.FLOAT) for name in ("few keys", "few values")},
     **{name: (["N", HEADS, S, SIZE], TensorProto.FLOAT) for name in ("q4", "k4", "v4")},
     **{name: (["N", 2, P, SIZE], TensorProto.FLOAT) for name in ("past keys", "past values")},
-    "joint past": ([2, "N", HEADS, P, SIZE], TensorProto.FLOAT),
     **{name: (["N", HEADS, P, SIZE], TensorProto.FLOAT) for name in ("all past keys", "all past values")},
-    "packed": (["N", S, HEADS, 3, SIZE], TensorProto.FLOAT),
     "shown": (["N", 1, S, S], TensorProto.BOOL),
     "shown before": (["N", 1, S, S + P], TensorProto.BOOL),
     "near": (["N", HEADS, S, S], TensorProto.FLOAT),
@@ -122,6 +120,30 @@ def test_products_that_are_an_output_stay_apart(compare: Compare) -> None:
     heads = {"q_num_heads": HEADS, "kv_num_heads": HEADS}
     nodes = [attention(["q", "k", "v"], ["y", "", "", "s"], **heads, qk_matmul_output_mode=1)]
     assert "FusedAttention" not in compare(nodes, {}, 23)
+
+
+def contrib(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
+    return node(operator, inputs, outputs, domain="com.microsoft", num_heads=HEADS, **attributes)
+
+
+def test_operators_of_onnxruntime(compare: Compare) -> None:
+    random = np.random.default_rng(4)
+    constants = {"b": random.standard_normal(3 * C).astype(np.float32)}
+    earlier = ["all past keys", "all past values"]
+    nodes = [
+        contrib("MultiHeadAttention", ["q", "k", "v", "b"], ["a", "keys", "values"], unidirectional=1),
+        contrib("MultiHeadAttention", ["q", "k", "v", "", "", "", *earlier], ["e", "keys2", "values2"]),
+        contrib(
+            "MultiHeadAttention",
+            ["q", "k", "v", "", "", "", *earlier],
+            ["f", "keys3", "values3"],
+            unidirectional=1,
+            scale=0.3,
+        ),
+    ]
+    operators = compare(nodes, constants, domain="com.microsoft")
+    assert operators.count("FusedAttention") == 3
+    assert "Softmax" not in operators
 
 
 def exported(heads: int, size: int) -> tuple[list[Any], dict[str, Array]]:

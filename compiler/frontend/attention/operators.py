@@ -13,20 +13,20 @@ from gangway.compiler.frontend.contrib_operators import DOMAIN, number, optional
 from gangway.compiler.frontend.decompositions import Body, defines
 
 _MASK_FILTER_VALUE = -10000.0
-_HEADS_AND_POSITIONS, _TO_KEYS = [0, 2, 1, 3], [0, 2, 3, 1]
+_HEADS_AND_POSITIONS = [0, 2, 1, 3]
 
 
 @defines("Attention", domain=DOMAIN)
 def attention(body: Body) -> None:
-    """Queries, keys and values are products of one input and one matrix."""
-    require_one_output(body)
-    _refuse(body, {4: "past", 6: "past_sequence_length"}, ("do_rotary",))
+    """Queries, keys and values are products of one input and one matrix; earlier keys and values are one tensor."""
+    require_one_output(body, 1)
+    _refuse(body, {6: "past_sequence_length"}, ("do_rotary",))
     product = body.op("MatMul", *body.node.inputs[:2])
     if bias := optional(body, 2):
         product = body.op("Add", product, bias)
     width = body.type(1).shape[1]
     sizes = list(body.attribute("qkv_hidden_sizes", ())) or [width // 3] * 3
-    _attend_parts(body, product, sizes, mask=3, added=optional(body, 5))
+    _attend_parts(body, product, sizes, mask=3, added=optional(body, 5), past=4)
 
 
 @defines("QAttention", domain=DOMAIN)
@@ -49,17 +49,32 @@ def quantised_attention(body: Body) -> None:
 @defines("MultiHeadAttention", domain=DOMAIN)
 def multi_head_attention(body: Body) -> None:
     """Queries, keys and values are given, each in its own tensor."""
-    require_one_output(body)
-    _refuse(body, {6: "past_key", 7: "past_value", 8: "past_sequence_length", 9: "cache_indirection"}, ())
+    require_one_output(body, 1, 2)
+    _refuse(body, {8: "past_sequence_length", 9: "cache_indirection"}, ())
     heads, shape = body.attribute("num_heads", 1), body.type(0).shape
     biases = _biases(body, heads)
     if len(shape) != 3 or not optional(body, 2):
         raise body.node.unsupported("queries, keys and values in one tensor")
-    queries, keys, values = (_headed(body, index, heads, bias) for index, bias in enumerate(biases))
     known = body.type(1).shape
-    lengths = (shape[1], known[2] if len(known) == 4 else known[1])
+    lengths = (shape[1], known[2] if len(known) == len(_HEADS_AND_POSITIONS) else known[1])
+    queries, keys, values = (_headed(body, index, heads, bias) for index, bias in enumerate(biases))
+    keys = _after(body, optional(body, 6), keys, _output(body, 1))
+    values = _after(body, optional(body, 7), values, _output(body, 2))
+    past = body.type(6).shape[2] if optional(body, 6) else 0
     turned = body.op("Transpose", keys, perm=[0, 1, 3, 2])
-    _attend(body, (queries, turned, values), lengths, shape[2] // heads, mask=4, added=optional(body, 5))
+    _attend(body, (queries, turned, values), lengths, past, shape[2] // heads, mask=4, added=optional(body, 5))
+
+
+def _output(body: Body, index: int) -> str:
+    """The name of an output; empty if nobody wants it."""
+    return body.node.outputs[index] if index < len(body.node.outputs) else ""
+
+
+def _after(body: Body, past: str, new: str, output: str) -> str:
+    """Keys, or values, behind earlier ones, [batch, heads, positions, head size]; all of them may be an output."""
+    if past:
+        return body.op("Concat", past, new, axis=2, output=output)
+    return body.op("Identity", new, output=output) if output else new
 
 
 def _refuse(body: Body, inputs: dict[int, str], attributes: Sequence[str]) -> None:
@@ -69,26 +84,44 @@ def _refuse(body: Body, inputs: dict[int, str], attributes: Sequence[str]) -> No
         raise body.node.unsupported(f"{', '.join(given)} is not supported")
 
 
-def _attend_parts(body: Body, product: str, sizes: Sequence[int], mask: int, added: str) -> None:
-    """Attention of queries, keys and values that lie side by side in [batch, positions, channels]."""
+def _attend_parts(body: Body, product: str, sizes: Sequence[int], mask: int, added: str, past: int = 0) -> None:
+    """Attention of queries, keys and values that lie side by side in [batch, positions, channels].
+
+    `past`: which input has the earlier keys and values, [2, batch, heads, positions, head size].
+    """
     heads = body.attribute("num_heads", 1)
     ends = np.cumsum(sizes).tolist()
     parts = [body.slice(product, 2, end - size, end) for size, end in zip(sizes, ends, strict=True)]
     shaped = [body.reshape(part, [0, 0, heads, size // heads]) for part, size in zip(parts, sizes, strict=True)]
-    orders = (_HEADS_AND_POSITIONS, _TO_KEYS, _HEADS_AND_POSITIONS)
-    queries, keys, values = (body.op("Transpose", part, perm=order) for part, order in zip(shaped, orders, strict=True))
-    positions = body.type(0).shape[1]
-    _attend(body, (queries, keys, values), (positions, positions), sizes[0] // heads, mask, added)
+    queries, keys, values = (body.op("Transpose", part, perm=_HEADS_AND_POSITIONS) for part in shaped)
+    positions, earlier = body.type(0).shape[1], 0
+    if optional(body, past) and past:
+        earlier = body.type(past).shape[3]
+        before = [body.slice(body.node.inputs[past], 0, index, index + 1) for index in range(2)]
+        axes = [body.reshape(name, list(body.type(past).shape[1:])) for name in before]
+        keys, values = (_after(body, *pair, "") for pair in zip(axes, (keys, values), strict=True))
+    if present := _output(body, 1):
+        shape = [1, -1, heads, positions + earlier, sizes[1] // heads]
+        body.op("Concat", *(body.reshape(name, shape) for name in (keys, values)), axis=0, output=present)
+    turned = body.op("Transpose", keys, perm=[0, 1, 3, 2])
+    _attend(body, (queries, turned, values), (positions, positions), earlier, sizes[0] // heads, mask, added)
 
 
 def _attend(
-    body: Body, parts: tuple[str, str, str], lengths: tuple[int, int], head_size: int, mask: int, added: str
+    body: Body,
+    parts: tuple[str, str, str],
+    lengths: tuple[int, int],
+    past: int,
+    head_size: int,
+    mask: int,
+    added: str,
 ) -> None:
-    """softmax(scale Q K^T + masks) V, heads side by side. `mask`: which input is the mask."""
+    """softmax(scale Q K^T + masks) V, heads side by side. `mask`: which input is the mask; `past`: earlier keys."""
     queries, keys, values = parts
     scale = body.attribute("scale", 0.0) or 1 / math.sqrt(head_size)
     scores = body.op("Mul", body.op("MatMul", queries, keys), body.constant(scale, "float32"))
-    for bias in (_mask(body, mask, lengths), _causal(body, lengths), added):
+    biases = (_mask(body, mask, (lengths[0], past + lengths[1])), _causal(body, lengths, past), added)
+    for bias in biases:
         scores = body.op("Add", scores, bias) if bias else scores
     context = body.op("MatMul", body.op("Softmax", scores, axis=3), values)
     side_by_side = body.op("Transpose", context, perm=_HEADS_AND_POSITIONS)
@@ -101,7 +134,7 @@ def _value_channels(body: Body) -> int:
         sizes = list(body.attribute("qkv_hidden_sizes", ()))
         return int(sizes[2]) if sizes else body.type(1).shape[1] // 3
     shape = body.type(2).shape
-    return shape[1] * shape[3] if len(shape) == 4 else shape[2]
+    return shape[1] * shape[3] if len(shape) == len(_HEADS_AND_POSITIONS) else shape[2]
 
 
 def _mask(body: Body, index: int, lengths: tuple[int, int]) -> str:
@@ -123,12 +156,12 @@ def _mask(body: Body, index: int, lengths: tuple[int, int]) -> str:
     return body.op("Where", shown, nothing, hidden)
 
 
-def _causal(body: Body, lengths: tuple[int, int]) -> str:
+def _causal(body: Body, lengths: tuple[int, int], past: int) -> str:
     """A query sees no later keys. The last one sees all of them, also where there are more keys than queries."""
     if not body.attribute("unidirectional", 0):
         return ""
-    row, column = np.indices(lengths)
-    later = (column > row) & (row < lengths[0] - 1)
+    row, column = np.indices((lengths[0], past + lengths[1]))
+    later = (column > row + past) & (row < lengths[0] - 1)
     return body.constant(np.where(later, np.finfo(np.float32).min, 0), "float32")
 
 
@@ -151,7 +184,7 @@ def _biases(body: Body, heads: int) -> list[str]:
 def _headed(body: Body, index: int, heads: int, bias: str) -> str:
     """[batch, heads, positions, head size] of an input, plus the bias, if any."""
     name, shape = body.node.inputs[index], body.type(index).shape
-    if len(shape) == 4:  # heads apart already
+    if len(shape) == len(_HEADS_AND_POSITIONS):  # heads apart already
         if bias:
             raise body.node.unsupported("a bias for heads that lie apart")
         return name
