@@ -130,12 +130,19 @@ def plan_of(
         json.dumps(to_json(config)),
         completes,
         settings.kinds,
+        instance_names(entry.name, config),
         settings.memory_mib << 20 or memory_bytes,
         environment.python,
         dict(environment.variables),
         start_seconds,
         strict_outputs,
     )
+
+
+def instance_names(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """Return how the instances of model `name` are called, as in Triton: by their group, and a number within it."""
+    groups = [(group.name or f"{name}_{index}", group.count) for index, group in enumerate(config.instance_group)]
+    return tuple(f"{group}_{number}" for group, count in groups or [(name, 1)] for number in range(max(1, count)))
 
 
 def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:

@@ -52,9 +52,9 @@ ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class InstancePlan:
     """What to load, and how. `python`: of the environment. `config`: as JSON, as far as config.pbtxt says it.
 
-    `completes`: model.py may complete it. `kinds`: one for each instance. `memory_bytes`: of its data; 0: any.
-    `start_seconds`: how long an instance may take until it is initialised. `strict_outputs`: responses must be as the
-    configuration says.
+    `completes`: model.py may complete it. `kinds`, `names`: one for each instance, which it is told. `memory_bytes`: of
+    its data; 0: any. `start_seconds`: how long an instance may take until it is initialised. `strict_outputs`:
+    responses must be as the configuration says.
     """
 
     name: str
@@ -64,6 +64,7 @@ class InstancePlan:
     config: str
     completes: bool
     kinds: tuple[str, ...]
+    names: tuple[str, ...]
     memory_bytes: int
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class InstancePlan:
         """Return what `initialize` gets, but for the configuration."""
         return {
             "model_instance_kind": self.kinds[instance],
-            "model_instance_name": f"{self.name}_{instance}",
+            "model_instance_name": self.names[instance],
             "model_instance_device_id": "0",
             "model_repository": str(self.folder),
             "model_version": str(self.version),

@@ -196,6 +196,7 @@ def fill(repository: Path) -> None:
     )
     write(repository, "optional", OPTIONAL, optional)
     groups = "instance_group { kind: KIND_MODEL } instance_group { kind: KIND_AUTO } instance_group { kind: KIND_GPU }"
+    groups += ' instance_group { name: "own" kind: KIND_CPU count: 2 }'
     write(repository, "bfloat", BFLOAT, config_of("x:BF16:-1", "y:BF16:-1 z:STRING:1"))
     write(repository, "not_bfloat", ADD, config_of("x:FP32:4", "y:BF16:4"))
     write(repository, "kinds", KINDS, config_of(more=groups))
@@ -333,13 +334,18 @@ def test_an_id_of_a_sequence_is_told_where_there_are_none(
 
 
 def test_kinds_of_instances(served: Served) -> None:
-    """As Triton without a GPU: KIND_AUTO is KIND_CPU. KIND_GPU is it, too, with a warning."""
-    for number, kind in enumerate(("MODEL", "CPU", "CPU")):
-        until(lambda number=number, kind=kind: f"kinds_{number} is of kind {kind}" in served.log())  # type: ignore[misc]
+    """As Triton without a GPU: KIND_AUTO is KIND_CPU. KIND_GPU is it, too, with a warning.
+
+    Instances have the names of their groups, and a number.
+    """
+    for said in ("kinds_0_0 is of kind MODEL", "kinds_1_0 is of kind CPU", "kinds_2_0 is of kind CPU"):
+        until(lambda said=said: said in served.log())  # type: ignore[misc]
+    for number in range(2):
+        until(lambda number=number: f"own_{number} is of kind CPU" in served.log())  # type: ignore[misc]
     groups = served.client.get_model_config("kinds").config.instance_group
-    assert [group.name for group in groups] == ["kinds_0", "kinds_1", "kinds_2"]
+    assert [group.name for group in groups] == ["kinds_0", "kinds_1", "kinds_2", "own"]
     shown = [ModelInstanceGroup.Kind.Name(group.kind) for group in groups]
-    assert shown == ["KIND_MODEL", "KIND_CPU", "KIND_GPU"]
+    assert shown == ["KIND_MODEL", "KIND_CPU", "KIND_GPU", "KIND_CPU"]
     assert "KIND_GPU (there is no GPU)" in served.log()
 
 
