@@ -219,6 +219,25 @@ static bool may_wait(const struct fast_path *path, const struct open_model *mode
     return now_ns() < slot->seen_ns + QUEUED_US * UINT64_C(1000) && is_any_about_to_end(path);
 }
 
+/* Whether a request has its answer, of so many of a model as may be under way: its worker is about to leave, and may have lost its core
+ * to the front end that has sent the next one. */
+static bool is_any_answered(const struct fast_path *path, uint32_t model_id) {
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        for (uint32_t k = 0; k < path->workers[i].run_count; k++) {
+            const struct fast_request *request = &path->workers[i].runs[k]->request;
+            uint64_t word = atomic_load(&path->tables[request->front_end].slots[request->slot].word);
+            bool runs = slot_state(word) == SLOT_RUNNING && slot_generation(word) == request->slot_generation;
+            if (request->model_id == model_id && !runs) return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a request to a model of which no more may be under way does better to wait here for one that has been answered. */
+static bool may_follow(const struct fast_path *path, const struct slot *slot) {
+    return now_ns() < slot->seen_ns + LEAVING_US * UINT64_C(1000) && is_any_answered(path, slot->model_id);
+}
+
 enum reception { RECEIVED, WAITS, FOR_CALLER };
 
 static enum reception receive(struct fast_path *path, uint32_t front_end, const struct message *message) {
@@ -231,7 +250,7 @@ static enum reception receive(struct fast_path *path, uint32_t front_end, const 
     const struct open_model *model = &path->models[slot->model_id];
     struct worker_slot *place = find_workers(path, model->ranks, workers);
     if (!place) return may_wait(path, model, slot) ? WAITS : FOR_CALLER;
-    if (!find_arena(model, &place->arena)) return FOR_CALLER;
+    if (!find_arena(model, &place->arena)) return may_follow(path, slot) ? WAITS : FOR_CALLER;
     if (!slot_start(slot, generation, 1, 0, true)) return RECEIVED;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;

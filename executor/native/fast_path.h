@@ -14,6 +14,7 @@
 
 enum { MAX_WORKER_SLOTS = 4, NO_LEASE = UINT32_MAX };
 enum { QUEUED_US = 200 };    /* a worker that has less to do may have one more query; one for which there is no slot waits so long for it */
+enum { LEAVING_US = 2000 };   /* a request waits so long for a worker to leave that has answered another one */
 enum { MAX_COMPLETED = 64 }; /* reported at a time: the process that counts them takes the core from others */
 
 struct slot_table {

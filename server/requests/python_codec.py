@@ -164,6 +164,13 @@ class PythonCodec(Codec):
             "takes_any": settings.is_decoupled,  # number of requests at a time
         }
 
+    @cached_property
+    def most_apart(self) -> int:
+        """How many requests its instances execute at a time, each of them by itself; 0: any number, or batches."""
+        config = self.model.config
+        has_batches = config.HasField("dynamic_batching") and config.max_batch_size > 1
+        return 0 if has_batches else PythonSettings.of(config).most_executions
+
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
 

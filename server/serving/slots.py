@@ -20,6 +20,7 @@ from gangway.server.requests.data_plane import (
 )
 from gangway.server.serving.inference.held_instances import HeldInstances
 from gangway.server.serving.inference.instance_connection import InstanceConnections
+from gangway.server.serving.inference.instance_turns import InstanceTurns
 from gangway.server.serving.inference.model_run import no_room
 from gangway.server.serving.inference.waiting_executions import WaitingExecutions
 from gangway.server.serving.loop import ServingLoop, logged
@@ -134,7 +135,7 @@ class Slots:
 
     For the loop's thread. `afterwork`: is done when a few have ended. `aside`: threads for what would hold the loop for
     too long. `waiting`: what waits for something within a Python model. `connections`: to instances of such.
-    `held`: those that are taken.
+    `held`: those that are taken. `turns`: of steps that wait for one.
     """
 
     def __init__(self, serving: ServingLoop, plane: DataPlane, afterwork: Afterwork) -> None:
@@ -148,6 +149,7 @@ class Slots:
         self.waiting = WaitingExecutions(serving.loop)
         self.connections = InstanceConnections(serving)
         self.held = HeldInstances(serving, plane.send)
+        self.turns = InstanceTurns()
 
     def open(
         self,

@@ -7,6 +7,7 @@ What follows a decoupled step runs for each of its responses (`iterations.py`).
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonC
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_counts import EndedStep
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
+from gangway.server.serving.inference.instance_turns import Turn
 from gangway.server.serving.inference.iterations import Iteration, Ready
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.serving.inference.python import (
@@ -181,10 +183,13 @@ class EnsembleRun:
     def cancel(self) -> None:
         """Cancel it: the client does not wait for the answer any more."""
         self._cancelled = True
-        for running in self._running:
+        for running in tuple(self._running):
             if isinstance(running, ScheduledStep):
                 running.submission.cancel()
                 running.stop()
+                if (turn := running.turn) is not None and turn.waits:
+                    turn.end()
+                    self._begin_turn(running, turn)
             else:
                 running.call.end()
         for left in tuple(self._left.values()):
@@ -205,6 +210,7 @@ class EnsembleRun:
                 cancelled = failure(running.model.name, SlotStatus.CANCELLED, running.queue.max_queue)
                 running.failed(cancelled, had_target=False)
                 running.close(self._plane)
+                running.end_turn()
         self._root.clear()
 
     # -- steps
@@ -267,7 +273,30 @@ class EnsembleRun:
         return ScheduledStep(ready, step, plan.shapes, opened, self._clock, begin_ns, watch, queue)
 
     def _submit(self, running: ScheduledStep, compound: int = 0, last: bool = True) -> None:
-        """Hand a step over that is prepared. `compound`, `last`: see `Submission.submit`."""
+        """Hand a step over that is prepared, or have it wait for its turn. `compound`, `last`: `Submission.submit`."""
+        if running.iteration.outer is not None and (most := running.most_apart):
+            running.submitted_ns = time.monotonic_ns()
+            self._running.append(running)
+            clock, begin = running.clock, partial(self._begin_turn, running)
+            urgency = self._terms.priority, clock.deadline_ns or math.inf, clock.arrival_ns
+            running.turn = self._slots.turns.take(running.model.model_id, most, urgency, begin)
+        else:
+            self._hand_over(running, compound, last)
+            self._running.append(running)
+
+    def _begin_turn(self, running: ScheduledStep, turn: Turn) -> None:
+        """Hand a step over that has waited for its turn: that is part of its time in the queue."""
+        running.turn, begin_ns = turn, running.submitted_ns
+        try:
+            self._hand_over(running)
+        except RequestError as error:
+            self._running.remove(running)
+            turn.end()
+            self._fail(Ready(running.iteration, running.index), error)
+            self._wake()
+        running.submitted_ns = begin_ns
+
+    def _hand_over(self, running: ScheduledStep, compound: int = 0, last: bool = True) -> None:
         clock, terms, submission = self._clock_of(running.index), self._terms, running.submission
         try:
             if self._cancelled:
@@ -289,7 +318,6 @@ class EnsembleRun:
             if isinstance(error, RequestError):
                 raise self._failed(running.step, running.begin_ns, error) from error
             raise
-        self._running.append(running)
 
     def _clock_of(self, index: int) -> RequestClock:
         """Return the clock of a step: what comes after it needs its time, too."""
@@ -313,6 +341,7 @@ class EnsembleRun:
                 _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
                 running.answer = fault()
         running.is_over = True
+        running.end_turn()
         self._note_done(running)
 
     async def _take_answers(self, running: ScheduledStep, codec: PythonCodec) -> None:
@@ -345,9 +374,12 @@ class EnsembleRun:
     def _note_done(self, running: Running) -> None:
         if running in self._running and running not in self._done:
             self._done.append(running)
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None:
-                self._slots.serving.turn.at_end(partial(waiting.settle, None))  # with all that have ended meanwhile
+            self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._slots.serving.turn.at_end(partial(waiting.settle, None))  # with all that have ended meanwhile
 
     async def _go_on(self, running: Running) -> Sequence[Ready]:
         """Take what a step has left; return the steps that can begin now. Raises RequestError."""

@@ -15,6 +15,7 @@ from gangway.server.requests.ensemble_graphs import Step
 from gangway.server.requests.python_codec import Answer, Envelope, PythonCodec, PythonResponse
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
+from gangway.server.serving.inference.instance_turns import Turn
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 
 Outputs: TypeAlias = Mapping[str, EnsembleTensor]  # of a step, by the names in its model
@@ -36,11 +37,12 @@ class StepRun(ModelRun):
     """A step that has been handed over.
 
     `in_time`: whether it has ended before its clock's end. `answer`: what a Python model has answered, or why it has
-    not.
+    not. `turn`: in which it is handed over, if it waits for one.
     """
 
     in_time = True
     answer: Answer | PythonResponse | RequestError | None = None
+    turn: Turn | None = None
     _outcome: SlotOutcome | None = None  # while it is closed
     _is_closed = False
 
@@ -57,6 +59,19 @@ class StepRun(ModelRun):
         super().__init__(step.model, shapes, queue, clock, begin_ns, watch)
         self.step = step
         self.submission, self.block, self.codec, self.fallback = opened
+
+    @property
+    def most_apart(self) -> int:
+        """How many requests to its model may be under way where they can wait for turns; 0: any number."""
+        queue = self.queue
+        if queue.max_queue or queue.queue_us or queue.rejects_late or not isinstance(self.codec, PythonCodec):
+            return 0  # the scheduler sees to it
+        return self.codec.most_apart
+
+    def end_turn(self) -> None:
+        """Let others of its model begin."""
+        if self.turn is not None:
+            self.turn.end()
 
     @property
     def compound_model(self) -> int:
