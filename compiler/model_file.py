@@ -12,6 +12,7 @@ from gangway.compiler.errors import UnreadableModelError
 from gangway.compiler.frontend.onnx_file import Stretch, fields, message, split
 from gangway.compiler.frontend.subgraphs import all_nodes, captured_tensors, graphs_of
 from gangway.compiler.key import external_files
+from gangway.compiler.locales import state_locales
 from gangway.compiler.opsets import domain_of, restamp
 
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
@@ -51,8 +52,7 @@ def put_in_order(model: Any) -> bool:
 
 def make_readable(model: Any) -> bool:
     """Let onnxruntime read a model, in place; return whether that changes it. Raises ModelError."""
-    is_sorted, is_older = put_in_order(model), restamp(model)
-    return is_sorted or is_older
+    return any([put_in_order(model), restamp(model), state_locales(model)])
 
 
 def _bodies(model: Any) -> Iterator[Any]:

@@ -101,19 +101,25 @@ class Tail(_Layer):
 
     def __init__(self, model: Path, manifest: Manifest, most_cores: int) -> None:
         super().__init__(model, manifest.model_name, most_cores)
+        shapes = [tensor.shape for tensor in self._teams[1].session.get_inputs()]
+        self._joins = any(shape and not isinstance(shape[0], int) for shape in shapes)
         self._outputs = manifest.outputs
         self._writer = FrameWriter()
 
     def __call__(self, rows: Sequence[Addresses], answer: memoryview, cores: Cores) -> Failure | None:
         """Compute all rows of a request, and write the frame of its outputs; return why that failed, or None.
 
-        `rows`: where the inputs of each lie. Their outputs are joined along the first axis. An answer without room is
-        no failure: its frame says how much is needed.
+        `rows`: where the inputs of each lie. Rows are computed together if the file has any number of them, else one by
+        one, and their outputs are joined along the first axis. An answer without room is no failure: its frame says how
+        much is needed.
         """
         try:
             threads, team = self._team(cores)
-            answers = [team.session.run(None, self._place(threads, team.session, row)) for row in rows]
-            arrays = answers[0] if len(rows) == 1 else list(map(np.concatenate, zip(*answers, strict=True)))
+            feeds = [self._place(threads, team.session, row) for row in rows]
+            if self._joins and len(feeds) > 1:
+                feeds = [{name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}]
+            answers = [team.session.run(None, feed) for feed in feeds]
+            arrays = answers[0] if len(answers) == 1 else list(map(np.concatenate, zip(*answers, strict=True)))
             write_arrays(self._writer, answer, self._outputs, arrays)
         except Exception as error:  # it concerns this request only
             return self._failure(error)
@@ -124,6 +130,7 @@ class Tail(_Layer):
         feeds = {}
         for tensor, address in zip(session.get_inputs(), addresses, strict=True):
             dtype = np.dtype(element_type(tensor.type))
-            memory = (ctypes.c_uint8 * (math.prod(tensor.shape) * dtype.itemsize)).from_address(address)
-            feeds[tensor.name] = np.frombuffer(memoryview(memory), dtype).reshape(tensor.shape)
+            shape = (1, *tensor.shape[1:]) if self._joins else tensor.shape
+            memory = (ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize)).from_address(address)
+            feeds[tensor.name] = np.frombuffer(memoryview(memory), dtype).reshape(shape)
         return feeds

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.shapes.rules import transposed_begin
-from gangway.compiler.kernels.plain_specs import FLOATS
+from gangway.compiler.kernels.plain_specs import FLOATS, MOST_OPERANDS
 from gangway.compiler.kernels.specs import Array
 
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
@@ -228,6 +228,22 @@ def space_to_depth(body: Body) -> None:
     order = [0, 3, 5, 1, 2, 4] if body.attribute("mode", b"DCR") == b"DCR" else [0, 1, 3, 5, 2, 4]
     moved = body.op("Transpose", body.reshape(body.node.inputs[0], parts), perm=order)
     body.reshape(moved, [0, channels * size**2, height // size, width // size], body.node.outputs[0])
+
+
+@defines("Sum", "Mean", "Max", "Min")
+def of_many_operands(body: Body) -> None:
+    """A chain of the same operator, in onnxruntime's order, each with as many operands as one layer reads."""
+    operator, inputs = body.node.operator, list(body.node.inputs)
+    if len(inputs) <= MOST_OPERANDS:
+        raise body.node.unsupported(f"it has {len(inputs)} operands, which one layer reads")
+    total, is_mean = inputs.pop(0), operator == "Mean"
+    while inputs:
+        taken, inputs = inputs[: MOST_OPERANDS - 1], inputs[MOST_OPERANDS - 1 :]
+        output = "" if inputs or is_mean else body.node.outputs[0]
+        total = body.op("Sum" if is_mean else operator, total, *taken, output=output)
+    if is_mean:
+        count = body.constant(len(body.node.inputs), body.type(0).dtype)
+        body.op("Div", total, count, output=body.node.outputs[0])
 
 
 @defines("Trilu")

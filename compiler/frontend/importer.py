@@ -30,6 +30,7 @@ from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.locales import state_locales
 from gangway.compiler.model_file import parse, put_in_order
 from gangway.compiler.opsets import OWN_DOMAINS, opset_of, restamp, why_unknown
 
@@ -206,6 +207,7 @@ def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
     model, weights = parse(path)
     _check_scope(model, path)
     put_in_order(model)
+    state_locales(model)
     drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
     model = inline_functions(model)

@@ -1,14 +1,13 @@
 """Definitions of the operators of ai.onnx.ml but trees: linear and support vector models, and what prepares features.
 
-Labels of classifiers are integers: with labels of strings the model is left to onnxruntime. An encoder that makes
-strings of numbers becomes operators on strings, which are in the model's tail, since kernels compute numbers only.
+Kernels compute numbers only. So a label that is a string is looked up in a table by the number of its class, and an
+encoder that makes strings of numbers becomes operators on strings; these are in the model's tail.
 
 ZipMap is what converters from scikit-learn put behind a classifier, so that each row's scores become a map. A request
 cannot hold a sequence of maps. So the operator is left out, and its output is the tensor of scores that it was given,
 [rows, classes] in the order of the labels.
 """
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -39,9 +38,9 @@ def rows_and_columns(body: Body) -> tuple[int, int]:
 
 
 def labels_of(body: Body, attribute: str) -> Array:
-    """The classes, int64. Raises UnsupportedModelError if they are strings."""
-    if body.attribute("classlabels_strings", ()):
-        raise body.node.unsupported("its labels are strings")
+    """The classes: int64, or strings as objects."""
+    if texts := body.attribute("classlabels_strings", ()):
+        return np.array([text.decode() for text in texts], object)
     return np.array(body.attribute(attribute, ()), np.int64)
 
 
@@ -90,9 +89,12 @@ def pick_label(body: Body, labels: Array, scores: str, output: str) -> None:
         body.op("Gather", body.constant(labels), place, output=output)
 
 
-def choose_label(body: Body, labels: Sequence[int], condition: str, output: str) -> None:
+def choose_label(body: Body, labels: Array, condition: str, output: str) -> None:
     """One of two labels; the condition is [rows, 1], the second label is that of what holds."""
-    if output:
+    if output and labels.dtype == object:
+        place = body.reshape(body.op("Cast", condition, to=TensorProto.INT64), [-1])
+        body.op("Gather", body.constant(labels), place, output=output)
+    elif output:
         second, first = (body.constant([label], "int64") for label in (labels[1], labels[0]))
         body.reshape(body.op("Where", condition, second, first), [-1], output)
 
@@ -241,7 +243,7 @@ def linear_classifier(body: Body) -> None:
         return
     if labels.size != 2 or kind == b"PROBIT":
         raise body.node.unsupported(f"one score for {labels.size} labels, or PROBIT of it")
-    choose_label(body, labels.tolist(), body.op("Greater", scores, body.constant(0, "float32")), label)
+    choose_label(body, labels, body.op("Greater", scores, body.constant(0, "float32")), label)
     first = body.op("Neg", scores) if kind == b"LOGISTIC" else body.op("Sub", body.constant(1, "float32"), scores)
     both = body.op("Concat", first, scores, axis=1)
     transform(body, b"LOGISTIC" if kind == b"LOGISTIC" else b"NONE", both, result)

@@ -8,7 +8,6 @@ inputs on, each as soon as the types of its inputs are known.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnsupportedModelError
@@ -117,18 +116,23 @@ def _define_known(model: Any, constants: dict[str, Array], batched: bool, opset:
 def _defined(
     node: Node, graph: Graph, types: dict[str, TensorType], model: Any, constants: dict[str, Array]
 ) -> list[Any]:
-    """Return the nodes of a definition, as messages; take its large constants out, which become inputs."""
+    """Return the nodes of a definition, as messages; take its constants out, of which large ones become inputs.
+
+    A Constant node holds floats only before opset 9; an initializer holds any type in all of them.
+    """
     body = write_body(node, graph)
     types.update(infer_body(node, body, types, graph))
     protos = []
     for inner in body:
-        value = numpy_helper.to_array(inner.attributes["value"]) if inner.operator == "Constant" else np.zeros(0)
+        if inner.operator != "Constant":
+            protos.append(node_proto(inner, graph.opset))
+            continue
+        name, tensor = inner.outputs[0], inner.attributes["value"]
+        constants[name] = value = numpy_helper.to_array(tensor)
         if value.size > _MOST_CONSTANT_ELEMENTS:
-            name = inner.outputs[0]
-            constants[name] = value
             model.graph.input.append(value_proto(name, TensorType(value.shape, value.dtype.name)))
         else:
-            protos.append(node_proto(inner, graph.opset))
+            model.graph.initializer.append(numpy_helper.from_array(value, name))
     return protos
 
 

@@ -268,6 +268,11 @@ def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str
     if node.operator == "MatMul" and not all(constants[name].size for name in node.inputs):
         # onnxruntime leaves the empty sums of a vector unwritten.
         return {node.outputs[0]: np.matmul(*(constants[name] for name in node.inputs))}
+    if node.attributes.get("wraps", 0):  # an attribute of definitions, which onnxruntime does not know
+        value, *given = (constants[name] for name in node.inputs)
+        axes = tuple(given[0].tolist() if given else node.attributes["axes"])
+        keeps = bool(node.attributes["keepdims"])
+        return {node.outputs[0]: np.sum(value, axis=axes, keepdims=keeps, dtype=value.dtype)}
     try:
         return evaluate_proto(node_proto(node, opset), constants, opset)
     except Exception as error:  # whatever onnxruntime and numpy raise on hostile shapes

@@ -100,7 +100,7 @@ def classifier(body: Body) -> None:
 def _classify_two(body: Body, ensemble: Ensemble, labels: Array, base: Array | None, kind: bytes) -> None:
     """Two classes, with sums for both or for one of them, which says how sure the second one is.
 
-    With sums for both, onnxruntime's labels are 0 and 1, whatever the node's are.
+    With sums for both, onnxruntime's integer labels are 0 and 1, whatever the node's are.
     """
     label, result = [*body.node.outputs, ""][:2]
     dtype, classes = _dtype(body), np.unique(ensemble.targets).tolist()
@@ -114,7 +114,8 @@ def _classify_two(body: Body, ensemble: Ensemble, labels: Array, base: Array | N
     second = sums if single else body.slice(sums, 1, 1, 2)
     positive = len(classes) == 1 and bool((ensemble.weights >= 0).all())
     above = body.op("Greater", second, body.constant(0.5 if positive else 0.0, dtype))
-    choose_label(body, labels.tolist() if len(classes) == 1 else [0, 1], above, label)
+    is_numbered = len(classes) > 1 and labels.dtype != object
+    choose_label(body, np.arange(2) if is_numbered else labels, above, label)
     if not single:
         transform(body, kind, sums, result, dtype)
         return

@@ -19,7 +19,7 @@ from onnx import defs, helper
 
 from gangway.artifact.format import MAX_OPERANDS
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.graph import Graph, Node
+from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.shape_inference import model_proto, node_proto
 from gangway.compiler.frontend.simplify import RANDOM
 from gangway.compiler.frontend.subgraphs import all_nodes
@@ -187,8 +187,12 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     protos += [helper.make_node("Identity", [name], [copy]) for name, copy in copies.items()]
     given = {name: graph.types[name] for name in inputs}
     results = {copies.get(name, name): graph.types.get(name) or graph.open_types.get(name) for name in outputs}
+    stated = given, results
+    rows = all(kind.shape[:1] == (1,) for kind in given.values())
+    if is_tail and graph.batched and rows and all(_is_look_up(node, graph) for node in nodes):
+        stated = {name: _open(kind) for name, kind in given.items()}, dict.fromkeys(results)
     domains = {item.domain: graph.domains[item.domain] for item in all_nodes(protos) if item.domain in graph.domains}
-    message = model_proto(protos, given, results, constants, graph.opset, domains)
+    message = model_proto(protos, *stated, constants, graph.opset, domains)
     restamp(message)
     model = message.SerializeToString()
     feeds = {name: example(kind, 0) for name, kind in given.items()}
@@ -207,6 +211,17 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
             found = f"{each.dtype}{list(each.shape)}"
             raise UnsupportedModelError(f"onnxruntime makes '{each.name}' {found}, not as declared")
     return Layer(title, operators, IslandSpec(model, row_us), inputs, outputs[-1], more_outputs=outputs[:-1])
+
+
+def _is_look_up(node: Node, graph: Graph) -> bool:
+    """Whether a tail's node looks up a row's numbers in a table, or does nothing: rows can go through it together."""
+    is_table = node.operator == "Gather" and node.inputs[0] in graph.constants and not node.attributes.get("axis", 0)
+    return node.operator == "Identity" or (is_table and node.inputs[1] not in graph.constants)
+
+
+def _open(kind: TensorType) -> TensorType:
+    """Return the type of a tensor with any number of rows."""
+    return replace(kind, shape=(-1, *kind.shape[1:]))
 
 
 def _check_answers(answers: Sequence[Answer]) -> None:

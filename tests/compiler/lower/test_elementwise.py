@@ -163,3 +163,14 @@ def test_a_number_and_itself_or_zero(same: Run, shape: tuple[int, ...]) -> None:
         node("LeakyRelu", ["x"], ["cut"], alpha=0.0),
     ]
     same(nodes, {"x": x}, {"zero": np.float32(0)})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("count", [6, 7, 11, 50])
+def test_many_operands(same: Run, count: int, dtype: Any) -> None:
+    """Forests add up as many trees as they have; no island computes that."""
+    random = np.random.default_rng(count)
+    feeds = {f"x{number}": random.integers(-9, 9, (3, 5 - number % 2 * 4)).astype(dtype) for number in range(count)}
+    operators = ["Max", "Min", *(["Sum", "Mean"] if dtype == np.float32 else [])]
+    layers = same([node(operator, list(feeds), [operator]) for operator in operators], feeds)
+    assert {name for layer in layers for name in layer.split("+")} <= {*operators, "Div", "Add"}

@@ -128,6 +128,8 @@ def test_positions(same: Run) -> None:
     nodes += [
         node("CumSum", ["x", "first"], ["down"]),
         node("CumSum", ["x", "two"], ["across"], exclusive=1, reverse=1),
+        node("Shape", ["x"], ["sizes"]),
+        node("CumSum", ["sizes", "first"], ["of_constants"]),
     ]
     constants = {"two": np.array(1, np.int64), "depth": np.array(5, np.int64), "values": np.array([2, 7], np.float32)}
     same(
