@@ -95,6 +95,7 @@ class TensorSpec:
     # What its one integer is called, if that decides which shapes or branches a model for onnxruntime computes: the
     # model is compiled for each value, as for sizes. Empty: it decides nothing.
     value_symbol: str = ""
+    classes: tuple[str, ...] = ()  # what the columns of an output's scores are called, if its ZipMap says it
 
 
 class BatchKernel(msgspec.Struct, frozen=True):

@@ -53,8 +53,9 @@ from gangway.compiler.frontend.importer import (
     deciding_inputs,
     dimension_name,
     read_graph,
+    zipped_outputs,
 )
-from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
+from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip_maps
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, external_files, model_key
 from gangway.compiler.lower.reference import run_apart
@@ -161,6 +162,7 @@ def leave_to_onnxruntime(
             raise UnsupportedModelError(_both(refusal, str(error))) from error
         if not mark:
             signature = _with_values(signature, path)
+        classes = zipped_outputs(path)
         mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
@@ -168,7 +170,7 @@ def leave_to_onnxruntime(
             model_name=model_name,
             batched=signature.batched,
             inputs=signature.inputs,
-            outputs=signature.outputs,
+            outputs=tuple(replace(spec, classes=classes.get(spec.name, ())) for spec in signature.outputs),
             layers=(_whole_layer(),),
             arena_bytes=0,
             target=target,
@@ -281,7 +283,7 @@ def _make_readable(writer: OnnxArtifactWriter) -> None:
     Raises ModelError.
     """
     model, _ = parse(writer.model_path)
-    has_zip_maps = bool(outputs_of_zip_maps(model))
+    has_zip_maps = bool(classes_of_zip_maps(model))
     drop_zip_maps(model)
     if make_readable(model) or has_zip_maps:
         writer.replace_model(with_weights(model, writer.model_path))

@@ -32,7 +32,7 @@ from gangway.compiler.candidate import Candidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
-from gangway.compiler.frontend.importer import batch_symbols, read_graph
+from gangway.compiler.frontend.importer import batch_symbols, read_graph, zipped_outputs
 from gangway.compiler.kernels.codegen import (
     Plan,
     append_array,
@@ -172,12 +172,14 @@ class Job:
     ) -> Manifest:
         last = lowered.steps[-1].spec
         tail = last if isinstance(last, TailSpec) else None
+        outputs = _answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {})
+        classes = zipped_outputs(self._path)
         return Manifest(
             key=self._key,
             model_name=self._model_name,
             batched=graph.batched,
             inputs=_tensors(graph, graph.inputs, batch_symbols(self._path)),
-            outputs=_answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {}),
+            outputs=tuple(replace(spec, classes=classes.get(spec.name, ())) for spec in outputs),
             layers=layers,
             arena_bytes=lowered.arena_bytes,
             target=self._target,

@@ -24,7 +24,7 @@ from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, without_empty_parts
 from gangway.compiler.frontend.halves import widen_halves
-from gangway.compiler.frontend.ml_operators import drop_zip_maps, outputs_of_zip_maps
+from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip_maps
 from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
@@ -95,14 +95,17 @@ def require_sizes(path: Path) -> None:
     _fix_dimensions(model, {tensor.name for tensor in model.graph.initializer}, NO_DIMENSIONS)
 
 
-def zipped_outputs(path: Path) -> list[str]:
-    """Return the outputs that are made by a ZipMap, which the served model lacks. Raises ModelError, OSError."""
+def zipped_outputs(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the outputs that are made by a ZipMap, which the served model lacks, with the names of their classes.
+
+    Raises ModelError, OSError.
+    """
     return _zipped_outputs(path, file_stamp(path))
 
 
 @lru_cache(maxsize=1)
-def _zipped_outputs(path: Path, stamp: tuple[int, ...]) -> list[str]:
-    return outputs_of_zip_maps(parse(path)[0])
+def _zipped_outputs(path: Path, stamp: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+    return classes_of_zip_maps(parse(path)[0])
 
 
 def batch_symbols(path: Path) -> dict[str, str]:

@@ -326,21 +326,26 @@ def _kernels(body: Body, supports: int, columns: int) -> str:
     return body.op("Tanh", shifted)
 
 
-def outputs_of_zip_maps(model: Any) -> list[str]:
-    """Return the outputs of a model that a ZipMap makes."""
-    made = {node.output[0] for node in model.graph.node if _is_zip_map(node)}
-    return [value.name for value in model.graph.output if value.name in made]
+def classes_of_zip_maps(model: Any) -> dict[str, tuple[str, ...]]:
+    """Return the outputs of a model that a ZipMap makes, and what the classes of each are called."""
+    made = {node.output[0]: _classes(node) for node in model.graph.node if _is_zip_map(node)}
+    return {value.name: made[value.name] for value in model.graph.output if value.name in made}
+
+
+def _classes(node: Any) -> tuple[str, ...]:
+    texts = [text.decode() for item in node.attribute for text in item.strings]
+    return tuple(texts or [str(number) for item in node.attribute for number in item.ints])
 
 
 def drop_zip_maps(model: Any) -> None:
     """Replace each ZipMap whose result is an output, in place."""
-    names = outputs_of_zip_maps(model)
+    names = classes_of_zip_maps(model)
     if names and not any(item.domain in ("", "ai.onnx") for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", _OPSET))
     for node in model.graph.node:
         if node.output[0] not in names:
             continue
-        classes = max((len(item.ints) or len(item.strings) for item in node.attribute), default=0)
+        classes = len(names[node.output[0]])
         (output,) = (value for value in model.graph.output if value.name == node.output[0])
         output.CopyFrom(helper.make_tensor_value_info(output.name, TensorProto.FLOAT, [None, classes]))
         rows = output.type.tensor_type.shape.dim[0]

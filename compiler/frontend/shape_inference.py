@@ -26,9 +26,9 @@ from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of, resta
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED_NAMES = """
-    Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual
-    Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceProd Reshape Slice Squeeze Sub Transpose Unsqueeze
-    Where Xor
+    Abs Add And Cast CastLike Ceil Clip Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater
+    GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum
+    Reshape Slice Squeeze Sub Sum Tile Transpose Unsqueeze Where Xor
 """
 _FOLLOWED = set(_FOLLOWED_NAMES.split())
 _KEEP_SHAPE = {"Sqrt", "Log", "Exp", "Abs", "Neg", "Cast", "CastLike", "Identity", "Reciprocal"}

@@ -130,7 +130,8 @@ class ServedModel:
             isolated_us=message.isolated_us,
             policies=QueuePolicies.of(config),
             statistics=make_statistics(message.statistics_row, response_bounds_ns(config)),
-            labels=labels_of(dict(message.labels)),
+            labels={each.name: each.classes for each in message.outputs if each.classes}
+            | labels_of(dict(message.labels)),
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
             joins=not is_batching_off(config),
             compounds=message.compounds,

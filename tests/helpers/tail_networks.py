@@ -124,6 +124,24 @@ def labels(folder: Path) -> Path:
     return _save(folder, nodes, {"x": (FLOAT, ["N", 3, 6, 6])}, outputs, constants)
 
 
+def classifier(folder: Path) -> Path:
+    """What converters from scikit-learn write for a pipeline whose classes are words."""
+    texts = NAMES.tolist()
+    weights = {"coefficients": _floats(5, 4).ravel().tolist(), "intercepts": _floats(5).tolist()}
+    nodes = [
+        node("LinearClassifier", ["x"], ["label", "raw"], domain=ML, classlabels_strings=texts, **weights),
+        node("Normalizer", ["raw"], ["scores"], domain=ML, norm="L1"),
+        node("ZipMap", ["scores"], ["chances"], domain=ML, classlabels_strings=texts),
+    ]
+    path = _save(folder, nodes, {"x": (FLOAT, ["N", 4])}, {"label": (STRING, ["N"])}, {})
+    model = onnx.load(path)
+    number = helper.make_tensor_type_proto(FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(STRING, number))
+    model.graph.output.append(helper.make_value_info("chances", maps))
+    onnx.save(model, path)
+    return path
+
+
 def extracted(folder: Path) -> Path:
     """The same as converters from scikit-learn write it, and each row's best two classes by another encoder."""
     nodes = [

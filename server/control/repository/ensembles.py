@@ -242,7 +242,7 @@ class EnsembleBuilder:
             version=entry.version,
             config=base64.b64encode(config.SerializeToString()).decode(),
             inputs=tuple(_spec(tensor, config) for tensor in config.input),
-            outputs=tuple(_spec(tensor, config) for tensor in config.output),
+            outputs=tuple(_with_classes(_spec(tensor, config), config, members) for tensor in config.output),
             max_batch_size=config.max_batch_size,
             max_rows=config.max_batch_size or 1,
             batched=config.max_batch_size > 0,
@@ -353,6 +353,15 @@ def _spec(tensor: ModelInput | ModelOutput, config: ModelConfig) -> TensorSpec:
     shape = (-1, *tensor.dims) if config.max_batch_size else tuple(tensor.dims)
     optional = isinstance(tensor, ModelInput) and tensor.optional
     return TensorSpec(tensor.name, datatype_name(tensor.data_type), shape, 0, optional=optional)
+
+
+def _with_classes(spec: TensorSpec, config: ModelConfig, members: Sequence[LoadedModel]) -> TensorSpec:
+    """Return an output's spec with the names of classes that the model which computes it has."""
+    for step, member in zip(config.ensemble_scheduling.step, members, strict=True):
+        for theirs in member.ready.outputs:
+            if theirs.classes and step.output_map.get(theirs.name) == spec.name:
+                return replace(spec, classes=theirs.classes)
+    return spec
 
 
 def _labels(entry: ModelVersion, config: ModelConfig, members: Sequence[LoadedModel]) -> dict[str, str]:

@@ -107,7 +107,9 @@ def test_regressors_of_all_modes(same: Check) -> None:
 def test_regressors_in_a_file_of_opset_8(same: Check) -> None:
     """LightGBM's converter writes it: no Constant node of integers is valid there."""
     trees = grown(9, 4, each(2), "target", MODES[:1])
-    operators = same([learned("TreeEnsembleRegressor", ["x"], ["y"], n_targets=2, **trees)], {"x": rows(1)}, {}, opset=8)
+    operators = same(
+        [learned("TreeEnsembleRegressor", ["x"], ["y"], n_targets=2, **trees)], {"x": rows(1)}, {}, opset=8
+    )
     assert operators == ["TreeSums"]
 
 

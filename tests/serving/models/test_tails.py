@@ -24,7 +24,7 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from tests.helpers import ensemble_configs
 from tests.helpers.onnx_networks import Array
-from tests.helpers.tail_networks import accumulator, detector, first, image, labels, places, sums
+from tests.helpers.tail_networks import NAMES, accumulator, classifier, detector, first, image, labels, places, sums
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
@@ -45,6 +45,10 @@ ENSEMBLE = ensemble_configs.config_of(
         ("places", "x=image count=one", "y=y"),
     ],
     batch=0,
+)
+
+NAMED = ensemble_configs.config_of(
+    "features:FP32:4", "best:FP32:5", [("classifier", "x=features", "chances=best")], batch=8
 )
 
 
@@ -93,6 +97,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     labels(repository / "labels" / "1")
     sums(repository / "sums" / "1")
     labels(repository / "unbatched" / "1")
+    classifier(repository / "classifier" / "1")
+    (repository / "classifier" / "config.pbtxt").write_text("max_batch_size: 8")
+    ensemble_configs.write(repository, "named", NAMED)
     batching = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
     (repository / "labels" / "config.pbtxt").write_text(f"max_batch_size: 8 {batching}")
     first(repository / "first" / "1")
@@ -151,6 +158,26 @@ def test_detections_in_shared_memory(served: Served) -> None:
     finally:
         client.unregister_system_shared_memory()
         shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_classes_are_called_what_a_zip_map_calls_them(served: Served, protocol: str) -> None:
+    """Also in an ensemble; the map itself becomes a tensor of scores, [rows, classes]."""
+    module = triton if protocol == "grpc" else triton_http
+    session = onnxruntime.InferenceSession(str(served.repository / "classifier" / "1" / "model.onnx"))
+    for rows in (1, 5):
+        x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+        wanted, maps = session.run(None, {"x": x})
+        scores = np.array([[each[text] for text in NAMES] for each in maps])
+        answers = served.infer("classifier", {"x": x}, protocol)
+        assert [text.decode() for text in answers["label"]] == wanted.tolist()
+        np.testing.assert_allclose(answers["chances"], scores, rtol=1e-5)
+        for name, tensor, output in (("classifier", "x", "chances"), ("named", "features", "best")):
+            asked = [module.InferRequestedOutput(output, class_count=2)]
+            named = served.infer(name, {tensor: x}, protocol, outputs=asked)[output]
+            found = [[text.decode().split(":")[1:] for text in row] for row in named]
+            places = np.argsort(-scores, axis=1)[:, :2]
+            assert found == [[[str(place), NAMES[place]] for place in row] for row in places]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
