@@ -40,7 +40,7 @@ def test_english_letters_need_no_locale_of_the_machine(tmp_path: Path, locale: s
 
 def test_a_locale_that_is_lacking_is_named_first(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
     path = normalizer(tmp_path / "model.onnx", False, case_change_action="UPPER", locale="xx_YY.UTF-8")
-    with pytest.raises(UnsupportedModelError, match="^node 'y' .* wants the locale 'xx_YY.UTF-8'.* install it"):
+    with pytest.raises(UnsupportedModelError, match=r"^node 'y' .* wants the locale 'xx_YY.UTF-8'.* install it"):
         open_model(path)
-    with pytest.raises(UnsupportedModelError, match="wants the locale 'xx_YY.UTF-8'"):
+    with pytest.raises(UnsupportedModelError, match=r"wants the locale 'xx_YY.UTF-8'"):
         compile_file(path)
