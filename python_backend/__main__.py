@@ -156,10 +156,20 @@ def _serve(link: Any, listener: socket.socket) -> int:
     link.say({"ready": os.getpid()})
     host.start_thread(_stop_at_end, link, host)
     host.run(listener)
-    if hasattr(model, "finalize"):
-        model.finalize()
+    _finalize(model)
     host.forget_model()
     return 0
+
+
+def _finalize(model: Any) -> None:
+    """Let the model end what it has begun; what goes wrong there is in the log."""
+    log: Any = importlib.import_module("gangway.python_backend.log")
+    try:
+        if hasattr(model, "finalize"):
+            model.finalize()
+    except BaseException as error:
+        log.write_error(error)
+        log.write(f"<3>finalize failed: {_sentence(error)}")
 
 
 def _tell(link: Any, differences: dict[str, str]) -> None:

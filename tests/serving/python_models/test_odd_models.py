@@ -58,12 +58,18 @@ LEAVES = """
         print("finalized")
 """
 
+FINALIZES = """
+    def finalize(self):
+        raise KeyError("no such thing")
+"""
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("models")
     for name in ("raises", *CLOSES):
         write(repository, name, executes(NAMES), config_of(*TEXTS), HEAD)
+    write(repository, "finalizes", executes(NAMES) + FINALIZES, config_of(*TEXTS), HEAD)
     for name in ("leaves", "fails"):
         head = "import atexit, concurrent.futures, multiprocessing, os, tempfile, threading, time\n\n"
         write(repository, name, LEAVES, config_of(*TEXTS), head)
@@ -146,3 +152,9 @@ def test_an_instance_that_cannot_be_initialised_leaves_nothing(served: Served) -
     until(lambda: "fails, instance 0: at the exit" in served.log())
     assert "fails, instance 0: deleted" in served.log()
     assert not list((served.repository / "fails").glob("left-*"))
+
+
+def test_an_error_of_finalize_is_told_as_that(served: Served) -> None:
+    served.client.unload_model("finalizes")
+    until(lambda: "ERROR finalizes, instance 0: finalize failed: KeyError: 'no such thing'" in served.log())
+    assert "finalizes, instance 0 cannot" not in served.log()
