@@ -286,15 +286,20 @@ class EnsembleRun:
 
     def _begin_turn(self, running: ScheduledStep, turn: Turn) -> None:
         """Hand a step over that has waited for its turn: that is part of its time in the queue."""
-        running.turn, begin_ns = turn, running.submitted_ns
+        running.turn, begin_ns, failed = turn, running.submitted_ns, None
         try:
             self._hand_over(running)
         except RequestError as error:
+            failed = error.without_traceback()
+        except Exception:  # it concerns none of those whose turn has ended
+            _log.exception("a step of an ensemble failed by a fault of the server", extra=OFTEN)
+            failed = fault()
+        running.submitted_ns = begin_ns
+        if failed is not None:
             self._running.remove(running)
             turn.end()
-            self._fail(Ready(running.iteration, running.index), error)
+            self._fail(Ready(running.iteration, running.index), failed)
             self._wake()
-        running.submitted_ns = begin_ns
 
     def _hand_over(self, running: ScheduledStep, compound: int = 0, last: bool = True) -> None:
         clock, terms, submission = self._clock_of(running.index), self._terms, running.submission

@@ -46,10 +46,11 @@ class InstanceTurns:
         self._waiting: dict[int, list[tuple[Urgency, int, Turn]]] = {}  # heaps
         self._under_way: Counter[int] = Counter()
         self._most: dict[int, int] = {}
+        self._beginning: set[int] = set()
         self._numbers = itertools.count()
 
     def take(self, model_id: int, most: int, urgency: Urgency, begin: Callable[[Turn], None]) -> Turn:
-        """Return a turn; `begin` is called with it as soon as less than `most` of the model are under way."""
+        """Return a turn; `begin` is called with it, and raises nothing, when less than `most` are under way."""
         turn = Turn(self, model_id, begin)
         heapq.heappush(self._waiting.setdefault(model_id, []), (urgency, next(self._numbers), turn))
         self._most[model_id] = most
@@ -62,13 +63,17 @@ class InstanceTurns:
         self._begin(model_id)
 
     def _begin(self, model_id: int) -> None:
-        """Begin as many as may be under way."""
+        """Begin as many as may be under way. One that ends as it begins leaves the next one to the outer call."""
+        if model_id in self._beginning:
+            return
         waiting = self._waiting.get(model_id, [])
+        self._beginning.add(model_id)
         while waiting and self._under_way[model_id] < self._most[model_id]:
             turn = heapq.heappop(waiting)[-1]
             if not turn.is_over:
                 self._under_way[model_id] += 1
                 turn.begin()
+        self._beginning.discard(model_id)
         if not (waiting or self._under_way[model_id]):
             self._waiting.pop(model_id, None)
             self._most.pop(model_id, None)

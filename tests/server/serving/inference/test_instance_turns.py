@@ -77,7 +77,7 @@ def test_a_turn_that_ends_as_it_begins_lets_the_next_one_begin() -> None:
         turn.end()
 
     first = turns.take(MODEL, 1, urgency(), begun.append)
-    failing = [turns.take(MODEL, 1, urgency(), fail) for _ in range(3)]
+    failing = [turns.take(MODEL, 1, urgency(), fail) for _ in range(2000)]
     last = turns.take(MODEL, 1, urgency(), begun.append)
     first.end()
     assert begun == [first, *failing, last]
