@@ -104,10 +104,14 @@ class Cut(Movement):
 
 @dataclass(frozen=True)
 class Attention(Movement):
-    """Attention whose queries, keys and values are parts of tensors, each from one of its numbers on."""
+    """Attention whose queries, keys and values are parts of tensors, each from one of its numbers, or channels, on.
+
+    `images`: which of these and of the result are images, whose pixels are positions.
+    """
 
     spec: AttentionSpec
     begins: tuple[int, ...]
+    images: tuple[bool, ...]
 
 
 LayerSpec = KernelSpec | Movement

@@ -341,14 +341,17 @@ def _place_attention(memory: Memory, layer: Layer) -> None:
         heads = spec.heads if index == 0 else spec.heads // spec.sharing
         size = spec.value_channels if index == 2 else spec.head_size
         channels = (heads - 1) * (spec.strides[index] or (size,))[0] + size
-        whole = math.prod(memory.kind(name).shape) // positions
-        parts.append(_channels(memory, name, sequence(whole, positions), begin, channels))
+        whole = sequence(math.prod(memory.kind(name).shape) // positions, positions)
+        buffer = memory.pixels(name) if layer.spec.images[index] else memory.blocked(name, whole)
+        parts.append(_channels(buffer, whole, begin, channels))
     inputs = (*parts, *(memory.plain(name) for name in layer.inputs[3:]))
     if spec.is_plain(3):
         memory.append(layer, spec, inputs, "plain")
     else:
         result = sequence(spec.heads * spec.value_channels, spec.windows * spec.queries)
         memory.append(layer, spec, inputs, "blocked", result)
+        if layer.spec.images[3]:
+            memory.join_pixels(layer.output)
 
 
 def _numbers_from(buffer: Buffer, begin: int) -> Buffer:
@@ -359,9 +362,8 @@ def _numbers_from(buffer: Buffer, begin: int) -> Buffer:
     return Buffer(kind, "plain", None, parent=buffer, skipped=begin)
 
 
-def _channels(memory: Memory, name: str, whole: Geometry, begin: int, channels: int) -> Buffer:
+def _channels(buffer: Buffer, whole: Geometry, begin: int, channels: int) -> Buffer:
     """Return `channels` channels, from number `begin` on, of a tensor that is seen as `whole`."""
-    buffer = memory.blocked(name, whole)
     if channels == whole.channels:
         return buffer
     part = replace(whole, channels=channels)

@@ -13,6 +13,7 @@ from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
 from gangway.compiler.kernels.specs import (
     Array,
+    BlockedElementwiseSpec,
     Check,
     KernelSpec,
     PackSpec,
@@ -21,7 +22,7 @@ from gangway.compiler.kernels.specs import (
     SequencePackSpec,
     UnpackSpec,
 )
-from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
+from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of, sequence
 
 BF16 = "uint16"  # the type of an activation of a float32 tensor that is stored in bfloat16
 FormatName = Literal["plain", "blocked", "planar", "bytes", "pixels"]
@@ -194,6 +195,19 @@ class Memory:
             return home
         return self._pack(self.plain(name), image, "blocked")
 
+    def pixels(self, name: str) -> Buffer:
+        """Return an image as a blocked sequence of its pixels, which has no halo."""
+        image = self.image(name)
+        return self._copy(
+            self.blocked(name), "blocked", sequence(image.channels, image.height * image.width), "Copy", _copied(image)
+        )
+
+    def join_pixels(self, name: str) -> None:
+        """Make an image of a tensor that was computed as a sequence of pixels."""
+        image, source, kind = self.image(name), self.homes[name], self.program.type(name)
+        self.homes[name] = Buffer(kind, "blocked", image)
+        self.steps.append(Step(f"{name}:image", "Copy", _copied(image), (source,), self.homes[name]))
+
     def planar(self, name: str) -> Buffer:
         """Return an image in planar layout."""
         return self._pack(self.plain(name), self.image(name), "planar")
@@ -213,6 +227,10 @@ class Memory:
             name = f"{operator.lower()}{len(self._copies)}"
             self.steps.append(Step(name, operator, spec, (source,), self._copies[key]))
         return self._copies[key]
+
+
+def _copied(image: Geometry) -> KernelSpec:
+    return BlockedElementwiseSpec("copy", image.channels, image.height, image.width, (False,), (0,))
 
 
 def datatype(name: str, kind: TensorType) -> str:

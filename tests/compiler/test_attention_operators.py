@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[list[int | str], int]] = {
     "shown": (["N", 1, S, S], TensorProto.BOOL),
     "shown before": (["N", 1, S, S + P], TensorProto.BOOL),
     "near": (["N", HEADS, S, S], TensorProto.FLOAT),
+    "pixels": (["N", 3, 4, 5], TensorProto.FLOAT),
     "tokens": (["N", S], TensorProto.INT64),
     "count": (["N"], TensorProto.INT64),
 }
@@ -144,6 +145,38 @@ def test_operators_of_onnxruntime(compare: Compare) -> None:
     operators = compare(nodes, constants, domain="com.microsoft")
     assert operators.count("FusedAttention") == 3
     assert "Softmax" not in operators
+
+
+@pytest.mark.parametrize("target", [None, "avx2"])
+def test_pixels_of_an_image(compare: Compare, target: str | None) -> None:
+    """Between convolutions that look beyond a pixel, of which one reads the values, too."""
+    random = np.random.default_rng(5)
+    constants = {
+        "w": random.standard_normal((128, 3, 3, 3)).astype(np.float32) / 8,
+        "w2": random.standard_normal((7, 64, 3, 3)).astype(np.float32) / 8,
+        "w3": random.standard_normal((64, 1, 3, 3)).astype(np.float32) / 8,
+        "heads": np.array([-1, 2, 64, 20]),
+        "parts": np.array([16, 16, 32]),
+        "image": np.array([-1, 64, 4, 5]),
+        "scale": np.array(0.25, np.float32),
+    }
+    nodes = [
+        node("Conv", ["pixels", "w"], ["joint"], pads=[1] * 4),
+        node("Reshape", ["joint", "heads"], ["a"]),
+        node("Split", ["a", "parts"], ["aq", "ak", "av"], axis=2),
+        node("Transpose", ["aq"], ["at"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["at", "ak"], ["s"]),
+        node("Mul", ["s", "scale"], ["t"]),
+        node("Softmax", ["t"], ["p"], axis=-1),
+        node("Transpose", ["p"], ["pt"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["av", "pt"], ["c"]),
+        node("Reshape", ["c", "image"], ["y0"]),
+        node("Reshape", ["av", "image"], ["v0"]),
+        node("Conv", ["v0", "w3"], ["v1"], pads=[1] * 4, group=64),
+        node("Add", ["y0", "v1"], ["y1"]),
+        node("Conv", ["y0", "w2"], ["y2"], pads=[1] * 4),
+    ]
+    assert compare(nodes, constants, target=target).count("FusedAttention") == 1
 
 
 def exported(heads: int, size: int) -> tuple[list[Any], dict[str, Array]]:

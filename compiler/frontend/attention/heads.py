@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gangway.compiler.frontend.graph import Editor, Node
+from gangway.compiler.frontend.graph import Editor
 from gangway.compiler.frontend.views import Run, View, divided, merged, view_of, whole
 from gangway.compiler.kernels.attention_specs import BLOCKED_HEADS, PLAIN_AXES, HeadStrides
 from gangway.compiler.kernels.plain_specs import contiguous
 from gangway.compiler.kernels.specs import MOST_LANES
 
 _MOST_VIEWS = 4  # behind the result
+_IMAGE_AXES = 4
 _MOST_STEPS = 4  # of one number each, behind a dense layer
 _DENSE = (
     "MatMul",
@@ -37,9 +38,20 @@ class Tensors(NamedTuple):
     value: View
 
 
+class Context(NamedTuple):
+    """The product of shares and values, [.., positions, channels of a head]; `is_turned`: these two the other way."""
+
+    name: str
+    is_turned: bool
+
+
 @dataclass(frozen=True)
 class Heads:
-    """How many windows and heads there are; `result`: the tensor that is computed. `strides` are those of the spec."""
+    """How many windows and heads there are; `result`: the tensor that is computed. `strides` are those of the spec.
+
+    `begins`: from which number, or channel, of their tensors queries, keys and values are. `images`: which of these and
+    of the result are channels of an image, whose pixels are positions.
+    """
 
     windows: int
     heads: int
@@ -47,10 +59,12 @@ class Heads:
     head_size: int
     value_size: int
     strides: tuple[HeadStrides, ...]
+    begins: tuple[int, ...]
+    images: tuple[bool, ...]
     result: str
 
 
-def arranged(editor: Editor, tensors: Tensors, context: Node, biases: Sequence[tuple[Run, ...]]) -> Heads | None:
+def arranged(editor: Editor, tensors: Tensors, context: Context, biases: Sequence[tuple[Run, ...]]) -> Heads | None:
     """Return how the heads lie, with as many tensors in sequences of channels as possible; None if there is no way.
 
     `biases`: how they are repeated over windows and heads.
@@ -61,8 +75,12 @@ def arranged(editor: Editor, tensors: Tensors, context: Node, biases: Sequence[t
     leads = [_lead(view) for view in tensors]
     found = [_arranged(editor, tensors, context, heads, count // heads) for heads in _counts(count, [*leads, *biases])]
     fitting = [heads for heads in found if heads and all(_fits(lead, heads) for lead in biases)]
-    moved = context.outputs[0]  # the result is preferred in the order in which it is needed
-    return max(fitting, key=lambda heads: (heads.result != moved, heads.strides.count(BLOCKED_HEADS)), default=None)
+
+    def merit(heads: Heads) -> tuple[bool, int]:
+        """The result is preferred in the order in which it is needed."""
+        return heads.result != context.name, sum(len(steps) < PLAIN_AXES for steps in heads.strides)
+
+    return max(fitting, key=merit, default=None)
 
 
 def _fits(lead: tuple[Run, ...], heads: Heads) -> bool:
@@ -85,27 +103,26 @@ def _counts(count: int, leads: Sequence[tuple[Run, ...]]) -> Iterator[int]:
     return (number for number in sorted(found, reverse=True) if number and count % number == 0)
 
 
-def _arranged(editor: Editor, tensors: Tensors, context: Node, heads: int, windows: int) -> Heads | None:
+def _arranged(editor: Editor, tensors: Tensors, context: Context, heads: int, windows: int) -> Heads | None:
     placed = [_Placed.of(editor, view, heads, windows) for view in tensors]
     query, key, value = placed
     if query is None or key is None or value is None or query.sharing != 1 or key.sharing != value.sharing:
         return None
     if len(query.strides) == PLAIN_AXES and query.strides[-1] != 1:
         return None
-    positions, size = tensors.query.shape[-2], tensors.value.shape[-1]
-    shape = (windows, heads, positions, size)
-    result, strides = _side_by_side(editor, context.outputs[0], shape), contiguous(shape)
-    if result:
-        apart = (positions * heads * size, size, heads * size, 1)
-        strides = apart if size % MOST_LANES else BLOCKED_HEADS
+    result = _Result.of(editor, context, (windows, heads, tensors.query.shape[-2], tensors.value.shape[-1]))
+    if result is None:
+        return None
     return Heads(
         windows,
         heads,
         key.sharing,
         tensors.query.shape[-1],
-        size,
-        (query.strides, key.strides, value.strides, strides),
-        result or context.outputs[0],
+        tensors.value.shape[-1],
+        (query.strides, key.strides, value.strides, result.strides),
+        (query.begin, key.begin, value.begin),
+        (query.is_image, key.is_image, value.is_image, result.is_image),
+        result.name,
     )
 
 
@@ -115,6 +132,8 @@ class _Placed:
 
     strides: HeadStrides
     sharing: int
+    begin: int
+    is_image: bool = False
 
     @staticmethod
     def of(editor: Editor, view: View, heads: int, windows: int) -> "_Placed | None":
@@ -128,9 +147,31 @@ class _Placed:
             return None
         positions, size = view.shape[-2:]
         strides = tuple(axis[0][1] if axis else 0 for axis in (window, head, *view.axes[-2:]))
-        if _is_sequence(editor, view, (windows, heads // sharing, positions, size), strides):
-            return _Placed(BLOCKED_HEADS if heads == sharing or strides[1] == size else (strides[1],), sharing)
-        return _Placed((*strides[:3], strides[3] if size > 1 else 1), sharing)
+        lengths = (windows, heads // sharing, positions, size)
+        if _is_sequence(editor, view, lengths, strides):
+            return _Placed(_steps(lengths, strides[1]), sharing, view.offset)
+        if _is_image(editor, view, lengths, strides):
+            return _Placed(_steps(lengths, strides[1] // positions), sharing, view.offset // positions, is_image=True)
+        return _Placed((*strides[:3], strides[3] if size > 1 else 1), sharing, view.offset)
+
+
+def _steps(lengths: tuple[int, ...], step: int) -> HeadStrides:
+    """Return the strides of a blocked tensor with so many channels from a head to the next."""
+    _, heads, _, size = lengths
+    return BLOCKED_HEADS if heads == 1 or step == size else (step,)
+
+
+def _is_image(editor: Editor, view: View, lengths: tuple[int, ...], strides: HeadStrides) -> bool:
+    """Whether heads are channels of an image, whose pixels are positions."""
+    shape, (windows, heads, positions, size) = editor.shape(view.root) or (), lengths
+    if len(shape) != _IMAGE_AXES or windows * shape[0] > 1 or math.prod(shape[2:]) != positions:
+        return False
+    step = strides[1] // positions if heads > 1 else size
+    wanted = (step * positions, 1, positions)
+    in_order = all(n == 1 or stride == want for n, stride, want in zip(lengths[1:], strides[1:], wanted, strict=True))
+    begin, rest = divmod(view.offset, positions)
+    whole = all(number % MOST_LANES == 0 for number in (begin, step, size))
+    return in_order and whole and not rest and min(positions, size) > 1 and editor.is_float(view.root)
 
 
 def _is_sequence(editor: Editor, view: View, lengths: tuple[int, ...], strides: HeadStrides) -> bool:
@@ -157,21 +198,43 @@ def _is_dense(editor: Editor, name: str) -> bool:
     return False
 
 
-def _side_by_side(editor: Editor, context: str, shape: tuple[int, ...]) -> str | None:
-    """Return the tensor in which the heads of each position of each window lie side by side; None if there is none."""
-    windows, heads, positions, size = shape
-    lengths = (windows, positions, heads, size)
-    wanted = merged(zip(lengths, (heads * positions * size, size, positions * size, 1), strict=True))
+@dataclass(frozen=True)
+class _Result:
+    """The tensor that is computed: heads side by side if there is one behind the product, else the product itself."""
+
+    name: str
+    strides: HeadStrides
+    is_image: bool = False
+
+    @staticmethod
+    def of(editor: Editor, context: Context, lengths: tuple[int, ...]) -> "_Result | None":
+        windows, heads, positions, size = lengths
+        plane = positions * size
+        position, channel = (1, positions) if context.is_turned else (size, 1)
+        runs = ((windows, heads * plane), (heads, plane), (positions, position), (size, channel))
+        sequence, image = (merged(runs[axis] for axis in order) for order in ((0, 2, 1, 3), (0, 1, 3, 2)))
+        views = list(_views_behind(editor, context.name))
+        if name := next((view for view, found in views if found == sequence), ""):
+            strides = (plane * heads, size, heads * size, 1) if size % MOST_LANES else BLOCKED_HEADS
+            return _Result(name, strides)
+        for name, found in views:
+            shape = editor.shape(name) or ()
+            is_image = len(shape) == _IMAGE_AXES and shape[:2] == (1, heads * size) and size % MOST_LANES == 0
+            if found == image and is_image and windows == 1:
+                return _Result(name, BLOCKED_HEADS, is_image=True)
+        return None if context.is_turned else _Result(context.name, contiguous(lengths))
+
+
+def _views_behind(editor: Editor, context: str) -> Iterator[tuple[str, tuple[Run, ...]]]:
+    """Yield a tensor, then views of it, each the only reader of that before; and how its numbers lie in each."""
     current = context
     for _ in range(_MOST_VIEWS):
         view = (
-            whole(context, editor.shape(context) or ()) if current == context else view_of(editor, current, loose=True)
+            view_of(editor, current, loose=True) if current != context else whole(context, editor.shape(context) or ())
         )
         if view is None or view.root != context or view.offset:
-            return None
-        if view.runs == wanted:
-            return current
+            return
+        yield current, view.runs
         if editor.uses[current] != 1 or not editor.readers[current]:
-            return None
+            return
         current = editor.readers[current][0].outputs[0]
-    return None

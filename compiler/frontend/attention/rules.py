@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gangway.compiler.frontend.attention.empty_rows import Choice
-from gangway.compiler.frontend.attention.heads import Heads, Tensors, arranged
+from gangway.compiler.frontend.attention.heads import Context, Heads, Tensors, arranged
 from gangway.compiler.frontend.attention.scores import Bias, Scores, find_scores
 from gangway.compiler.frontend.graph import Editor, Node, Rule, number
 from gangway.compiler.frontend.views import View, divided, view_of
@@ -27,14 +27,15 @@ Shape = tuple[int, ...]
 def _find_attention(editor: Editor, softmax: Node) -> None:
     """Put a FusedAttention node in the place of an attention: q, k, v, up to two biases -> y.
 
-    Attributes: `spec`, and `begins`, for each of the three the number of the tensor with which it begins.
+    Attributes: `spec`; for each of the three the number, or channel, of the tensor with which it begins, `begins`; and
+    which tensors of the four are images, `images`.
     """
     product = _product_of_shares(editor, softmax)
     shape = editor.shape(softmax.inputs[0])
     if product is None or shape is None:
         return
     scores = find_scores(editor, softmax, product.choices)
-    value = view_of(editor, product.context.inputs[1], loose=True)
+    value = product.values(editor)
     context = editor.shape(product.context.outputs[0])
     if scores is None or value is None or context is None or not editor.is_float(value.root):
         return
@@ -45,7 +46,8 @@ def _find_attention(editor: Editor, softmax: Node) -> None:
     tensors = _tensors(scores, value, context, shape)
     if tensors is None:
         return
-    heads = arranged(editor, tensors, product.context, [bias.lead for bias in scores.biases if bias.name])
+    leads = [bias.lead for bias in scores.biases if bias.name]
+    heads = arranged(editor, tensors, Context(product.context.outputs[0], product.is_turned), leads)
     if heads is None:
         return
     biases = _Biases(editor, heads, shape[-2:], scores).prepare()
@@ -67,16 +69,22 @@ def _find_attention(editor: Editor, softmax: Node) -> None:
         strides=heads.strides,
     )
     inputs = (*(view.root for view in tensors), *biases.names)
-    attributes = {"spec": spec, "begins": tuple(view.offset for view in tensors)}
+    attributes = {"spec": spec, "begins": heads.begins, "images": heads.images}
     attention = Node(product.context.name, "FusedAttention", inputs, (heads.result,), attributes)
     editor.replace(heads.result, [*scores.nodes, *biases.nodes, attention])
 
 
 class _Product(NamedTuple):
-    """The product of shares with values; `choices`: which shares are replaced by 0 before it."""
+    """The product of shares with values, or of both turned; `choices`: which shares are replaced by 0 before it."""
 
     context: Node
     choices: tuple[Choice, ...]
+    is_turned: bool = False
+
+    def values(self, editor: Editor) -> View | None:
+        """Return the values [.., keys, channels]."""
+        found = view_of(editor, self.context.inputs[1 - self.is_turned], loose=True)
+        return _turned(found) if found and self.is_turned and len(found.axes) > 1 else found
 
 
 def _product_of_shares(editor: Editor, softmax: Node) -> _Product | None:
@@ -108,7 +116,23 @@ def _product_of_shares(editor: Editor, softmax: Node) -> _Product | None:
         elif len(readers) == 1 and readers[0].operator == "MatMul" and readers[0].inputs[0] == name:
             return _Product(readers[0], tuple(choices))
         else:
-            return None
+            context = _product_of_turned(editor, readers[0]) if len(readers) == 1 else None
+            return _Product(context, tuple(choices), is_turned=True) if context else None
+
+
+def _product_of_turned(editor: Editor, node: Node) -> Node | None:
+    """Return the product of values [.., channels, keys] with shares that a node turns."""
+    (name,), rank = node.outputs[:1], len(editor.shape(node.outputs[0]) or ())
+    turns = node.operator == "Transpose" and rank > 1
+    if not turns or list(node.attributes.get("perm", ())) != [*range(rank - 2), rank - 1, rank - 2]:
+        return None
+    readers = editor.readers[name]
+    is_product = editor.uses[name] == len(readers) == 1 and readers[0].operator == "MatMul"
+    return readers[0] if is_product and readers[0].inputs[1] == name else None
+
+
+def _turned(view: View) -> View:
+    return replace(view, axes=(*view.axes[:-2], view.axes[-1], view.axes[-2]))
 
 
 def _empty_rows(
@@ -144,8 +168,7 @@ def _tensors(scores: Scores, value: View, context: Shape, shape: Shape) -> Tenso
     value_ = value.repeated((*context[:-2], *value.shape[-2:]))
     if query is None or key is None or value_ is None or 0 in shape:
         return None
-    key = replace(key, axes=(*key.axes[:-2], key.axes[-1], key.axes[-2]))
-    return Tensors(query, key, value_)
+    return Tensors(query, _turned(key), value_)
 
 
 class _Prepared(NamedTuple):

@@ -108,7 +108,8 @@ def _scaled(value: Array, factor: np.float32) -> Array:
 @lowers("FusedAttention")
 def attention(program: Program, node: Node) -> None:
     """Queries, keys, values and what is added to their products: one layer for all heads."""
-    program.add(node, Attention(node.attributes["spec"], node.attributes["begins"]), node.inputs)
+    attributes = (node.attributes[name] for name in ("spec", "begins", "images"))
+    program.add(node, Attention(*attributes), node.inputs)
 
 
 @lowers("Softmax", "LogSoftmax")

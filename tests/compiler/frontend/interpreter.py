@@ -34,7 +34,7 @@ class Interpreter:
         spec = item.attributes["spec"]
         lengths = (spec.queries, spec.keys, spec.keys)
         query, key, value = (
-            _heads(spec, index, values[name], begin, length)
+            _heads(spec, index, values[name], begin, length, item.attributes["images"][index])
             for index, (name, begin, length) in enumerate(
                 zip(item.inputs, item.attributes["begins"], lengths, strict=False)
             )
@@ -61,11 +61,15 @@ class Interpreter:
             shares = np.where(np.isnan(shares), 0, shares)
         mixed = shares @ value
         side_by_side = not spec.strides[3] or spec.strides[3][2] > spec.strides[3][1] > 0
-        mixed = (mixed.swapaxes(1, 2) if side_by_side else mixed).astype(np.float32)
+        if item.attributes["images"][3]:
+            mixed = mixed.swapaxes(2, 3)
+        elif side_by_side:
+            mixed = mixed.swapaxes(1, 2)
+        mixed = mixed.astype(np.float32)
         return {item.outputs[0]: mixed.reshape(self.graph.types[item.outputs[0]].shape)}
 
 
-def _heads(spec: AttentionSpec, index: int, tensor: Any, begin: int, length: int) -> Any:
+def _heads(spec: AttentionSpec, index: int, tensor: Any, begin: int, length: int, is_image: bool) -> Any:
     """[windows, heads, positions, channels] of queries, keys or values."""
     size = spec.value_channels if index == 2 else spec.head_size
     count = spec.heads if index == 0 else spec.heads // spec.sharing
@@ -73,6 +77,8 @@ def _heads(spec: AttentionSpec, index: int, tensor: Any, begin: int, length: int
     strides = spec.strides[index]
     strides = strides if len(strides) == 4 else (length * whole, *(strides or (size,)), whole, 1)
     shape = (spec.windows, count, length, size)
+    if is_image:  # its pixels become positions
+        tensor = tensor.reshape(whole, length).T.copy()
     flat = tensor.reshape(-1)[begin:]
     view = np.lib.stride_tricks.as_strided(flat, shape, [4 * step for step in strides], writeable=False)
     return view if index == 0 else np.repeat(view, spec.sharing, 1)

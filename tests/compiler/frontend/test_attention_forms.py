@@ -230,7 +230,30 @@ def windows(*after: Any) -> Nodes:
     ]
 
 
+def on_an_image(*product: Any) -> Nodes:
+    """As detectors have it: queries, keys and values of a head are channels beside each other, pixels are positions."""
+    return [
+        node("Conv", ["image", "qkv"], ["joint"]),
+        node("Reshape", ["joint", "joint heads"], ["flat joint"]),
+        node("Split", ["flat joint", "of a head"], ["q", "k", "v"], axis=2),
+        node("Transpose", ["q"], ["qt"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["qt", "k"], ["s0"]),
+        node("Mul", ["s0", "inverse"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        *product,
+        node("Reshape", ["c", "as an image"], ["y0"]),
+        node("Conv", ["y0", "window"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+
+
 FORMS: dict[str, Nodes] = {
+    "channels first": on_an_image(
+        node("Transpose", ["p"], ["pt"], perm=[0, 1, 3, 2]), node("MatMul", ["v", "pt"], ["c"])
+    ),
+    "channels first, turned twice": on_an_image(
+        node("Transpose", ["v"], ["vt"], perm=[0, 1, 3, 2]), node("MatMul", ["p", "vt"], ["ct"]),
+        node("Transpose", ["ct"], ["c"], perm=[0, 1, 3, 2]),
+    ),
     "windows": windows(node("Add", ["s", "relative"], ["t"]), node("Softmax", ["t"], ["p"])),
     "windows that show a part": windows(
         node("Add", ["s", "relative"], ["t"]), node("Reshape", ["t", "five"], ["u"]),
@@ -333,6 +356,12 @@ CONSTANTS |= {
     "four": integers(-1, HEADS, S, S), "of windows": floats(1, WINDOWS, 1, S, S),
     "of windows and heads": floats(1, WINDOWS, HEADS, S, S),
 }  # fmt: skip
+CONSTANTS |= {
+    "qkv": floats(HEADS * 4 * SIZE, 3, 1, 1), "joint heads": integers(-1, HEADS, 4 * SIZE, 12),
+    "of a head": integers(SIZE, SIZE, 2 * SIZE), "as an image": integers(-1, 2 * C, 3, 4),
+    "window": floats(5, 2 * C, 3, 3) / 8,
+}  # fmt: skip
+INPUTS["image"] = (["N", 3, 3, 4], TensorProto.FLOAT)
 INPUTS["wide"] = (["N", WINDOWS * S, C], TensorProto.FLOAT)
 
 
