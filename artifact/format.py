@@ -18,7 +18,9 @@ from typing import Literal
 
 import msgspec
 
-FORMAT_VERSION = 11
+from gangway.artifact.instances import Instances
+
+FORMAT_VERSION = 12
 Precision = Literal["fp32", "bf16"]
 ALIGNMENT_BYTES = 64
 
@@ -203,6 +205,7 @@ class Manifest:
     keep_fp32: tuple[str, ...] = ()  # names of layers that were to stay float32, sorted
     difference: str = ""  # how answers differ from onnxruntime's, for people; empty if they agree or it is not known
     integers: str = ""  # what multiplies 8-bit numbers, for people; empty if the model has none
+    instances: Instances | None = None  # other sizes for which the layers are the same
     precision_note: str = ""  # how answers agree with those in fp32, or why it is in fp32: of a job, not of the file
     format_version: int = FORMAT_VERSION
 

@@ -12,6 +12,7 @@ from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
     ISLAND_SUFFIX,
+    ITEM_BYTES,
     KERNELS_FILE,
     LIBRARY_PREFIX,
     MANIFEST_FILE,
@@ -32,6 +33,7 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
+from gangway.artifact.instances import MOST, Instances, Varying, row_bytes
 from gangway.artifact.json_codec import decode
 
 GZIP = b"\x1f\x8b"
@@ -132,6 +134,34 @@ def _check(manifest: Manifest) -> None:
         for layer in manifest.layers:
             _check_layer(manifest, layer)
         _check_outputs(manifest)
+        if manifest.instances is not None:
+            _check_instances(manifest, manifest.instances)
+
+
+_SIDES = (Varying.INPUT_BYTES, Varying.OUTPUT_BYTES)
+
+
+def _check_instances(manifest: Manifest, instances: Instances) -> None:
+    """Check what the loop over layers does not (`native/py_program.c`): shapes, and how many numbers there are."""
+    _require(1 <= len(instances.each) <= MOST, f"{len(instances.each)} instances")
+    _require(manifest.engine is Engine.NATIVE and not manifest.tail, "a model with instances has sizes of its own")
+    _require(all(map(_SYMBOL.fullmatch, instances.kernels)), "the name of a kernel of an instance")
+    sides = (manifest.inputs, manifest.outputs)
+    sized = [(at, (place.kind, place.index)) for at, place in enumerate(instances.places) if place.kind in _SIDES]
+    for place, instance in enumerate(instances.each):
+        name = f"instance {place}"
+        _require(len(instance.sizes) == len(instances.symbols), f"{name} has {len(instance.sizes)} sizes")
+        _require(len(instance.numbers) == len(instances.places), f"{name} has {len(instance.numbers)} numbers")
+        _require(min(instance.numbers, default=0) >= 0, f"{name} has a negative number")
+        numbers = {place: instance.numbers[at] for at, place in sized}
+        for kind, shapes, tensors in zip(_SIDES, (instance.inputs, instance.outputs), sides, strict=True):
+            _require(
+                [len(shape) for shape in shapes] == [len(each.shape) for each in tensors], f"{name} has other ranks"
+            )
+            for index, (shape, tensor) in enumerate(zip(shapes, tensors, strict=True)):
+                size_bytes = row_bytes(shape, manifest.batched, ITEM_BYTES[tensor.datatype])
+                stated_bytes = numbers.get((kind, index), tensor.row_bytes)
+                _require(size_bytes == stated_bytes, f"{name}: '{tensor.name}' has {stated_bytes} bytes a row")
 
 
 def _check_tail(manifest: Manifest) -> None:

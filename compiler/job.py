@@ -78,6 +78,22 @@ class Lowered:
     slow_nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What a manifest says of all steps together."""
+
+    passes: Passes
+    parameters: int
+    integers: str
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], target: TargetSpec) -> "Figures":
+        """Return the figures of a model."""
+        arrays = {id(array): array for step in steps for array in step.weights.values()}
+        parameters = sum(array.size for array in arrays.values())
+        return cls(choose_passes(steps), parameters, integers_of(steps, target))
+
+
 class Job:
     """Everything that the phases of one compilation share."""
 
@@ -118,16 +134,8 @@ class Job:
             with self._phases.timed("kernels"):
                 names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
                 kernels = self._build(plans, names, folder.parent, writer.kernels_path)
-                symbols = {plan: kernel.symbol for plan, kernel in kernels.items()}
             with self._phases.timed("weights"):
-                offsets = write_weights(steps, plans, self._target, writer)
-                extents = [_write_extents(kernels[plan].extents if plan in kernels else (), writer) for plan in plans]
-                islands, session_bytes = _write_islands(steps, writer)
-                versions = [make_version(plan, symbols, self._target) for plan in plans]
-                layers = tuple(
-                    _layer(step, plan, version, places, islands.get(step.spec, ""))
-                    for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
-                )
+                layers, session_bytes = write_layers(steps, plans, kernels, self._target, writer)
             difference = ""
             with self._phases.timed(COMPARISON_PHASE):
                 weights_path = writer.flushed_weights()
@@ -139,9 +147,8 @@ class Job:
                     is_tail = isinstance(steps[-1].spec, TailSpec)
                     difference = difference_from_onnxruntime(self._path, self._dimensions, compiled, is_tail)
             with self._phases.timed("write"):
-                arrays = {id(array): array for step in steps for array in step.weights.values()}
-                parameters = sum(array.size for array in arrays.values())
-                manifest = self._manifest(graph, layers, choose_passes(steps), lowered, parameters)
+                tail = last if isinstance(last := steps[-1].spec, TailSpec) else None
+                manifest = self._manifest(graph, layers, lowered, Figures.of(steps, self._target), tail)
                 return writer.commit(replace(manifest, session_bytes=session_bytes, difference=difference))
 
     def _with_precision(self, lowered: Lowered) -> Lowered:
@@ -168,10 +175,8 @@ class Job:
         return kernels
 
     def _manifest(
-        self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, lowered: Lowered, parameters: int
+        self, graph: Graph, layers: tuple[Layer, ...], lowered: Lowered, numbers: "Figures", tail: TailSpec | None = None
     ) -> Manifest:
-        last = lowered.steps[-1].spec
-        tail = last if isinstance(last, TailSpec) else None
         outputs = _answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {})
         classes = zipped_outputs(self._path)
         return Manifest(
@@ -185,14 +190,14 @@ class Job:
             target=self._target,
             files={},  # the writer knows them
             phase_us=self._phases.times_us,
-            pass_layers=passes.layers,
-            pass_rows=passes.rows,
-            parameters=parameters,
+            pass_layers=numbers.passes.layers,
+            pass_rows=numbers.passes.rows,
+            parameters=numbers.parameters,
             tail=tail is not None,
             slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
             precision=self._precision,
-            integers=integers_of(lowered.steps, self._target),
+            integers=numbers.integers,
             keep_fp32=self._keep_fp32 if self._precision != "fp32" else (),
         )
 
@@ -225,6 +230,29 @@ def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> l
     target = manifest.target
     steps = lower_graph(read_graph(path, dimensions), target.lanes, manifest.slow_nodes, target).steps
     return with_precision(steps, manifest.precision, manifest.target, manifest.keep_fp32)
+
+
+def write_layers(
+    steps: Sequence[Step],
+    plans: Sequence[KernelPlan],
+    kernels: Mapping[Plan, Kernel],
+    target: TargetSpec,
+    writer: ArtifactWriter,
+) -> tuple[tuple[Layer, ...], int]:
+    """Append weights and islands; return the layers, and the bytes that sessions of islands need.
+
+    Raises UnsupportedModelError.
+    """
+    symbols = {plan: kernel.symbol for plan, kernel in kernels.items()}
+    offsets = write_weights(steps, plans, target, writer)
+    extents = [_write_extents(kernels[plan].extents if plan in kernels else (), writer) for plan in plans]
+    islands, session_bytes = _write_islands(steps, writer)
+    versions = [make_version(plan, symbols, target) for plan in plans]
+    layers = tuple(
+        _layer(step, plan, version, places, islands.get(step.spec, ""))
+        for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
+    )
+    return layers, session_bytes
 
 
 def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> tuple[TensorSpec, ...]:

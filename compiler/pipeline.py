@@ -12,7 +12,7 @@ from pathlib import Path
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, Precision, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
-from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.arguments import NO_DIMENSIONS, Span
 from gangway.compiler.errors import (
     CompilerFaultError,
     ModelError,
@@ -57,6 +57,7 @@ def compile_model(
     uncompiled: str | None = None,
     precision: Precision = "fp32",
     keep_fp32: Collection[str] = (),
+    span: Span | None = None,
 ) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
@@ -66,6 +67,7 @@ def compile_model(
     model whose first dimension cannot be a batch is not wanted. `whole`: it is left to onnxruntime, because the first
     dimensions of its inputs may differ. `uncompiled`: why it is, for now. `keep_fp32` names layers that keep float32,
     whatever the `precision` is. The manifest's precision is float32 where this machine or onnxruntime has no other.
+    `span`: one artifact for several sizes, in float32.
     Errors as of `compile_static`.
     """
     start_ns = time.monotonic_ns()
@@ -75,7 +77,9 @@ def compile_model(
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
     if optional or whole or uncompiled:
         target, choice = for_file(path, target, "fp32"), _Choice()
-    key = _key(path, target, mark or dimensions, cache, choice)
+    if span is not None:
+        dimensions = {**dimensions, span.symbol: span.last}
+    key = _key(path, target, mark or (span.marked(dimensions) if span else dimensions), cache, choice)
     if with_batch and not cache.folder(key).exists():
         require_compiler()
         from gangway.compiler.frontend.importer import require_batch  # noqa: PLC0415
@@ -89,7 +93,7 @@ def compile_model(
     tuning = find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
-    static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice)
+    static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice, span)
     if tuning is None:
         return static
     try:
@@ -185,6 +189,7 @@ def _compile_static(
     progress: Progress,
     dimensions: Mapping[str, int],
     choice: "_Choice",
+    span: Span | None = None,
 ) -> Compiled:
     folder = cache.folder(key)
     if manifest := cache.lookup(key):
@@ -196,7 +201,7 @@ def _compile_static(
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
         try:
             with faults_as_refusals():
-                manifest = _run_job(path, model_name, key, cache, target, phases, dimensions, choice)
+                manifest = _run_job(path, model_name, key, cache, target, phases, dimensions, choice, span)
             _tell_zip_maps(path, model_name)
             return Compiled(manifest, folder, False)
         except (CompilerFaultError, MemoryError) as error:
@@ -233,6 +238,7 @@ def _run_job(
     phases: Phases,
     dimensions: Mapping[str, int],
     choice: "_Choice",
+    span: Span | None,
 ) -> Manifest:
     with phases.timed("import"):
         if not dimensions:
@@ -240,6 +246,9 @@ def _run_job(
 
             require_sizes(path)
         from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
+        from gangway.compiler.span import SpanJob  # noqa: PLC0415
+    if span is not None:
+        return SpanJob(path, model_name, key, target, phases, dimensions, span).run(cache.folder(key))
     job = Job(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
     return job.run(cache.folder(key))
 

@@ -163,6 +163,7 @@ class Program:
         checks: tuple[tuple[str, ...], ...],
         calls: tuple[Callable[..., tuple[bool, str] | None] | None, ...],
         tail: bool = False,
+        instances: tuple[bytes, bytes, Sequence[str]] | None = None,
     ) -> None:
         """Tensors are pairs: bytes of a row, its place if staged (`plan_staging`). `checks` and `calls`: of each layer.
 
@@ -171,6 +172,7 @@ class Program:
         not computed: whether what is in the request is to blame (INVALID, else INTERNAL), and a text. An exception
         answers INTERNAL. `tail`: the last layer is the call `run(rows, frame, cores)` for each request: the addresses
         for each of its rows, and the block for the frame of all outputs, which no other layer makes.
+        `instances`: where numbers go (three uint32 each), the numbers of all instances (uint64), names of kernels.
         """
     @classmethod
     def whole(

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from gangway.artifact.format import (
     plan_staging,
 )
 from gangway.artifact.host_limits import trim_heap
+from gangway.artifact.instances import Instances
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
@@ -65,6 +67,7 @@ _HEAD: Final = struct.Struct("<6I")  # arguments, versions, max_ranks, row_ns, f
 _ARGUMENT: Final = struct.Struct("<IIQ")  # space, index, offset
 # tasks, chunk, rows: of a version's own kernel, then of its batch kernel (rows 0: none)
 _KERNEL: Final = struct.Struct("<III")
+_PLACE: Final = struct.Struct("<III")  # kind, layer, index
 _NO_KERNEL: Final = bytes(_KERNEL.size)
 _NOT_STAGED: Final = (1 << 64) - 1
 
@@ -303,7 +306,17 @@ def load_program(folder: Path, most_cores: int) -> _native.Program:
         checks=tuple(layer.checks for layer in manifest.layers),
         calls=_calls(folder, manifest, most_cores),
         tail=manifest.tail,
+        instances=_instances(manifest.instances),
     )
+
+
+def _instances(instances: Instances | None) -> tuple[bytes, bytes, tuple[str, ...]] | None:
+    """Return where numbers go, the numbers of all instances, and names of kernels."""
+    if instances is None:
+        return None
+    places = b"".join(_PLACE.pack(place.kind, place.layer, place.index) for place in instances.places)
+    numbers = array("Q", (number for instance in instances.each for number in instance.numbers))
+    return places, numbers.tobytes(), instances.kernels
 
 
 def _calls(folder: Path, manifest: Manifest, most_cores: int) -> tuple[Callable[..., Any] | None, ...]:

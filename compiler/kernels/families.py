@@ -27,6 +27,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),
     plain_specs.SoftmaxSpec: ("rows", "columns", "inner"),
     plain_specs.ReduceSpec: ("shape",),
+    plain_specs.ZerosSpec: ("words", "stamp"),
     plain_specs.GatherSpec: ("outer", "inner", "count"),
 }
 _CONSTANT_KNOBS = {"tile_pixels"}

@@ -233,6 +233,17 @@ class MatMulSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
+class ZerosSpec(KernelSpec):
+    """Zeros in `words` 32-bit words of an arena that was used for other sizes before. Arguments: stamp, zeros.
+
+    The stamp says for which sizes the arena was used last; `stamp` is that of these.
+    """
+
+    words: int
+    stamp: int
+
+
+@dataclass(frozen=True)
 class CopySpec(KernelSpec):
     """Plain numbers moved: number (i, j, ...) of `shape`, which lies at i input_strides[0] + ..., goes to i
     output_strides[0] + ... Arguments: x, y.

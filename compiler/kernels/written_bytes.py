@@ -78,6 +78,7 @@ _RULES: dict[type[specs.KernelSpec], Callable[[Any], int | None]] = {
     plain.ScatterSpec: lambda spec: _item_bytes(spec.dtype) * spec.elements,
     plain.TreeSpec: lambda spec: _item_bytes(spec.dtype) * spec.rows * spec.groups * spec.targets,
     plain.TensorProgramSpec: _not_told,  # see `lower/relax.py`
+    plain.ZerosSpec: _not_told,  # memory that no tensor has
     plain.IslandSpec: _not_told,  # see `lower/islands.py`
     plain.TailSpec: _not_told,
     **dict.fromkeys(  # made of others, which have been compared

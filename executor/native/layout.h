@@ -149,7 +149,7 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint64_t, input_frame_bytes, )        /* of a request to a whole program, or, of outputs, to a tail (program.h) */  \
     FIELD(uint64_t, output_frame_bytes, )                                                                                     \
     FIELD(uint64_t, limit_ns, )                                                                                               \
-    FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \
+    FIELD(_Atomic uint64_t, join_key, ) /* only requests with the same one may be executed together; see INSTANCE_SHIFT */    \
     FIELD(uint64_t, compound, ) /* of the compound task that it is a member of; 0: of none */                                 \
     FIELD(uint64_t, queue_end_ns, ) /* it waits no longer to be started; 0: as long as it takes */                            \
     FIELD(_Atomic uint32_t, blocks, ) /* this and `versions`: what the scheduler began, then what leases did beyond that */   \

@@ -102,10 +102,25 @@ static bool place_arena(struct worker *worker, const struct lease *lease, struct
     return true;
 }
 
+/* Lets a program of several sizes be that of the lease's requests, which all have the same; `tasks_fit` and the sizes of tensors follow. */
+static bool choose_instance(struct worker *worker, struct program *program, const struct lease *lease) {
+    for (uint32_t i = 0; program->instances.count && i < lease->member_count; i++) {
+        const struct member *member = &lease->members[i];
+        if (member->front_end >= worker->io_count) return false;
+        const struct memory *io = &worker->io[member->front_end];
+        if (member->slot >= io->size_bytes / sizeof(struct slot)) return false;
+        const struct slot *slot = (struct slot *)io->base + member->slot;
+        uint64_t number = atomic_load_explicit(&slot->join_key, memory_order_relaxed) >> INSTANCE_SHIFT & INSTANCE_MASK;
+        if (i ? number != program->instances.current : !program_choose(program, number)) return false;
+    }
+    return true;
+}
+
 bool place_lease(struct worker *worker, const struct lease *lease, struct query *query) {
     uint32_t model_id = lease->model_id, count = lease->member_count;
     if (model_id >= MAX_MODELS || !worker->programs[model_id] || count == 0 || count > MAX_MEMBERS) return false;
-    const struct program *program = worker->programs[model_id];
+    struct program *program = worker->programs[model_id];
+    if (!choose_instance(worker, program, lease)) return false;
     if (lease->end_layer > program->layer_count || (count > 1 && !program->joins)) return false;
     uint32_t inputs = program->input_count ? program->input_count : 1, outputs = program->output_count ? program->output_count : 1; /* or frames */
     *query = (struct query){.program = program, .pieces = worker->pieces, .piece_count = count};

@@ -51,11 +51,50 @@ const char *program_open(struct program *program, const char *kernels, const cha
     return program->library ? NULL : dlerror();
 }
 
+static void set_number(struct program *program, const struct varying_place *place, uint64_t number) {
+    struct layer *layer = &program->layers[place->layer];
+    struct version *version = &layer->versions[0];
+    switch (place->kind) {
+        case VARYING_ARGUMENTS: layer->argument_count = (uint32_t)number; break;
+        case VARYING_OFFSET: layer->arguments[place->index].offset = number; break;
+        case VARYING_KERNEL: version->one.run = program->instances.kernels[number]; break;
+        case VARYING_TASKS: version->one.tasks = (uint32_t)number; break;
+        case VARYING_BATCH_KERNEL: version->batch.run = program->instances.kernels[number]; break;
+        case VARYING_BATCH_TASKS: version->batch.tasks = (uint32_t)number; break;
+        case VARYING_MAX_RANKS: layer->max_ranks = (uint32_t)number; break;
+        case VARYING_ROW_NS: layer->row_ns = (uint32_t)number; break;
+        case VARYING_INPUT_BYTES: program->inputs[place->index].row_bytes = number; break;
+        case VARYING_OUTPUT_BYTES: program->outputs[place->index].row_bytes = number; break;
+    }
+}
+
+uint64_t program_staged_bytes(const struct tensor *tensors, uint32_t count) {
+    uint64_t size_bytes = 0;
+    for (uint32_t i = 0; i < count; i++) size_bytes += tensors[i].staged == NOT_STAGED ? 0 : tensors[i].row_bytes;
+    return size_bytes;
+}
+
+bool program_choose(struct program *program, uint64_t number) {
+    struct instances *instances = &program->instances;
+    if (!instances->count) return true;
+    if (number >= instances->count) return false;
+    if (number == instances->current) return true;
+    const uint64_t *numbers = instances->numbers + number * instances->place_count;
+    for (uint32_t i = 0; i < instances->place_count; i++) set_number(program, &instances->places[i], numbers[i]);
+    program->pack_bytes = program_staged_bytes(program->inputs, program->input_count);
+    program->unpack_bytes = program_staged_bytes(program->outputs, program->output_count);
+    instances->current = (uint32_t)number;
+    return true;
+}
+
 void program_close(struct program *program) {
     if (program->library) dlclose(program->library);
     if (program->weights) munmap(program->weights, program->weights_bytes);
     free(program->layers);
     free(program->inputs);
     free(program->outputs);
+    free(program->instances.places);
+    free(program->instances.numbers);
+    free(program->instances.kernels);
     memset(program, 0, sizeof *program);
 }

@@ -65,6 +65,37 @@ struct tensor {
 };
 #define NOT_STAGED UINT64_MAX
 
+/* What a number of an instance is (artifact/instances.py). */
+enum varying {
+    VARYING_ARGUMENTS,
+    VARYING_OFFSET,
+    VARYING_KERNEL,
+    VARYING_TASKS,
+    VARYING_BATCH_KERNEL,
+    VARYING_BATCH_TASKS,
+    VARYING_MAX_RANKS,
+    VARYING_ROW_NS,
+    VARYING_INPUT_BYTES,
+    VARYING_OUTPUT_BYTES,
+};
+
+/* Where a number goes. Also how executor/worker.py packs it. */
+struct varying_place {
+    uint32_t kind, layer, index;
+};
+
+/* Sizes of symbolic dimensions for which a program has the same layers. One instance at a time is what the program says. */
+struct instances {
+    uint32_t count; /* 0: the program has one set of sizes */
+    uint32_t current, place_count, kernel_count;
+    struct varying_place *places; /* this and the next two are of `calloc` */
+    uint64_t *numbers;            /* of each instance, by place */
+    kernel *kernels;
+};
+/* Of a slot's join_key: the instance that it wants. */
+enum { INSTANCE_SHIFT = 32 };
+#define INSTANCE_MASK UINT64_C(0x7fffffff)
+
 struct program {
     uint32_t layer_count, input_count, output_count; /* a tail makes all outputs: then none is counted here */
     uint64_t arena_bytes;              /* of one row */
@@ -77,6 +108,7 @@ struct program {
     void *library; /* of dlopen */
     struct layer *layers;
     bool calls;       /* a layer is a call */
+    struct instances instances;
     query_call whole; /* NULL: layers. Otherwise there is one, with one task for all rows, and no kernel; inputs are in a frame, too */
     void *context;    /* of `whole` */
 };
@@ -94,5 +126,10 @@ static inline uint32_t row_groups(const struct version *version, uint32_t rows) 
 /* Opens kernels and weights. Returns NULL, or what went wrong (valid until the next call); `program_close` is needed in both cases. */
 const char *program_open(struct program *program, const char *kernels, const char *weights);
 void program_close(struct program *program);
+
+/* Lets the program be that of an instance; false: there is no such instance. Numbers are known to be sound. Between two leases only. */
+bool program_choose(struct program *program, uint64_t number);
+/* Adds up what a row's staged tensors take, after their sizes have changed. */
+uint64_t program_staged_bytes(const struct tensor *tensors, uint32_t count);
 
 #endif

@@ -89,19 +89,24 @@ static bool is_sound(const struct program *program, const struct layer_record *r
     return sound;
 }
 
-/* Fills one implementation; takes its symbol from `symbols` at `next`. */
-static bool read_kernel(const struct program *program, const struct kernel_record *record, PyObject *symbols, Py_ssize_t *next,
-                        struct implementation *implementation) {
-    PyObject *symbol = PySequence_GetItem(symbols, (*next)++);
+/* Finds the kernel whose name is at `place` of `symbols`. */
+static bool find_kernel(const struct program *program, PyObject *symbols, Py_ssize_t place, kernel *found) {
+    PyObject *symbol = PySequence_GetItem(symbols, place);
     const char *name = symbol ? PyUnicode_AsUTF8AndSize(symbol, NULL) : NULL;
     void *address = name ? dlsym(program->library, name) : NULL;
     if (name && !address) PyErr_Format(PyExc_ValueError, "kernel %s is not in the library", name);
     Py_XDECREF(symbol);
-    *(void **)&implementation->run = address;
+    *(void **)found = address;
+    return address != NULL;
+}
+
+/* Fills one implementation; takes its symbol from `symbols` at `next`. */
+static bool read_kernel(const struct program *program, const struct kernel_record *record, PyObject *symbols, Py_ssize_t *next,
+                        struct implementation *implementation) {
     implementation->tasks = record->tasks;
     implementation->chunk = record->chunk;
     implementation->rows = record->rows;
-    return address != NULL;
+    return find_kernel(program, symbols, (*next)++, &implementation->run);
 }
 
 /* Whether all that the layer's batch kernels read and write lies at one stride, also where a lease has several members. */
@@ -172,17 +177,103 @@ static bool read_checks(PyObject *texts, struct layer *layer) {
     return true;
 }
 
+static bool is_in(const struct program *program, const struct varying_place *place) {
+    if (place->kind == VARYING_INPUT_BYTES) return place->index < program->input_count;
+    if (place->kind == VARYING_OUTPUT_BYTES) return place->index < program->output_count;
+    if (place->kind > VARYING_OUTPUT_BYTES || place->layer >= program->layer_count) return false;
+    const struct layer *layer = &program->layers[place->layer];
+    bool batch = place->kind == VARYING_BATCH_KERNEL || place->kind == VARYING_BATCH_TASKS;
+    return !layer->call && !layer->tail && place->index < MAX_ARGUMENTS && (!batch || layer->versions[0].batch.run);
+}
+
+/* Whether what a layer says is sound after numbers were set. */
+static bool is_sound_layer(const struct program *program, const struct layer *layer) {
+    struct layer_record record = {.argument_count = layer->argument_count, .version_count = 1, .max_ranks = layer->max_ranks};
+    const struct implementation *one = &layer->versions[0].one, *batch = &layer->versions[0].batch;
+    for (uint32_t i = 0; i < layer->argument_count && i < MAX_OPERANDS; i++) {
+        record.arguments[i].space = layer->arguments[i].space;
+        record.arguments[i].index = layer->arguments[i].index;
+        record.arguments[i].offset = layer->arguments[i].offset;
+    }
+    record.versions[0].one = (struct kernel_record){one->tasks, one->chunk, one->rows};
+    if (batch->run) record.versions[0].batch = (struct kernel_record){batch->tasks, batch->chunk, batch->rows};
+    return is_sound(program, &record) && (layer->call || layer->tail || layer->argument_count <= MAX_ARGUMENTS);
+}
+
+/* Whether every instance is sound, and no tensor larger than that of the first one, for which there is room; then the first one is chosen. */
+static bool check_instances(struct program *program) {
+    struct instances *instances = &program->instances;
+    uint32_t count = program->input_count + program->output_count;
+    uint64_t *most = calloc(count + 1, sizeof *most);
+    if (!most) return PyErr_NoMemory(), false;
+    for (uint32_t i = 0; i < count; i++) {
+        most[i] = i < program->input_count ? program->inputs[i].row_bytes : program->outputs[i - program->input_count].row_bytes;
+    }
+    bool sound = true;
+    instances->current = UINT32_MAX;
+    for (uint32_t number = instances->count; sound && number-- > 0;) {
+        for (uint32_t i = 0; sound && i < instances->place_count; i++) {
+            const struct varying_place *place = &instances->places[i];
+            uint64_t value = instances->numbers[(uint64_t)number * instances->place_count + i];
+            bool is_kernel = place->kind == VARYING_KERNEL || place->kind == VARYING_BATCH_KERNEL;
+            sound = value <= MAX_ROW_BYTES && (!is_kernel || value < instances->kernel_count) &&
+                    (place->kind == VARYING_OFFSET || is_kernel || place->kind >= VARYING_INPUT_BYTES || value <= UINT32_MAX);
+        }
+        sound = sound && program_choose(program, number);
+        for (uint32_t i = 0; sound && i < count; i++) {
+            const struct tensor *tensor = i < program->input_count ? &program->inputs[i] : &program->outputs[i - program->input_count];
+            sound = tensor->row_bytes <= most[i];
+        }
+        for (uint32_t i = 0; sound && i < program->layer_count; i++) sound = is_sound_layer(program, &program->layers[i]);
+    }
+    free(most);
+    if (!sound) PyErr_Format(PyExc_ValueError, "an instance of the program is malformed");
+    return sound;
+}
+
+/* Reads (places, numbers of all instances, names of kernels), as executor/worker.py packs them. */
+static bool read_instances(struct program *program, PyObject *packed) {
+    struct instances *instances = &program->instances;
+    const char *places, *numbers;
+    Py_ssize_t places_bytes, numbers_bytes;
+    PyObject *names;
+    if (!PyArg_ParseTuple(packed, "y#y#O", &places, &places_bytes, &numbers, &numbers_bytes, &names)) return false;
+    size_t place_count = (size_t)places_bytes / sizeof *instances->places;
+    Py_ssize_t kernel_count = PySequence_Size(names);
+    if (kernel_count < 0) return false;
+    size_t row = place_count * sizeof *instances->numbers;
+    if (!place_count || (size_t)places_bytes % sizeof *instances->places || !numbers_bytes || (size_t)numbers_bytes % row) {
+        return PyErr_Format(PyExc_ValueError, "instances of %zd and %zd bytes", places_bytes, numbers_bytes), false;
+    }
+    instances->places = malloc((size_t)places_bytes);
+    instances->numbers = malloc((size_t)numbers_bytes);
+    instances->kernels = calloc((size_t)kernel_count + 1, sizeof *instances->kernels);
+    if (!instances->places || !instances->numbers || !instances->kernels) return PyErr_NoMemory(), false;
+    memcpy(instances->places, places, (size_t)places_bytes);
+    memcpy(instances->numbers, numbers, (size_t)numbers_bytes);
+    instances->place_count = (uint32_t)place_count;
+    for (uint32_t i = 0; i < instances->place_count; i++) {
+        if (!is_in(program, &instances->places[i])) return PyErr_Format(PyExc_ValueError, "a number without a place"), false;
+    }
+    for (; instances->kernel_count < kernel_count; instances->kernel_count++) {
+        kernel *found = &instances->kernels[instances->kernel_count];
+        if (!find_kernel(program, names, instances->kernel_count, found)) return false;
+    }
+    instances->count = (uint32_t)((size_t)numbers_bytes / row);
+    return check_instances(program);
+}
+
 static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", "calls", "tail", NULL};
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", "calls", "tail", "instances", NULL};
     struct program *program = &((struct program_object *)self)->program;
     const char *kernels, *weights, *table;
     Py_ssize_t table_bytes, next = 0;
-    PyObject *symbols, *inputs, *outputs, *checks, *calls;
+    PyObject *symbols, *inputs, *outputs, *checks, *calls, *instances = Py_None;
     unsigned long long arena_bytes, staging_bytes;
     int tail = 0;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!O!|p", names, &kernels, &weights, &table, &table_bytes, &symbols,
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!O!|pO", names, &kernels, &weights, &table, &table_bytes, &symbols,
                                      &arena_bytes, &staging_bytes, &inputs, &outputs, &PyTuple_Type, &checks, &PyTuple_Type,
-                                     &calls, &tail)) {
+                                     &calls, &tail, &instances)) {
         return -1;
     }
     if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
@@ -224,6 +315,11 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         if (!read_checks(PyTuple_GetItem(checks, program->layer_count), layer)) return -1;
         program->joins = program->joins && is_staged(program, layer);
         program->calls = program->calls || layer->call || layer->tail;
+    }
+    if (instances != Py_None && !(PyTuple_Check(instances) && read_instances(program, instances))) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "instances are a tuple");
+        program->instances.count = 0;
+        return -1;
     }
     return 0;
 }
@@ -448,6 +544,6 @@ PyType_Spec program_type_spec = {
     .slots = (PyType_Slot[]){{Py_tp_init, program_init}, {Py_tp_dealloc, program_free}, {Py_tp_methods, program_methods}, {0, NULL}},
 };
 
-const struct program *program_of(PyObject *object) {
+struct program *program_of(PyObject *object) {
     return Py_IS_TYPE(object, program_type) ? &((struct program_object *)object)->program : NULL;
 }

@@ -85,7 +85,8 @@ static bool fill(const Py_buffer *buffer, struct slot *slot, PyObject *request) 
     slot->arrival_ns = arrival_ns ? arrival_ns : now_ns();
     slot->deadline_ns = deadline_ns, slot->limit_ns = limit_ns;
     slot->input_frame_bytes = input_bytes, slot->output_frame_bytes = output_bytes;
-    slot->join_key = join_key, slot->compound = compound, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
+    atomic_store_explicit(&slot->join_key, join_key, memory_order_relaxed);
+    slot->compound = compound, slot->rejects_late = (uint32_t)rejects_late, slot->max_queue = max_queue;
     slot->queue_end_ns = queue_end_ns, slot->delays = (uint32_t)delays;
     atomic_store_explicit(&slot->by_bell, (uint32_t)by_bell, memory_order_relaxed);
     return true;

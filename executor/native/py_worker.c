@@ -71,7 +71,7 @@ static PyObject *worker_set_program(PyObject *object, PyObject *arguments) {
         Py_CLEAR(self->programs[model_id]);
         Py_RETURN_NONE;
     }
-    const struct program *table = program_of(program);
+    struct program *table = program_of(program);
     if (!table) return PyErr_Format(PyExc_TypeError, "not a Program");
     self->worker.programs[model_id] = table;
     set_reference(&self->programs[model_id], program);

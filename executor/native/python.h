@@ -33,6 +33,6 @@ void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
 /* module.c: a tuple of these; NULL with an exception set if there is no memory. */
 PyObject *numbers(const uint32_t *values, uint32_t count);
 /* What a Program holds; NULL if the object is none. */
-const struct program *program_of(PyObject *object);
+struct program *program_of(PyObject *object);
 
 #endif

@@ -25,8 +25,8 @@ struct worker {
     uint32_t lease_count, io_count, spin_us;
     struct memory arena, io[MAX_FRONT_ENDS];
     struct regions regions;
-    const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
-    struct piece pieces[MAX_MEMBERS];           /* of the lease that it is in */
+    struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
+    struct piece pieces[MAX_MEMBERS];     /* of the lease that it is in */
     char **addresses;                           /* of their tensors: MAX_ADDRESSES */
     bool background;         /* other threads of the process execute commands: it is busy even while it waits */
     _Atomic uint32_t nudged; /* one of them has a result for the caller of worker_loop */

@@ -14,7 +14,16 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.plain_specs import CopySpec, GatherPlacesSpec, GatherSpec, RemapSpec, ScatterSpec, Segment
+from gangway.compiler.kernels.extents import expression
+from gangway.compiler.kernels.plain_specs import (
+    CopySpec,
+    GatherPlacesSpec,
+    GatherSpec,
+    RemapSpec,
+    ScatterSpec,
+    Segment,
+    ZerosSpec,
+)
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates.builder import (
     REFUSED,
@@ -25,6 +34,7 @@ from gangway.compiler.kernels.templates.builder import (
     at_most,
     bind,
     checked_index,
+    constant,
     either,
     kernel,
     lanes_at,
@@ -36,6 +46,7 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
     strided,
+    when,
 )
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 
@@ -106,6 +117,28 @@ def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(
         symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
     )
+
+
+def zeros_candidates(spec: ZerosSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    yield make_plan(spec, {}, 1, "zeros for other sizes", 0, 1)
+
+
+def zeros_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: stamp, zeros."""
+    spec = plan.spec
+    assert isinstance(spec, ZerosSpec)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        stamp, zeros = buffers
+
+        def renew() -> None:
+            repeat(spec.words, lambda i: store(zeros, i, constant(0, 1, "int32"), 1))
+            store(stamp, 0, constant(0, 1, "int32") + expression(spec.stamp), 1)
+
+        when(stamp[0] != expression(spec.stamp), renew)
+
+    return kernel(symbol, [Argument("stamp", 1, "int32"), Argument("zeros", spec.words, "int32")], task)
 
 
 def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:

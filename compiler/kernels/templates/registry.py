@@ -114,6 +114,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.PackSpec: _LAYOUT,
     specs.UnpackSpec: _LAYOUT,
     plain_specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),
+    plain_specs.ZerosSpec: _Template(movements.zeros_candidates, movements.zeros_emit),
     plain_specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
     plain_specs.ScatterSpec: _Template(movements.scatter_candidates, movements.scatter_emit),
     plain_specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),

@@ -1,0 +1,60 @@
+"""One program for several sizes of symbolic dimensions: what differs from size to size, as numbers.
+
+The layers of all sizes are the same. An *instance* is one set of sizes: where arguments lie, which kernels compute how
+many tasks, and how large rows of tensors are. The numbers of an instance go into the places of `Instances.places`.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+SHIFT = 32  # of an instance's number in the `join_key` of a slot: requests of different sizes are never joined
+MOST = 4096  # of one program
+
+
+class Varying(IntEnum):
+    """What a number of an instance is. Kernels are places in `Instances.kernels`."""
+
+    ARGUMENTS = 0  # how many a layer has
+    OFFSET = 1  # of a layer's argument, in bytes
+    KERNEL = 2  # of a layer, for one row
+    TASKS = 3
+    BATCH_KERNEL = 4  # the same, for several rows
+    BATCH_TASKS = 5
+    MAX_RANKS = 6
+    ROW_NS = 7
+    INPUT_BYTES = 8  # of a row
+    OUTPUT_BYTES = 9
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a number goes: `layer` of a manifest (0 for tensors), `index` of an argument, input or output."""
+
+    kind: Varying
+    layer: int
+    index: int = 0
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """The sizes of the symbols, the shapes of inputs and outputs as in `TensorSpec`, and the numbers."""
+
+    sizes: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
+
+
+class Instances(msgspec.Struct, frozen=True):
+    """The instances of a program. The first one is what the manifest itself says, and no tensor is larger in others."""
+
+    symbols: tuple[str, ...]
+    kernels: tuple[str, ...]
+    places: tuple[Place, ...]
+    each: tuple[Instance, ...]
+
+
+def row_bytes(shape: Sequence[int], batched: bool, item_bytes: int) -> int:
+    """Return the bytes of a row of a tensor of this shape, whose first size counts rows if `batched`."""
+    return math.prod(shape[batched:]) * item_bytes

@@ -1,0 +1,112 @@
+"""One program for several sizes, on workers: whatever sizes come one after the other, answers are onnxruntime's."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from gangway.artifact.cache import Cache
+from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.format import Manifest
+from gangway.artifact.instances import SHIFT
+from gangway.compiler.arguments import Span
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
+from tests.executor.conftest import two_workers
+from tests.helpers.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
+
+FIRST, LAST = 5, 20
+MODEL_ID = 3
+WAIT_US = 10_000_000
+STEP_BYTES = 1 << 14
+
+
+@dataclass
+class Loaded:
+    """A model on workers, all of whose arenas are the same memory."""
+
+    executor: LocalExecutor
+    manifest: Manifest
+    session: Any
+    feeds: Callable[[int, int], dict[str, Any]]
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The instance of each size."""
+        assert self.manifest.instances
+        return {instance.sizes[-1]: number for number, instance in enumerate(self.manifest.instances.each)}
+
+    def answer(self, size: int, rows: int, workers: list[int]) -> dict[str, Any]:
+        feeds, number = self.feeds(size, rows), self.numbers[size]
+        assert self.manifest.instances
+        instance = self.manifest.instances.each[number]
+        inputs, outputs, end = [], [], 1 << 16
+        for tensor in self.manifest.inputs:
+            content = np.ascontiguousarray(feeds[tensor.name]).tobytes()
+            self.executor.io.view[end : end + len(content)] = content
+            inputs.append(end)
+            end += -(-len(content) // STEP_BYTES) * STEP_BYTES
+        for _ in self.manifest.outputs:
+            outputs.append(end)
+            end += 8 * STEP_BYTES
+        request = SlotRequest(MODEL_ID, rows, tuple(inputs), tuple(outputs), join_key=number << SHIFT)
+        slot, generation = self.executor.begin(request)
+        arena, layers = self.manifest.arena_bytes, len(self.manifest.layers)
+        member = Member(0, slot, generation, rows=rows)
+        spec = LeaseSpec(MODEL_ID, (member,), 0, arena, 0, layers, wanted=len(workers))
+        self.executor.start(0, spec, workers)
+        assert self.executor.slots.wait(slot, WAIT_US)
+        assert self.executor.slots.outcome(slot).status is SlotStatus.OK
+        self.executor.left(workers)
+        self.executor.slots.release(slot)
+        answers = {}
+        for tensor, shape, begin in zip(self.manifest.outputs, instance.outputs, outputs, strict=True):
+            whole = (rows, *shape[1:])
+            dtype = DTYPES[tensor.datatype]
+            size_bytes = int(np.prod(whole)) * dtype.itemsize
+            content = bytes(self.executor.io.view[begin : begin + size_bytes])
+            answers[tensor.name] = np.frombuffer(content, dtype).reshape(whole)
+        return answers
+
+    def check(self, size: int, rows: int, workers: list[int]) -> None:
+        answers = self.answer(size, rows, workers)
+        expected = self.session.run(list(answers), self.feeds(size, rows))
+        for (name, answer), other in zip(answers.items(), expected, strict=True):
+            np.testing.assert_allclose(answer, other, rtol=1e-4, atol=1e-4, err_msg=f"{name} of {size} x {rows}")
+
+
+@pytest.fixture(scope="module", params=["decoder", "encoder"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    folder = tmp_path_factory.mktemp("model")
+    is_decoder = request.param == "decoder"
+    path: Path = (save_decoder if is_decoder else save_encoder)(folder / "model.onnx")
+    span = Span("past" if is_decoder else "length", FIRST, LAST)
+    dimensions = {"sequence": 1} if is_decoder else {}
+    cache_dir = tmp_path_factory.mktemp("cache")
+    compiled = compile_model(path, "spanned", Cache(cache_dir), detect(), lambda *_: None, dimensions, span=span)
+    with two_workers(cache_dir) as executor:
+        executor.load(MODEL_ID, compiled.manifest.key)
+        executor.arena.allocate(0, 1 << 24)
+        executor.io.allocate(0, 1 << 24)
+        feeds = decoder_feeds if is_decoder else encoder_feeds
+        yield Loaded(executor, compiled.manifest, onnxruntime.InferenceSession(path), feeds)
+
+
+def test_one_artifact_has_all_sizes(loaded: Loaded) -> None:
+    assert sorted(loaded.numbers) == list(range(FIRST, LAST + 1))
+    assert loaded.numbers[LAST] == 0
+    assert not loaded.manifest.difference
+
+
+def test_sizes_take_turns_in_one_arena(loaded: Loaded) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        for size in random.permutation(range(FIRST, LAST + 1)).tolist():
+            loaded.check(size, int(random.choice([1, 3])), [[0], [0, 1]][size % 2])
