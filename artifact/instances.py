@@ -5,13 +5,27 @@ many tasks, and how large rows of tensors are. The numbers of an instance go int
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import msgspec
 
 SHIFT = 32  # of an instance's number in the `join_key` of a slot: requests of different sizes are never joined
 MOST = 4096  # of one program
+
+
+@dataclass(frozen=True)
+class Span:
+    """Sizes of a symbolic dimension for which one artifact is made: `first` to `last`."""
+
+    symbol: str
+    first: int
+    last: int
+
+    def marked(self, dimensions: Mapping[str, int]) -> dict[str, int]:
+        """Return the sizes of all dimensions as an artifact's key has them."""
+        return {**dimensions, self.symbol: self.last, f"{self.symbol} from ": self.first}
 
 
 class Varying(IntEnum):

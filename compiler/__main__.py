@@ -15,6 +15,7 @@ With --serve there is no PATH: jobs are read from standard input, one JSON objec
 as above. TVM stays loaded from one to the next. The process ends with its input, or when it has become too large, which
 the last line says: {..., "ends": true}
   {"path": "PATH", "dimensions": {"NAME": SIZE}, "precision": {"name": "fp32", "min_cosine": 0.999}}
+With "span": {"symbol": "NAME", "first": 1, "last": 64} there is one artifact for all these sizes, in float32.
 
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
@@ -36,11 +37,12 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
 from gangway.artifact.format import TargetSpec
+from gangway.artifact.instances import Span
 from gangway.artifact.json_codec import decode
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.pipeline import Compiled, find_compiled
+from gangway.compiler.pipeline import Compiled, compile_model, find_compiled
 from gangway.compiler.precision import compile_in_precision
 from gangway.compiler.progress import Progress
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
@@ -124,7 +126,12 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
         try:
             name, path = _entered(Path(job["path"]))
             wanted = decode(WantedPrecision, json.dumps(job["precision"]), "precision")
-            compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, job["dimensions"])
+            if "span" in job:
+                span = decode(Span, json.dumps(job["span"]), "span")
+                progress, dimensions = _progress(report), job["dimensions"]
+                compiled = compile_model(path, name, cache, target, progress, dimensions, span=span)
+            else:
+                compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, job["dimensions"])
         except Exception as error:
             last = _described(error)
         else:

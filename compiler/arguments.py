@@ -1,7 +1,6 @@
 """What the commands of the compiler take: paths of models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -9,19 +8,6 @@ from gangway.compiler.errors import ModelError
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 MODEL_FILE = "model.onnx"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Sizes of a symbolic dimension for which one artifact is made: `first` to `last`."""
-
-    symbol: str
-    first: int
-    last: int
-
-    def marked(self, dimensions: Mapping[str, int]) -> dict[str, int]:
-        """Return the sizes of all dimensions as an artifact's key has them."""
-        return {**dimensions, self.symbol: self.last, f"{self.symbol} from ": self.first}
 
 
 def find_models(path: Path) -> list[tuple[str, Path]]:

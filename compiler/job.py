@@ -175,7 +175,12 @@ class Job:
         return kernels
 
     def _manifest(
-        self, graph: Graph, layers: tuple[Layer, ...], lowered: Lowered, numbers: "Figures", tail: TailSpec | None = None
+        self,
+        graph: Graph,
+        layers: tuple[Layer, ...],
+        lowered: Lowered,
+        numbers: "Figures",
+        tail: TailSpec | None = None,
     ) -> Manifest:
         outputs = _answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {})
         classes = zipped_outputs(self._path)
@@ -190,14 +195,14 @@ class Job:
             target=self._target,
             files={},  # the writer knows them
             phase_us=self._phases.times_us,
-            pass_layers=numbers.passes.layers,
-            pass_rows=numbers.passes.rows,
-            parameters=numbers.parameters,
+            pass_layers=figures.passes.layers,
+            pass_rows=figures.passes.rows,
+            parameters=figures.parameters,
             tail=tail is not None,
             slow_nodes=lowered.slow_nodes,
             compiler_version=compiler_version(),
             precision=self._precision,
-            integers=numbers.integers,
+            integers=figures.integers,
             keep_fp32=self._keep_fp32 if self._precision != "fp32" else (),
         )
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, Precision, TargetSpec
+from gangway.artifact.instances import Span
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
-from gangway.compiler.arguments import NO_DIMENSIONS, Span
+from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import (
     CompilerFaultError,
     ModelError,

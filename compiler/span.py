@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest, Space, TargetSpec
-from gangway.artifact.instances import Instance, Instances, Place, Varying
+from gangway.artifact.instances import Instance, Instances, Place, Span, Varying
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
-from gangway.compiler.arguments import Span
 from gangway.compiler.candidate import Candidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError

@@ -154,11 +154,20 @@ class ModelTarget(msgspec.Struct, frozen=True, tag=True):
     isolated_us: float
 
 
+class VariantSizes(msgspec.Struct, frozen=True):
+    """One of the sizes for which a variant is compiled, and the shapes of inputs and outputs then."""
+
+    sizes: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+
 class VariantReady(msgspec.Struct, frozen=True, tag=True):
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
     `inputs`, `outputs` and `tail` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in
-    the order of `ModelReady.symbols`. `qos_us`: the latency target of these sizes; None: the model's.
+    the order of `ModelReady.symbols`. `qos_us`: the latency target of these sizes; None: the model's. `instances`: all
+    sizes for which it is compiled, in the artifact's order; empty: only these.
     """
 
     model_id: int
@@ -170,10 +179,11 @@ class VariantReady(msgspec.Struct, frozen=True, tag=True):
     max_rows: int
     qos_us: float | None = None
     tail: bool = False
+    instances: tuple[VariantSizes, ...] = ()
 
 
 class VariantGone(msgspec.Struct, frozen=True, tag=True):
-    """It is not compiled for these sizes any more."""
+    """The variant that was announced with these sizes is there no more."""
 
     name: str
     version: int
@@ -181,7 +191,7 @@ class VariantGone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShapeWanted(msgspec.Struct, frozen=True, tag=True):
-    """From a front end: a request of these sizes was answered by onnxruntime. `oldest`: compiled ones, by last use."""
+    """From a front end: a request of these sizes was answered by onnxruntime. `oldest`: variants, by last use."""
 
     name: str
     version: int

@@ -3,13 +3,12 @@
 import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Final
 
-import msgspec
-
-from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.format import ITEM_BYTES, Engine, TensorSpec
+from gangway.artifact.instances import row_bytes
 from gangway.artifact.suggestion import did_you_mean
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -27,6 +26,7 @@ from gangway.server.messages import (
     ModelUnavailable,
     VariantGone,
     VariantReady,
+    VariantSizes,
     is_of_use,
 )
 from gangway.server.models.config import is_batching_off, is_ensemble
@@ -48,18 +48,75 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
     return Statistics(response_bounds_ns)
 
 
-class Compiled(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Compiled:
     """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
 
-    `max_rows`: how many it can compute at a time. `qos_us`: its own latency target; None: the model's. `tail`: the
-    answer is a frame, since sizes of outputs are known only when it is there.
+    `made` returns its layout and outputs, which are made when they are used first: there may be many sizes. `max_rows`:
+    how many it can compute at a time. `qos_us`: its own latency target; None: the model's. `tail`: the answer is a
+    frame, since sizes of outputs are known only when it is there. `variant`: the sizes that the variant is called by.
     """
 
-    layout: Layout
-    outputs: tuple[TensorSpec, ...]
+    model_id: int
+    made: Callable[[], tuple[Layout, tuple[TensorSpec, ...]]]
     max_rows: int
     qos_us: float | None = None
     tail: bool = False
+    variant: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, message: ModelReady) -> "Compiled":
+        """Return the whole of a model."""
+        layout = Layout.of(message.model_id, message.inputs, message.outputs)
+        return cls(message.model_id, lambda: (layout, message.outputs), message.max_rows, tail=message.tail)
+
+    @classmethod
+    def parts(cls, message: VariantReady, batched: bool) -> "dict[tuple[int, ...], Compiled]":
+        """Return a variant, by each of the sizes for which it is compiled."""
+        common = message.max_rows, message.qos_us, message.tail, message.sizes
+        own = VariantSizes(message.sizes, _shapes(message.inputs), _shapes(message.outputs))
+        return {
+            instance.sizes: cls(message.model_id, partial(_sized, message, number, instance, batched), *common)
+            for number, instance in enumerate(message.instances or (own,))
+        }
+
+    @cached_property
+    def _made(self) -> tuple[Layout, tuple[TensorSpec, ...]]:
+        return self.made()
+
+    @property
+    def layout(self) -> Layout:
+        """How large inputs and outputs are."""
+        return self._made[0]
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, whose sizes are known unless there is a tail."""
+        return self._made[1]
+
+
+def _shapes(specs: Iterable[TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    return tuple(spec.shape for spec in specs)
+
+
+def _sized(
+    message: VariantReady, number: int, instance: VariantSizes, batched: bool
+) -> tuple[Layout, tuple[TensorSpec, ...]]:
+    """Return layout and outputs of a variant for one of its sizes."""
+    if not message.instances:
+        return Layout.of(message.model_id, message.inputs, message.outputs), message.outputs
+    inputs = _with_shapes(message.inputs, instance.inputs, batched)
+    outputs = _with_shapes(message.outputs, instance.outputs, batched)
+    return Layout.of(message.model_id, inputs, outputs, number), outputs
+
+
+def _with_shapes(
+    specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], batched: bool
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        replace(spec, shape=shape, row_bytes=row_bytes(shape, batched, ITEM_BYTES[spec.datatype]))
+        for spec, shape in zip(specs, shapes, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +167,6 @@ class ServedModel:
     ) -> "ServedModel":
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
-        layout = Layout.of(message.model_id, message.inputs, message.outputs)
         whole = message.engine is not Engine.NATIVE or is_ensemble(config)
         return cls(
             name=message.name,
@@ -123,7 +179,7 @@ class ServedModel:
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
             symbols=message.symbols,
-            compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows, tail=message.tail)},
+            compiled={} if whole else {(): Compiled.whole(message)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
             weights_bytes=message.weights_bytes,
@@ -316,10 +372,9 @@ class Models:
         model = self.entries.get(key)
         if not isinstance(model, ServedModel):
             return self
-        compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
+        compiled = {sizes: part for sizes, part in model.compiled.items() if part.variant != message.sizes}
         if isinstance(message, VariantReady):
-            layout = Layout.of(message.model_id, message.inputs, message.outputs)
-            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows, message.qos_us, message.tail)
+            compiled |= Compiled.parts(message, model.batched)
         return replace(self, entries={**self.entries, key: replace(model, compiled=compiled)})
 
     @property

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.artifact.instances import SHIFT as INSTANCE_SHIFT
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring
@@ -308,7 +309,8 @@ class Layout:
 
     Tensors of compiled models have places of their own: `input_bytes` and `output_bytes` are those of a row. All others
     lie in frames (`executor/frames.py`): `frame` is that of the inputs, `answer_bytes` the size of that of the outputs.
-    `joins`: a request with a frame may be joined with others, of whatever shapes the `ragged` inputs are.
+    `joins`: a request with a frame may be joined with others, of whatever shapes the `ragged` inputs are. `instance`:
+    of a model that is compiled for several sizes (`artifact/instances.py`).
     """
 
     model_id: int
@@ -318,11 +320,15 @@ class Layout:
     answer_bytes: int = 0
     joins: bool = True
     ragged: frozenset[int] = frozenset()
+    instance: int = 0
 
     @classmethod
-    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "Layout":
+    def of(
+        cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], instance: int = 0
+    ) -> "Layout":
         """Return the layout of a compiled model with this signature."""
-        return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
+        given, made = (tuple([spec.row_bytes for spec in side]) for side in (inputs, outputs))
+        return cls(model_id, given, made, instance=instance)
 
     @cached_property
     def frame_bytes(self) -> tuple[int, int]:
@@ -333,15 +339,20 @@ class Layout:
     def join_key(self) -> int:
         """A number that only requests have with inputs of the same shapes, but for rows: these may be joined.
 
-        Rows of compiled models are all alike.
+        Rows of compiled models are all alike in an instance, which workers read here.
         """
         if self.frame is None:
-            return 0
+            return self.instance << INSTANCE_SHIFT
         if not self.joins:
             return NEVER_JOINED
         parts, ragged = self.frame.parts, self.ragged
         shapes = [() if place in ragged else part.shape[1:] for place, part in enumerate(parts)]
         return _key_of(tuple([None if is_absent(part) else shape for part, shape in zip(parts, shapes, strict=True)]))
+
+    @property
+    def lone_key(self) -> int:
+        """The same of a request that is never joined with others."""
+        return NEVER_JOINED | self.instance << INSTANCE_SHIFT
 
     def output_sizes(self, rows: int) -> list[int]:
         """Return the bytes of each output, or of the frame of all."""
@@ -498,7 +509,7 @@ class Submission:
             rejects_late,
             max_queue,
             by_bell,
-            GOES_ON if goes_on else NEVER_JOINED if alone or compound else layout.join_key,
+            GOES_ON if goes_on else layout.lone_key if alone or compound else layout.join_key,
             compound,
             self._block + self._placement.places_at,
             queue_end_ns,

@@ -242,7 +242,7 @@ def ids_of(model: ServedModel) -> frozenset[int]:
     """Return the numbers under which the model is executed: its own, and those of what is compiled of it."""
     if model.is_ensemble:
         return frozenset()  # its models have numbers
-    return frozenset((model.model_id, *(part.layout.model_id for part in model.compiled.values())))
+    return frozenset((model.model_id, *(part.model_id for part in model.compiled.values())))
 
 
 def labels(values: Mapping[str, str]) -> Labels:

@@ -12,8 +12,7 @@ import pytest
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
-from gangway.artifact.instances import SHIFT
-from gangway.compiler.arguments import Span
+from gangway.artifact.instances import SHIFT, Span
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.leases import LeaseSpec, Member

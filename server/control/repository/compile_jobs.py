@@ -27,6 +27,7 @@ from typing import Any
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.extras import ONNXRUNTIME, missing_packages
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, trim
@@ -157,6 +158,7 @@ class Compiler:
         with_batch: bool = False,
         whole: bool = False,
         precision: WantedPrecision = IN_FP32,
+        span: Span | None = None,
     ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
 
@@ -165,7 +167,7 @@ class Compiler:
         One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
         that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
         whose first dimension cannot be a batch is an error, found before anything is compiled. `whole`: onnxruntime
-        is to execute it.
+        is to execute it. `span`: one artifact for several sizes of a symbol, of which `dimensions` has any.
         """
         async with self._turn:
             begin = time.monotonic()
@@ -175,7 +177,7 @@ class Compiler:
             report: dict[str, Any] = {"folder": folder, "cached": True}
             if folder is None:
                 with ProgressDisplay(name, self._jobs) as display:
-                    report = await self._job_for(path, dimensions, optional, flags, precision, display.update)
+                    report = await self._job_for(path, dimensions, optional, flags, precision, display.update, span)
                     killed = "error" in report and "kind" not in report and not self._stopping
                     if killed and not (dimensions or optional or whole):
                         _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
@@ -192,7 +194,8 @@ class Compiler:
         if note := report.get("precision_note", ""):
             manifest = replace(manifest, precision_note=note)
         self._remember(
-            manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision)
+            manifest.key,
+            partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision, span),
         )
         self.target = manifest.target.name
         await self._limit(manifest.key, bool(report["cached"]))
@@ -261,6 +264,7 @@ class Compiler:
         flags: Sequence[str],
         precision: WantedPrecision,
         progress: Callable[[str, int, int], None],
+        span: Span | None = None,
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
         arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
@@ -276,6 +280,8 @@ class Compiler:
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
         if dimensions and not optional and not flags:
             job = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
+            if span is not None:
+                job["span"] = asdict(span)
             ending = await self._run_kept(job, take, timeout_seconds)
         else:
             ending = await self._run(arguments, take, timeout_seconds)

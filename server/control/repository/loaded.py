@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
@@ -23,9 +24,16 @@ _log = logging.getLogger(__name__)
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
 MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
+SPAN_AFTER = 3  # sizes that are compiled one by one
+SPAN_SIZES = 64  # of one span
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
 FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
 LONGEST_PAUSE_SECONDS = 3600.0
+
+
+def sizes_of(variant: VariantReady) -> list[Sizes]:
+    """Return all sizes that a variant computes."""
+    return [instance.sizes for instance in variant.instances] or [variant.sizes]
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ class ModelVariants:
     is_dropped: bool = False
     difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
+    made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one
+    spans: set[tuple[Span, Sizes]] = field(default_factory=set)  # that were tried, and the sizes of the other symbols
 
     @property
     def key(self) -> tuple[str, int]:
@@ -117,9 +127,37 @@ class ModelVariants:
     def may_try(self, sizes: Sizes) -> bool:
         """Whether it is of use to compile for these sizes now."""
         tried = len(self.refused) + len(self.failed)
-        if sizes in self.loaded or sizes in self.refused or not self._takes_values(sizes):
+        if self.has(sizes) or sizes in self.refused or not self._takes_values(sizes):
             return False
         return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
+
+    def has(self, sizes: Sizes) -> bool:
+        """Whether a variant that is loaded computes these sizes."""
+        return sizes in self.loaded or any(sizes in sizes_of(variant) for variant in self.loaded.values())
+
+    def span_of(self, sizes: Sizes) -> Span | None:
+        """Return the span of sizes that is to be compiled along with these; None: they are to be compiled alone.
+
+        It is one of the symbol that has had most sizes, once so many have been compiled that others will follow.
+        """
+        if len(self.made) < SPAN_AFTER or self.precision != IN_FP32:
+            return None
+        values = {spec.value_symbol for spec in self.ready.inputs}
+        counts = [
+            (len({each[place] for each in (*self.made, sizes)}), place)
+            for place, symbol in enumerate(self.symbols)
+            if symbol not in values
+        ]
+        count, place = max(counts, default=(0, 0))
+        if count <= SPAN_AFTER or sizes[place] < 1:
+            return None
+        first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
+        span = Span(self.symbols[place], first, first + SPAN_SIZES - 1)
+        tried = span, (*sizes[:place], *sizes[place + 1 :])
+        if tried in self.spans:
+            return None
+        self.spans.add(tried)
+        return span
 
     def _takes_values(self, sizes: Sizes) -> bool:
         """Note the values that inputs have; return whether they are some of the first MAX_VALUES of each."""
@@ -131,9 +169,13 @@ class ModelVariants:
             self.values.setdefault(symbol, set()).add(value)
         return True
 
-    def title(self, sizes: Sizes) -> str:
+    def title(self, sizes: Sizes, span: Span | None = None) -> str:
         """Return the name of one variant, for people."""
-        return f"{self.ready.name}, version {self.ready.version}, {self.sizes_text(sizes)}"
+        texts = dict(zip(self.symbols, map(str, sizes), strict=True))
+        if span is not None:
+            texts[span.symbol] = f"{span.first} to {span.last}"
+        named = ", ".join(f"{symbol}={text}" for symbol, text in texts.items())
+        return f"{self.ready.name}, version {self.ready.version}, {named}"
 
     def sizes_text(self, sizes: Sizes) -> str:
         """Return sizes and what they are called."""
@@ -173,14 +215,18 @@ def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:
 
 
 def profile_message(
-    model_id: int, ready: ModelReady, isolated: IsolatedLatency | None = None, qos_us: float | None = None
+    model_id: int,
+    ready: ModelReady,
+    isolated: IsolatedLatency | None = None,
+    qos_us: float | None = None,
+    varies: bool = False,
 ) -> SetProfile:
     """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own).
 
-    `qos_us`: the latency target of these sizes; None: the model's.
+    `qos_us`: the latency target of these sizes; None: the model's. `varies`: it is compiled for several.
     """
     isolated_us = 0.0 if isolated is None else isolated.compute_us
-    varies = model_id == ready.model_id and bool(ready.symbols)
+    varies = varies or (model_id == ready.model_id and bool(ready.symbols))
     terms = policies_of(ready).terms(0, 0, ready.qos_us if qos_us is None else qos_us)
     return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
 

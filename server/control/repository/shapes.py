@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.compile_jobs import Compiler
@@ -27,6 +28,7 @@ from gangway.server.control.repository.loaded import (
     part_of,
     profile_message,
     resolve_qos_us,
+    sizes_of,
     warn_of_difference,
     with_difference,
 )
@@ -35,7 +37,7 @@ from gangway.server.control.repository.profiles import BackgroundProfiler
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
-from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
+from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, VariantSizes
 from gangway.server.models.config import Qos
 
 MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
@@ -67,6 +69,17 @@ class ShapeQueue:
         del waiting[sizes]
         if waiting:
             self._asked[model] = waiting
+
+
+def instances_of(manifest: Manifest, symbols: Sequence[str]) -> tuple[VariantSizes, ...]:
+    """Return the sizes of these symbols for which an artifact is made, in its order; none if there is one set only."""
+    if manifest.instances is None:
+        return ()
+    order = [manifest.instances.symbols.index(symbol) for symbol in symbols]
+    return tuple(
+        VariantSizes(tuple(each.sizes[place] for place in order), each.inputs, each.outputs)
+        for each in manifest.instances.each
+    )
 
 
 @dataclass(eq=False)
@@ -172,22 +185,33 @@ class ShapeCache:
             while wanted := self._queue.next():
                 key, sizes = wanted
                 model = self._models.get(key)
-                if model is not None and sizes not in model.loaded:
-                    await self._make(model, sizes)
+                if model is not None and not model.has(sizes):
+                    await self._make_wanted(model, sizes)
                 self._queue.done(key, sizes)
             self._news.clear()
 
-    async def _make(self, model: ModelVariants, sizes: Sizes) -> None:
-        title = model.title(sizes)
+    async def _make_wanted(self, model: ModelVariants, sizes: Sizes) -> None:
+        """Compile sizes, along with others of their span if that is of use and possible."""
+        if span := model.span_of(sizes):
+            await self._make(model, sizes, span)
+        if not model.has(sizes) and not model.is_dropped:
+            await self._make(model, sizes)
+            model.made.add(sizes)
+
+    async def _make(self, model: ModelVariants, sizes: Sizes, span: Span | None = None) -> None:
+        title = model.title(sizes, span)
         try:
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             precision = model.precision.each[0]
-            manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision)
+            manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision, span=span)
             in_bf16 = await self.pairs.compiled(title, model.path, manifest, model.precision, dimensions)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"
                 )
+            instances = instances_of(manifest, model.symbols)
+            sizes = instances[0].sizes if instances else sizes
+            self._drop_parts(model, instances)
             while len(model.loaded) >= self.limit and self._drop_oldest(model):
                 pass
             rows = model.ready.max_rows if manifest.batched else 1
@@ -196,6 +220,9 @@ class ShapeCache:
             spec = part_of(model.spec, self.make_spec(title, manifest, rows))
             await self.scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
+            if span is not None:
+                _log.info("%s: compiled one by one: %s", title, error)
+                return
             if isinstance(error, CompileError) and error.is_final:
                 _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
                 model.refused.add(sizes)
@@ -210,7 +237,9 @@ class ShapeCache:
             return
         ready = model.ready
         tensors = manifest.inputs, manifest.outputs
-        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail)
+        variant = VariantReady(
+            spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail, instances=instances
+        )
         isolated = await self.trials.try_variant(ready, variant)
         if model.qos.multiple is not None:
             variant = msgspec.structs.replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
@@ -224,7 +253,8 @@ class ShapeCache:
             self.pairs.unload(spec.model_id)
             self.scheduler.unload(spec.model_id)
             return
-        self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us))
+        varies = len(instances) > 1
+        self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us, varies))
         self.profiles.add(spec.model_id, manifest)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
@@ -239,6 +269,16 @@ class ShapeCache:
             self.clients.announce_variant(variant)
         in_precision = f" in {manifest.precision} ({note})" if (note := manifest.precision_note) else ""
         _log.info("%s: ready, compiled for these sizes%s", title, in_precision)
+
+    def _drop_parts(self, model: ModelVariants, instances: Sequence[VariantSizes]) -> None:
+        """Unload variants of sizes that another one computes, too."""
+        computed = {instance.sizes for instance in instances}
+        for sizes, variant in list(model.loaded.items()):
+            if computed.issuperset(sizes_of(variant)):
+                if sizes in model.declared:
+                    model.declared.add(instances[0].sizes)
+                self.clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+                self._unload(model, sizes)
 
     def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
         model_id = model.loaded.pop(sizes).model_id

@@ -138,14 +138,15 @@ class ShapeWatch:
         now = time.monotonic()
         key = (model.name, model.version, sizes)
         if sizes in model.compiled:
-            self._used[key] = now
+            self._used[(model.name, model.version, model.compiled[sizes].variant)] = now
             return
         if now - self._asked.get(key, -ASK_AGAIN_S) < ASK_AGAIN_S:
             return
         self._asked[key] = now
         if len(self._asked) > MAX_REMEMBERED:
             self._asked.popitem(last=False)
-        oldest = sorted(model.compiled, key=lambda other: self._used.get((model.name, model.version, other), 0.0))
+        variants = {part.variant for part in model.compiled.values()}
+        oldest = sorted(variants, key=lambda other: self._used.get((model.name, model.version, other), 0.0))
         self._used = {known: at for known, at in self._used.items() if known[:2] != key[:2] or known[2] in oldest}
         if not self._tell(ShapeWanted(model.name, model.version, sizes, tuple(oldest))):
             del self._asked[key]
