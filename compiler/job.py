@@ -179,7 +179,7 @@ class Job:
         graph: Graph,
         layers: tuple[Layer, ...],
         lowered: Lowered,
-        numbers: "Figures",
+        figures: Figures,
         tail: TailSpec | None = None,
     ) -> Manifest:
         outputs = _answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {})

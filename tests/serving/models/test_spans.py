@@ -1,0 +1,75 @@
+"""`gangway serve` with lengths that change from request to request: one program computes all of them, native."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from benchmarks.lib.live_server import LiveServer, live_server
+from gangway.server.control.repository.loaded import SPAN_AFTER, SPAN_SIZES
+from tests.helpers.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
+
+TIMEOUT_S = 100
+FIRST = 14  # sizes below a tile have kernels of their own, which take long to compile
+
+
+@dataclass
+class Served:
+    """A server with an encoder and a decoder, and onnxruntime's sessions of both."""
+
+    server: LiveServer
+    client: triton.InferenceServerClient
+    sessions: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, name: str, feeds: dict[str, Any]) -> None:
+        inputs = []
+        for key, value in feeds.items():
+            inputs.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
+            inputs[-1].set_data_from_numpy(value)
+        answers = self.client.infer(name, inputs)
+        outputs = [output.name for output in self.sessions[name].get_outputs()]
+        for key, expected in zip(outputs, self.sessions[name].run(outputs, feeds), strict=True):
+            np.testing.assert_allclose(answers.as_numpy(key), expected, rtol=1e-4, atol=1e-4, err_msg=f"{name} {key}")
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.server.log.read_text():
+            assert time.monotonic() < deadline, self.server.log.read_text()
+            time.sleep(0.02)
+
+    def count(self, text: str) -> int:
+        return self.server.log.read_text().count(text)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder: Path = tmp_path_factory.mktemp("repository")
+    paths = {name: folder / name / "1" / "model.onnx" for name in ("decoder", "encoder")}
+    save_decoder(paths["decoder"])
+    save_encoder(paths["encoder"])
+    sessions = {name: onnxruntime.InferenceSession(path) for name, path in paths.items()}
+    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
+    with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client, sessions)
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_a_new_length_costs_no_compilation(served: Served, name: str) -> None:
+    make, symbol = (decoder_feeds, "past") if name == "decoder" else (encoder_feeds, "length")
+    for length in range(FIRST, FIRST + SPAN_AFTER):
+        served.check(name, make(length, 1))
+        served.wait_for(f"{symbol}={length}: ready, compiled for these sizes")
+    served.check(name, make(FIRST + SPAN_AFTER, 1))
+    served.wait_for(f"{symbol}=1 to {SPAN_SIZES}: ready")
+    compiled = served.count("compiled, ")
+    for length in np.random.default_rng(0).permutation(range(1, SPAN_SIZES + 1)).tolist():
+        served.check(name, make(length, 1 + length % 3))
+    assert served.count("compiled, ") == compiled
