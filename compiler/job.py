@@ -35,6 +35,7 @@ from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, read_graph, zipped_outputs
 from gangway.compiler.kernels.codegen import (
     Plan,
+    WrittenWeights,
     append_array,
     choose_plans,
     make_version,
@@ -243,13 +244,16 @@ def write_layers(
     kernels: Mapping[Plan, Kernel],
     target: TargetSpec,
     writer: ArtifactWriter,
+    written: WrittenWeights | None = None,
 ) -> tuple[tuple[Layer, ...], int]:
     """Append weights and islands; return the layers, and the bytes that sessions of islands need.
+
+    `written`: what the file has of other sizes.
 
     Raises UnsupportedModelError.
     """
     symbols = {plan: kernel.symbol for plan, kernel in kernels.items()}
-    offsets = write_weights(steps, plans, target, writer)
+    offsets = write_weights(steps, plans, target, writer, written)
     extents = [_write_extents(kernels[plan].extents if plan in kernels else (), writer) for plan in plans]
     islands, session_bytes = _write_islands(steps, writer)
     versions = [make_version(plan, symbols, target) for plan in plans]

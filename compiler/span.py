@@ -20,7 +20,7 @@ from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelE
 from gangway.compiler.frontend.graph import Graph, TensorType
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import Figures, Job, Lowered, lower_graph, write_layers
-from gangway.compiler.kernels.codegen import choose_plans, with_batch_plans
+from gangway.compiler.kernels.codegen import WrittenWeights, choose_plans, with_batch_plans
 from gangway.compiler.kernels.objects import KernelObjects, has_extents
 from gangway.compiler.kernels.plain_specs import IslandSpec, ZerosSpec
 from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
@@ -66,6 +66,7 @@ class SpanJob(Job):
     ) -> None:
         super().__init__(path, model_name, key, target, phases, dimensions)
         self._span = span
+        self._written = WrittenWeights()
 
     def run(self, folder: Path) -> Manifest:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
@@ -122,7 +123,7 @@ class SpanJob(Job):
         plans = choose_plans(steps, self._target)
         names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
         kernels = objects.build(with_batch_plans(plans, self._target), names, lambda done, total: None)
-        layers, _ = write_layers(steps, plans, kernels, self._target, writer)
+        layers, _ = write_layers(steps, plans, kernels, self._target, writer, self._written)
         kept = replace(lowered, steps=[], arena_bytes=arena_bytes)
         return _Size(value, replace(graph, constants={}), layers, kept, Figures.of(steps, self._target))
 

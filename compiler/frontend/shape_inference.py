@@ -6,6 +6,7 @@ new is found. Shapes also go backwards through operators that keep them, from ou
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -23,7 +24,11 @@ from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of, restamp
 
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
+_SMALL_BYTES = 4096  # of an input whose content is compared
+_MOST_HELD = 1 << 14  # answers that are held,
+_MOST_HELD_BYTES = 256 << 20  # and all of them together
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED_NAMES = """
     Abs Add And Cast CastLike Ceil Clip Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater
@@ -289,11 +294,65 @@ def evaluate_proto(node: Any, constants: Mapping[str, Array], opset: int) -> dic
     feeds = {name: constants[name] for name in node.input if name}
     if node.op_type in ("Div", "Mod"):
         _require_quotients(*(constants[name] for name in node.input))
-    values = _run(_model_of(node, feeds, opset), feeds, means_the_same(node.op_type, opset, defs.onnx_opset_version()))
     names = [name for name in node.output if name]
-    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
-        raise ValueError("its outputs are no tensors")
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    key = _question(node, feeds, opset)
+    values = None if key is None else _answers.get(key)
+    if values is None:
+        newest = means_the_same(node.op_type, opset, defs.onnx_opset_version())
+        found = _run(_model_of(node, feeds, opset), feeds, newest)
+        if not all(isinstance(value, np.ndarray | np.generic) for value in found):
+            raise ValueError("its outputs are no tensors")
+        values = [np.asarray(value) for value in found]
+        if key is not None:
+            _answers.keep(key, values, feeds)
+    return dict(zip(names, values, strict=True))
+
+
+class _Answers:
+    """What nodes of constants have computed: layers of a model, and its sizes, ask the same again and again.
+
+    A small input counts by its content, a large one by its identity, so it is held as long as what was made of it.
+    """
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[object, tuple[list[Array], tuple[Array, ...]]] = OrderedDict()
+        self._size_bytes = 0
+
+    def get(self, key: object) -> list[Array] | None:
+        """Return the outputs, if they are known."""
+        if key not in self._held:
+            return None
+        self._held.move_to_end(key)
+        return self._held[key][0]
+
+    def keep(self, key: object, values: list[Array], feeds: Mapping[str, Array]) -> None:
+        """Hold outputs, and forget those that were not asked for longest if they take too much memory."""
+        self._held[key] = values, tuple(feeds.values())
+        self._size_bytes += _held_bytes(values)
+        while self._size_bytes > _MOST_HELD_BYTES or len(self._held) > _MOST_HELD:
+            self._size_bytes -= _held_bytes(self._held.popitem(last=False)[1][0])
+
+
+_answers = _Answers()
+
+
+def _held_bytes(values: Iterable[Array]) -> int:
+    return sum(value.nbytes for value in values)
+
+
+def _question(node: Any, feeds: Mapping[str, Array], opset: int) -> object | None:
+    """Return what decides the outputs of a node; None: it is not known, or differs each time."""
+    has_graphs = any(item.HasField("g") or item.graphs for item in node.attribute)
+    if node.op_type in RANDOM or has_graphs or any(value.dtype.hasobject for value in feeds.values()):
+        return None
+    attributes = tuple(sorted(item.SerializeToString(deterministic=True) for item in node.attribute))
+    places = {name: place for place, name in enumerate(feeds)}
+    inputs = tuple(places.get(name, -1) for name in node.input)
+    contents = tuple(
+        (value.dtype.str, value.shape, value.tobytes() if value.nbytes <= _SMALL_BYTES else id(value))
+        for value in feeds.values()
+    )
+    return node.op_type, node.domain, opset, attributes, inputs, contents, tuple(map(bool, node.output))
 
 
 def _run(model: Any, feeds: Mapping[str, Array], newest: bool) -> list[Any]:

@@ -20,10 +20,9 @@ from gangway.compiler.frontend.graph import (
     rewrite,
 )
 from gangway.compiler.frontend.packed import PACKED_MATMUL
-from gangway.compiler.frontend.shape_inference import evaluate
+from gangway.compiler.frontend.shape_inference import RANDOM, evaluate
 from gangway.compiler.kernels.specs import Array
 
-RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 _NO_TENSORS = """
     ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty
     SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence

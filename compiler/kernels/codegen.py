@@ -7,7 +7,7 @@ no TVM at run time.
 
 import ctypes
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gangway.compiler.target import attributes
 from gangway.compiler.tiles import request_tiles
 
 Plan = KernelPlan | BatchPlan
+_SMALL_BYTES = 1 << 16  # of an array that is compared by its content
 
 
 def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
@@ -69,28 +70,60 @@ def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSp
     )
 
 
+class WrittenWeights:
+    """Which arrays an artifact has already, and where, in bytes: sizes of a model have most of them in common.
+
+    Large arrays count by their memory, which is held as long as this is, and small ones by their content.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[object, tuple[int, ...]] = {}
+        self._held: list[Sequence[Array]] = []
+
+    def place(self, use: object, arrays: Sequence[Array], write: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """Return where these arrays are, for this use, and write them if they are nowhere."""
+        key = use, *map(_identity, arrays)
+        if key not in self._places:
+            self._places[key] = write()
+            self._held.append(arrays)
+        return self._places[key]
+
+
+def _identity(array: Array) -> object:
+    if array.nbytes <= _SMALL_BYTES:
+        return array.tobytes(), array.shape, array.dtype.str
+    return array.ctypes.data, array.strides, array.shape, array.dtype.str
+
+
 def write_weights(
-    steps: Sequence[Step], plans: Sequence[KernelPlan], target: TargetSpec, writer: ArtifactWriter
+    steps: Sequence[Step],
+    plans: Sequence[KernelPlan],
+    target: TargetSpec,
+    writer: ArtifactWriter,
+    written: WrittenWeights | None = None,
 ) -> list[tuple[int, ...]]:
     """Append every step's packed weights to weights.bin; return their offsets in bytes, in the order of the arguments.
 
-    Constant operands of elementwise steps are written too, and their buffers told where they are.
+    Constant operands of elementwise steps are written too, and their buffers told where they are. `written`: what the
+    same file has of other sizes.
     """
-
-    def append(array: Array) -> int:
-        return append_array(array, writer)
-
-    packed: dict[tuple[int, KernelSpec], tuple[int, ...]] = {}
+    written = written or WrittenWeights()
     offsets = []
     for step, plan in zip(steps, plans, strict=True):
-        key = id(step.weights), plan.spec
-        if key not in packed:
-            arrays = registry.pack(plan, target, step.weights) if step.weights else ()
-            packed[key] = tuple(append(array) for array in arrays)
-        offsets.append(packed[key])
+
+        def packed(step: Step = step, plan: KernelPlan = plan) -> tuple[int, ...]:
+            return tuple(append_array(array, writer) for array in registry.pack(plan, target, step.weights))
+
+        raw = [step.weights[name] for name in sorted(step.weights)]
+        use = (registry.packing(plan.spec, target), *sorted(step.weights))
+        offsets.append(written.place(use, raw, packed) if raw else ())
         for buffer in step.inputs:
-            if buffer.constant is not None:
-                buffer.offset_bytes = append(buffer.constant)
+            if (constant := buffer.constant) is not None:
+
+                def put(constant: Array = constant) -> tuple[int, ...]:
+                    return (append_array(constant, writer),)
+
+                (buffer.offset_bytes,) = written.place("", [constant], put)
     return offsets
 
 

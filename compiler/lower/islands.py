@@ -20,8 +20,7 @@ from onnx import defs, helper
 from gangway.artifact.format import MAX_OPERANDS
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
-from gangway.compiler.frontend.shape_inference import model_proto, node_proto
-from gangway.compiler.frontend.simplify import RANDOM
+from gangway.compiler.frontend.shape_inference import RANDOM, model_proto, node_proto
 from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (

@@ -13,7 +13,7 @@ rows in place of packed panels. Weights are packed as for one row; outputs hold 
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import MOST_LANES, Array, BatchPlan, ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.specs import (
+    MOST_LANES,
+    NONE,
+    Array,
+    BatchPlan,
+    ConvSpec,
+    KernelPlan,
+    PackedWeights,
+    RawWeights,
+)
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -251,6 +260,12 @@ def check(spec: ConvSpec) -> None:
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Weights and bias in the kernel's order, padded with zeros. Needs little memory beside the result."""
     return pack_for(Geometry(spec, target), raw)
+
+
+def packing(spec: ConvSpec, target: TargetSpec) -> object:
+    """What decides how weights are packed, beside the weights."""
+    sizeless = replace(spec, height=0, width=0, input_halo=0, residual_halo=0, output_halo=0, residual=False)
+    return replace(sizeless, activation=NONE), Geometry(spec, target).group_blocks
 
 
 def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:

@@ -192,6 +192,13 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
     return _template(plan.spec, target).pack(plan.spec, target, raw)
 
 
+def packing(spec: KernelSpec, target: TargetSpec) -> object:
+    """What decides how raw weights are packed: of equal ones, and equal raw weights, the result is the same."""
+    if isinstance(spec, ConvSpec) and _template(spec, target) is _TEMPLATES[ConvSpec]:
+        return convolution.packing(spec, target)
+    return spec
+
+
 def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
     if isinstance(spec, RecurrentSpec):
         return _RECURRENT_BATCH
