@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from gangway.artifact.format import ITEM_BYTES, Engine, TensorSpec
-from gangway.artifact.instances import row_bytes
+from gangway.artifact.instances import SHIFT, row_bytes
 from gangway.artifact.suggestion import did_you_mean
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -107,7 +107,7 @@ def _sized(
         return Layout.of(message.model_id, message.inputs, message.outputs), message.outputs
     inputs = _with_shapes(message.inputs, instance.inputs, batched)
     outputs = _with_shapes(message.outputs, instance.outputs, batched)
-    return Layout.of(message.model_id, inputs, outputs, number), outputs
+    return Layout.of(message.model_id, inputs, outputs, number << SHIFT), outputs
 
 
 def _with_shapes(

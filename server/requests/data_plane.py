@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
-from gangway.artifact.instances import SHIFT as INSTANCE_SHIFT
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring
@@ -309,8 +308,8 @@ class Layout:
 
     Tensors of compiled models have places of their own: `input_bytes` and `output_bytes` are those of a row. All others
     lie in frames (`executor/frames.py`): `frame` is that of the inputs, `answer_bytes` the size of that of the outputs.
-    `joins`: a request with a frame may be joined with others, of whatever shapes the `ragged` inputs are. `instance`:
-    of a model that is compiled for several sizes (`artifact/instances.py`).
+    `joins`: a request with a frame may be joined with others, of whatever shapes the `ragged` inputs are.
+    `instance_key`: the part of `join_key` by which workers know sizes (`artifact/instances.py`).
     """
 
     model_id: int
@@ -320,15 +319,13 @@ class Layout:
     answer_bytes: int = 0
     joins: bool = True
     ragged: frozenset[int] = frozenset()
-    instance: int = 0
+    instance_key: int = 0
 
     @classmethod
-    def of(
-        cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], instance: int = 0
-    ) -> "Layout":
+    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], key: int = 0) -> "Layout":
         """Return the layout of a compiled model with this signature."""
         given, made = (tuple([spec.row_bytes for spec in side]) for side in (inputs, outputs))
-        return cls(model_id, given, made, instance=instance)
+        return cls(model_id, given, made, instance_key=key)
 
     @cached_property
     def frame_bytes(self) -> tuple[int, int]:
@@ -342,17 +339,12 @@ class Layout:
         Rows of compiled models are all alike in an instance, which workers read here.
         """
         if self.frame is None:
-            return self.instance << INSTANCE_SHIFT
+            return self.instance_key
         if not self.joins:
             return NEVER_JOINED
         parts, ragged = self.frame.parts, self.ragged
         shapes = [() if place in ragged else part.shape[1:] for place, part in enumerate(parts)]
         return _key_of(tuple([None if is_absent(part) else shape for part, shape in zip(parts, shapes, strict=True)]))
-
-    @property
-    def lone_key(self) -> int:
-        """The same of a request that is never joined with others."""
-        return NEVER_JOINED | self.instance << INSTANCE_SHIFT
 
     def output_sizes(self, rows: int) -> list[int]:
         """Return the bytes of each output, or of the frame of all."""
@@ -509,7 +501,7 @@ class Submission:
             rejects_late,
             max_queue,
             by_bell,
-            GOES_ON if goes_on else layout.lone_key if alone or compound else layout.join_key,
+            GOES_ON if goes_on else layout.instance_key | NEVER_JOINED if alone or compound else layout.join_key,
             compound,
             self._block + self._placement.places_at,
             queue_end_ns,

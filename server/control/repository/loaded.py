@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
 MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
+SOME_ALIKE, MANY_ALIKE = 3, 16  # refused sizes, from which one concludes that all are
 SPAN_AFTER = 3  # sizes that are compiled one by one
 SPAN_SIZES = 64  # of one span
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
@@ -107,11 +109,13 @@ class ModelVariants:
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
+    is_refused: bool = False  # a reason has been found that holds for all sizes
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
     difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
     made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one
+    reasons: dict[str, set[Sizes]] = field(default_factory=dict)  # why sizes were refused, numbers aside, and some
     spans: set[tuple[Span, Sizes]] = field(default_factory=set)  # that were tried, and the sizes of the other symbols
 
     @property
@@ -127,9 +131,22 @@ class ModelVariants:
     def may_try(self, sizes: Sizes) -> bool:
         """Whether it is of use to compile for these sizes now."""
         tried = len(self.refused) + len(self.failed)
-        if self.has(sizes) or sizes in self.refused or not self._takes_values(sizes):
+        if self.is_refused or self.has(sizes) or sizes in self.refused or not self._takes_values(sizes):
             return False
         return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
+
+    def refuse(self, sizes: Sizes, reason: str) -> None:
+        """Note that these sizes cannot be compiled, and whether the same seems to hold for all.
+
+        It does if no sizes could be compiled, and either some that differ in each symbol, or many, had one reason.
+        """
+        self.refused.add(sizes)
+        alike = self.reasons.setdefault(re.sub(r"\d+", "0", reason), set())
+        if len(alike) < MANY_ALIKE and min(sizes) > 0:  # what is empty may be refused for that
+            alike.add(sizes)
+        differ = all(len(set(values)) > 1 for values in zip(*alike, strict=True))
+        is_known = len(alike) >= (SOME_ALIKE if differ else MANY_ALIKE)
+        self.is_refused = self.is_refused or (is_known and not self.made)
 
     def has(self, sizes: Sizes) -> bool:
         """Whether a variant that is loaded computes these sizes."""

@@ -3,7 +3,8 @@
 onnxruntime answers all sizes. Each size that has answered a request is compiled once, in the background and one at a
 time; what is loaded takes over the requests of its sizes. At most `limit` per model stay loaded, the least recently
 used one goes first. Sizes that the model's owner declared (`gangway_buckets`) are compiled before the model is ready,
-and stay. What the compiler cannot do is not tried again; what has failed for another reason (a full disk, a killed job)
+and stay. When some sizes have been compiled, a further one is compiled along with all others of its span, by one
+program. What the compiler cannot do is not tried again; what has failed for another reason (a full disk, a killed job)
 is, when requests ask for it after a pause.
 """
 
@@ -196,7 +197,8 @@ class ShapeCache:
             await self._make(model, sizes, span)
         if not model.has(sizes) and not model.is_dropped:
             await self._make(model, sizes)
-            model.made.add(sizes)
+            if sizes in model.loaded:
+                model.made.add(sizes)
 
     async def _make(self, model: ModelVariants, sizes: Sizes, span: Span | None = None) -> None:
         title = model.title(sizes, span)
@@ -225,7 +227,9 @@ class ShapeCache:
                 return
             if isinstance(error, CompileError) and error.is_final:
                 _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
-                model.refused.add(sizes)
+                model.refuse(sizes, str(error))
+                if model.is_refused:
+                    _log.info("%s, version %d: no other sizes are tried: the same holds for them", *model.key)
                 model.failed.pop(sizes, None)
             else:
                 _log.warning(

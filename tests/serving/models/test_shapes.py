@@ -20,6 +20,7 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.processes import running_below
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
+from gangway.artifact.instances import Span
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos.model_config_pb2 import ModelConfig
@@ -363,3 +364,45 @@ def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(m
         assert not model.may_try((3,))
         now += 1
     assert model.may_try((3,)) and model.may_try((4,)) and not model.may_try((2,))
+
+
+@pytest.mark.parametrize(
+    ("refused", "is_refused"),
+    [
+        ([(5, 1), (6, 2)], False),
+        ([(5, 1), (6, 2), (7, 3)], True),
+        ([(5, 1), (6, 1), (7, 1)], False),
+        ([(length, 1) for length in range(1, 17)], True),
+        ([(length, 0) for length in range(1, 20)], False),
+    ],
+)
+def test_a_reason_that_holds_for_all_sizes_is_remembered(refused: list[tuple[int, int]], is_refused: bool) -> None:
+    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    model = ModelVariants(ready, Path("model.onnx"), ("S", "T"), LoadModel(1, "sequence", "", 1, 1, 0, 1))
+    for length, past in refused:
+        assert model.may_try((length, past))
+        model.refuse((length, past), f"node 'n' (Unknown): no kernel for [{length}, {past}]")
+    assert (model.is_refused, model.may_try((100, 100))) == (is_refused, not is_refused)
+
+
+def test_a_model_of_which_some_sizes_are_compiled_is_not_refused() -> None:
+    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    model = ModelVariants(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
+    model.made.add((1,))
+    for length in range(2, 30):
+        model.refuse((length,), "too large")
+    assert not model.is_refused
+
+
+def test_a_span_is_of_the_symbol_that_changes() -> None:
+    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    model = ModelVariants(ready, Path("model.onnx"), ("S", "T"), LoadModel(1, "decoder", "", 1, 1, 0, 1))
+    for past in (5, 6, 7):
+        assert model.span_of((1, past)) is None
+        model.made.add((1, past))
+    assert model.span_of((1, 8)) == Span("T", 1, 64)
+    assert model.span_of((1, 9)) is None  # it has been tried
+    assert model.span_of((1, 64)) is None
+    assert model.span_of((1, 65)) == Span("T", 65, 128)
+    assert model.span_of((2, 8)) == Span("T", 1, 64)
+    assert model.span_of((1, 0)) is None
