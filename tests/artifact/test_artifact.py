@@ -98,7 +98,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 1}, "format version 1 instead of 11"),
+        ({"format_version": 1}, "format version 1 instead of 12"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes: expected `int`, got `str`"),
@@ -423,3 +423,29 @@ def test_other_kernels_come_with_the_same_islands(tmp_path: Path) -> None:
 def test_a_wrong_island_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match="manifest"):
         write_island(tmp_path / KEY, replace(ISLAND, **fields))
+
+
+INSTANCE = {"sizes": [5], "inputs": [[-1, 4]], "outputs": [[-1, 4]], "numbers": [0, 16]}
+INSTANCES: dict[str, Any] = {"symbols": ["S"], "kernels": [], "places": [[1, 0, 0], [8, 0, 0]], "each": [INSTANCE]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"each": []}, "0 instances"),
+        ({"kernels": ["k; rm"]}, "the name of a kernel"),
+        ({"places": [[99, 0, 0], [8, 0, 0]]}, "invalid enum value 99"),
+        ({"each": [INSTANCE | {"sizes": [5, 6]}]}, "instance 0 has 2 sizes"),
+        ({"each": [INSTANCE | {"numbers": [0]}]}, "instance 0 has 1 numbers"),
+        ({"each": [INSTANCE | {"numbers": [-4, 16]}]}, "instance 0 has a negative number"),
+        ({"each": [INSTANCE | {"numbers": [0, 20]}]}, "instance 0: 'x' has 20 bytes a row"),
+        ({"each": [INSTANCE, INSTANCE | {"inputs": [[-1, 4, 1]]}]}, "instance 1 has other ranks"),
+    ],
+)
+def test_a_wrong_instance_is_refused(tmp_path: Path, fields: dict[str, Any], word: str) -> None:
+    write(tmp_path / KEY)
+    change(tmp_path / KEY, instances=INSTANCES)
+    assert read_manifest(tmp_path / KEY).instances
+    change(tmp_path / KEY, instances=INSTANCES | fields)
+    with pytest.raises(ArtifactError, match=word):
+        read_manifest(tmp_path / KEY)

@@ -16,12 +16,13 @@ from gangway.artifact.instances import SHIFT, Span
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
 from tests.helpers.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
 
-FIRST, LAST = 5, 20
+FIRST, LAST = 13, 18
 MODEL_ID = 3
 WAIT_US = 10_000_000
 STEP_BYTES = 1 << 14
@@ -109,3 +110,19 @@ def test_sizes_take_turns_in_one_arena(loaded: Loaded) -> None:
     for _ in range(2):
         for size in random.permutation(range(FIRST, LAST + 1)).tolist():
             loaded.check(size, int(random.choice([1, 3])), [[0], [0, 1]][size % 2])
+
+
+def test_an_unknown_instance_is_not_computed(loaded: Loaded) -> None:
+    assert loaded.manifest.instances
+    places = tuple(1 << 16 for _ in loaded.manifest.inputs), tuple(1 << 17 for _ in loaded.manifest.outputs)
+    number = len(loaded.manifest.instances.each)
+    slot, generation = loaded.executor.begin(SlotRequest(MODEL_ID, 1, *places, join_key=number << SHIFT))
+    layers = len(loaded.manifest.layers)
+    spec = LeaseSpec(
+        MODEL_ID, (Member(0, slot, generation, rows=1),), 0, loaded.manifest.arena_bytes, 0, layers, wanted=1
+    )
+    loaded.executor.start(0, spec, [0])
+    (left,) = loaded.executor.left([0])
+    assert left.reason is LeftReason.INVALID
+    loaded.executor.slots.finish(slot, generation, SlotStatus.INTERNAL)
+    loaded.executor.slots.release(slot)

@@ -14,10 +14,11 @@ from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.server.control.repository.loaded import SPAN_AFTER, SPAN_SIZES
-from tests.helpers.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
+from tests.helpers.decoders import POSITIONS, decoder_feeds, encoder_feeds, save_decoder, save_encoder
 
 TIMEOUT_S = 100
-FIRST = 14  # sizes below a tile have kernels of their own, which take long to compile
+FIRST = 2 * SPAN_SIZES + 1  # of a span
+LAST = POSITIONS - 1  # beyond, there are no positions
 
 
 @dataclass
@@ -68,8 +69,8 @@ def test_a_new_length_costs_no_compilation(served: Served, name: str) -> None:
         served.check(name, make(length, 1))
         served.wait_for(f"{symbol}={length}: ready, compiled for these sizes")
     served.check(name, make(FIRST + SPAN_AFTER, 1))
-    served.wait_for(f"{symbol}=1 to {SPAN_SIZES}: ready")
+    served.wait_for(f"{symbol}={FIRST} to {FIRST + SPAN_SIZES - 1}: ready")
     compiled = served.count("compiled, ")
-    for length in np.random.default_rng(0).permutation(range(1, SPAN_SIZES + 1)).tolist():
+    for length in np.random.default_rng(0).permutation(range(FIRST, LAST + 1)).tolist():
         served.check(name, make(length, 1 + length % 3))
     assert served.count("compiled, ") == compiled
