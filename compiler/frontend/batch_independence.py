@@ -67,7 +67,8 @@ class Walk:
     def _visit(self, node: Node) -> None:
         names = [name for name in node.outputs if name]
         is_folded = all(name in self.constants for name in names)
-        tensors = tuple(self._tensor(name) for name in node.inputs)
+        read = node.inputs[:1] if node.operator == "CastLike" else node.inputs  # the other one is a type
+        tensors = tuple(self._tensor(name) for name in read)
         if node.operator in ("Shape", "Size"):
             self._measure(node, tensors[0])
             return

@@ -188,9 +188,11 @@ def skip_layer_normalization(body: Body) -> None:
     shifts = body.node.operator == "SkipLayerNormalization"
     shift, bias = (optional(body, 3), optional(body, 4)) if shifts else ("", optional(body, 3))
     result, _, _, sum_name = [*body.node.outputs, "", "", ""][:4]
-    total = body.op("Add", x, skip, output="" if bias else sum_name)
-    if bias:
-        total = body.op("Add", total, bias, output=sum_name)
+    if bias:  # which a dense layer then takes in
+        products = {name for node in body.graph.nodes if node.operator == "MatMul" for name in node.outputs}
+        x, skip = (skip, x) if skip in products and x not in products else (x, skip)
+        x = body.op("Add", x, bias)
+    total = body.op("Add", x, skip, output=sum_name)
     normalise(body, total, (scale, shift), result, len(body.type(0).shape))
 
 

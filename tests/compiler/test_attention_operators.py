@@ -1,6 +1,7 @@
 """Attention as operators and as nodes of exporters, compiled, against onnxruntime: rows alone and batches of 3."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,39 @@ def test_operators_of_onnxruntime(compare: Compare) -> None:
     operators = compare(nodes, constants, domain="com.microsoft")
     assert operators.count("FusedAttention") == 3
     assert "Softmax" not in operators
+
+
+def test_rotary_positions_of_onnxruntime(compare: Compare) -> None:
+    random = np.random.default_rng(6)
+    constants = {name: random.standard_normal((40, 8)).astype(np.float32) for name in ("cos", "sin")}
+    constants |= {name: random.standard_normal((40, 4)).astype(np.float32) for name in ("few cos", "few sin")}
+    constants |= {"first": np.array([3])}
+    tables, few = ["cos", "sin"], ["few cos", "few sin"]
+    rotary = partial(node, "RotaryEmbedding", domain="com.microsoft")
+    nodes = [
+        rotary(["q", "tokens", *tables], ["halves"], num_heads=HEADS),
+        rotary(["q", "tokens", *tables], ["pairs"], num_heads=HEADS, interleaved=1),
+        rotary(["q4", "first", *tables], ["from a position"], interleaved=1),
+        rotary(["k", "tokens", *few], ["a part"], num_heads=HEADS, rotary_embedding_dim=8),
+        rotary(["k", "first", *few], ["a part, pairs"], num_heads=HEADS, rotary_embedding_dim=8, interleaved=1),
+        node("MatMul", ["x", "w"], ["y"]),
+    ]
+    compare(nodes, {**constants, "w": np.eye(C, dtype=np.float32)}, domain="com.microsoft")
+
+
+@pytest.mark.parametrize("opset", [23, 25])
+def test_rotary_positions_before_attention(compare: Compare, opset: int) -> None:
+    """Both as operators of ONNX."""
+    random = np.random.default_rng(6)
+    constants = {name: random.standard_normal((40, 8)).astype(np.float32) for name in ("cos", "sin")}
+    nodes = [
+        *(
+            node("RotaryEmbedding", [name, "cos", "sin", "tokens"], [f"{name} turned"], num_heads=heads)
+            for name, heads in (("q", HEADS), ("few keys", 2))
+        ),
+        attention(["q turned", "few keys turned", "few values"], ["y"], q_num_heads=HEADS, kv_num_heads=2, is_causal=1),
+    ]
+    assert compare(nodes, constants, opset).count("FusedAttention") == 1
 
 
 @pytest.mark.parametrize("target", [None, "avx2"])

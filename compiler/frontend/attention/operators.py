@@ -194,26 +194,51 @@ def _headed(body: Body, index: int, heads: int, bias: str) -> str:
 
 @defines("RotaryEmbedding", domain=DOMAIN)
 def rotary_embedding(body: Body) -> None:
-    """Pairs of channels, turned by an angle of their position: cosines and sines are tables."""
-    _refuse(body, {}, ("rotary_embedding_dim", "is_packed_batching", "interleaved"))
+    """Pairs of channels, turned by an angle of their position: cosines and sines are tables.
+
+    Pairs are the halves of a head's first channels, or neighbours. Positions are those of each row, or the first one.
+    """
+    _refuse(body, {}, ("is_packed_batching",))
     x, positions, cosines, sines = body.node.inputs
     shape, half = body.type(0).shape, body.type(2).shape[1]
     flat = len(shape) == 3
+    heads, size = body.attribute("num_heads", 0), 2 * half
     if flat:
-        heads = body.attribute("num_heads", 0) or shape[2] // (2 * half)
-        x = body.reshape(x, [0, 0, heads, 2 * half])
+        size = shape[2] // heads if heads else size
+        x = body.reshape(x, [0, 0, shape[2] // size, size])
+    else:
+        size = shape[3]
     length = shape[1] if flat else shape[2]
-    if body.type(1).shape != (shape[0], length):
+    if body.type(1).shape in ((1,), ()):
+        positions = body.op("Add", positions, body.integers(range(length)))
+    elif body.type(1).shape != (shape[0], length):
         raise body.node.unsupported(f"positions of shape {list(body.type(1).shape)}")
-    to = [0, length, 1, half] if flat else [0, 1, length, half]
+    rows = 0 if len(body.type(1).shape) == 2 else 1
+    to = [rows, length, 1, half] if flat else [rows, 1, length, half]
     cosine, sine = (body.reshape(body.op("Gather", table, positions), to) for table in (cosines, sines))
-    left, right = body.slice(x, 3, 0, half), body.slice(x, 3, half, 2 * half)
-    first = body.op("Sub", body.op("Mul", left, cosine), body.op("Mul", right, sine))
-    second = body.op("Add", body.op("Mul", right, cosine), body.op("Mul", left, sine))
+    turned = _turn(body, x, (cosine, sine), half)
+    if size > 2 * half:
+        turned = body.op("Concat", turned, body.slice(x, 3, 2 * half, size), axis=3)
     scale = body.attribute("scale", 1.0)
-    turned = body.op("Concat", first, second, axis=3)
     turned = turned if scale == 1.0 else body.op("Mul", turned, number(body, scale))
     if flat:
         body.reshape(turned, [0, 0, shape[2]], body.node.outputs[0])
     else:
         body.op("Identity", turned, output=body.node.outputs[0])
+
+
+def _turn(body: Body, x: str, angle: tuple[str, str], half: int) -> str:
+    """Turn the first 2 x `half` channels of [.., .., .., channels]; `angle`: its cosines and sines."""
+    cosine, sine = angle
+    pairs = bool(body.attribute("interleaved", 0))
+    if pairs:
+        apart = body.reshape(body.slice(x, 3, 0, 2 * half), [0, 0, -1, half, 2])
+        left, right = (body.reshape(body.slice(apart, 4, index, index + 1), [0, 0, -1, half]) for index in range(2))
+    else:
+        left, right = body.slice(x, 3, 0, half), body.slice(x, 3, half, 2 * half)
+    first = body.op("Sub", body.op("Mul", left, cosine), body.op("Mul", right, sine))
+    second = body.op("Add", body.op("Mul", right, cosine), body.op("Mul", left, sine))
+    if not pairs:
+        return body.op("Concat", first, second, axis=3)
+    wide = [body.reshape(name, [0, 0, -1, half, 1]) for name in (first, second)]
+    return body.reshape(body.op("Concat", *wide, axis=4), [0, 0, -1, 2 * half])
