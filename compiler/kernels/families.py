@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangway.compiler.kernels import plain_specs, specs
-from gangway.compiler.kernels.attention_specs import AttentionSpec
+from gangway.compiler.kernels.attention_specs import PLAIN_AXES, AttentionSpec, HeadStrides
 from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec
 
 _IMAGE = ("height", "width")
@@ -21,7 +21,7 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     specs.BlockedElementwiseSpec: ("channels", *_IMAGE),
     specs.SequencePackSpec: ("positions", "channels", "position_stride"),
     specs.LayerNormSpec: ("positions",),
-    AttentionSpec: ("queries", "keys", "windows", "strides"),
+    AttentionSpec: ("queries", "keys", "windows"),
     plain_specs.CopySpec: ("shape", "input_strides", "output_strides"),
     plain_specs.PointwiseSpec: ("shape", "operands"),
     plain_specs.MatMulSpec: ("batch_shape", "rows", "inner", "columns", *_STRIDES),
@@ -74,7 +74,16 @@ def _changed(plan: KernelPlan, change: Change) -> KernelPlan:
     )
     kind = type(plan.spec)
     fields = {name: _varied(getattr(plan.spec, name), _MOST_CONSTANT.get(kind, 1), change) for name in _VARYING[kind]}
+    if isinstance(plan.spec, AttentionSpec):
+        fields["strides"] = tuple(_varied_strides(item, change) for item in plan.spec.strides)
     return KernelPlan(replace(plan.spec, **fields), knobs, 0, "", 0, 0)
+
+
+def _varied_strides(strides: HeadStrides, change: Change) -> HeadStrides:
+    """Those of windows and heads grow with a request; those within a head are in the innermost loops."""
+    if len(strides) < PLAIN_AXES:
+        return strides
+    return (*_varied(strides[:2], 1, change), *strides[2:])
 
 
 def _varied(value: Any, most_constant: int, change: Change) -> Any:

@@ -10,6 +10,7 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.objects import KernelObjects
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
@@ -179,3 +180,28 @@ def test_large_scores_do_not_overflow(name: str, kernels: Attention, rng: np.ran
 def test_heads_beyond_local_memory_are_refused(target: TargetSpec) -> None:
     with pytest.raises(UnsupportedSpecError, match="heads of 1024"):
         registry.plan(AttentionSpec(1, 1024, 8, 8, 1.0), target)
+
+
+def test_one_kernel_reads_any_number_of_earlier_keys(
+    target: TargetSpec, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Keys and values of a head lie one behind the other: where a head begins depends on how many there are."""
+    symbols: set[str] = set()
+    for keys in (600, 700):
+        head = (0, 16 * keys, 16, 1)
+        spec = AttentionSpec(4, 16, 1, keys, 0.3, sharing=2, strides=((), head, head, ()))
+        plan = registry.plan(spec, target)
+        scratch = tmp_path / str(keys)
+        scratch.mkdir()
+        objects = KernelObjects(tmp_path, scratch, target, "shared")
+        kernel = objects.build([plan], {spec: "layer"}, lambda done, total: None)[plan]
+        symbols.add(kernel.symbol)
+        objects.link(scratch / "kernels.so")
+        tensors, _ = operands(spec, rng)
+        y = stored(np.full((1, 4, 1, 16), 9, np.float32), (), target.lanes)
+        inputs = [stored(*pair, target.lanes) for pair in zip(tensors, spec.strides, strict=False)]
+        extents = np.array(kernel.extents, np.int32)
+        Library(scratch / "kernels.so").call(kernel.symbol, [*inputs, y, extents], 0, plan.tasks)
+        got = y.transpose(1, 0, 2).reshape(1, 1, 4, 16).transpose(0, 2, 1, 3)
+        np.testing.assert_allclose(got, attention(spec, tensors, []), rtol=0, atol=5e-6)
+    assert len(symbols) == 1

@@ -87,6 +87,9 @@ ATTENTIONS: Mapping[str, AttentionSpec] = {
         2, 32, 50, 600, 0.2, (ScoreBias(False, True, True), ScoreBias(False, False))
     ),
     "few queries": AttentionSpec(1, 96, 16, 17, 0.2),
+    "rows without keys become 0": AttentionSpec(
+        2, 64, 37, 45, 0.1, (ScoreBias(False, True),), empty_rows="zero and nan"
+    ),
 }
 
 
