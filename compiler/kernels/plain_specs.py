@@ -12,6 +12,7 @@ from gangway.compiler.kernels.specs import Check, DepthWindow, KernelSpec, PoolS
 FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
 ELEMENT_TYPES = FLOATS | {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 MOST_OPERANDS = 6
+MOST_BEST = 4096  # numbers that `TopSpec` finds, which lie on the stack
 _POLYNOMIAL = 16
 _STEP = 512  # of a tree: about 5 ns, while a core computes 100,000 operations in a microsecond
 _SIMPLE = frozenset(
@@ -373,6 +374,27 @@ class ScatterSpec(KernelSpec):
     def flops(self) -> int:
         """Updates."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TopSpec(KernelSpec):
+    """ONNX's TopK over the last axis: of each row of x [rows][columns] the best `count` numbers, the best first.
+
+    Of equal numbers the first one is better. NaN is neither better nor worse than anything, so where it ends up is
+    onnxruntime's heap's doing, which the kernel follows. Arguments: x; places in their rows, int64; y; both
+    [rows][count].
+    """
+
+    dtype: str
+    rows: int
+    columns: int
+    count: int
+    largest: bool = True
+
+    @property
+    def flops(self) -> int:
+        """Comparisons, roughly: of all numbers, and of those that enter the heap."""
+        return self.rows * (self.columns + 4 * self.count * self.count.bit_length())
 
 
 TreeOperator = Literal["add", "min", "max"]

@@ -20,7 +20,7 @@ from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS
 
 MAX_TENSOR_BYTES = 1 << 30  # kernels count elements, halos included, in 32 bits
-SEVERAL_OUTPUTS = {"LSTM", "GRU", "RNN"}  # operators that are lowered with all of their outputs
+SEVERAL_OUTPUTS = {"LSTM", "GRU", "RNN", "TopK"}  # operators that are lowered with all of their outputs
 Resort = Lowering  # for any operator
 
 

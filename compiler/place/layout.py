@@ -29,6 +29,7 @@ from gangway.compiler.kernels.plain_specs import (
     SoftmaxSpec,
     TailSpec,
     TensorProgramSpec,
+    TopSpec,
     TreeSpec,
     contiguous,
 )
@@ -439,9 +440,10 @@ def _place_tensor_program(memory: Memory, layer: Layer) -> None:
     memory.steps.append(step)
 
 
-@places(IslandSpec)
-def _place_island(memory: Memory, layer: Layer) -> None:
-    assert isinstance(layer.spec, IslandSpec)
+@places(IslandSpec, TopSpec)
+def _place_several(memory: Memory, layer: Layer) -> None:
+    """Plain tensors, several of them results."""
+    assert isinstance(layer.spec, KernelSpec)
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     inputs = tuple(memory.plain(name) for name in layer.inputs)
     memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))

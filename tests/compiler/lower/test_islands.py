@@ -22,10 +22,10 @@ MORE_FILTERS = floats((8, 16, 3, 3)).astype("f")
 def test_islands_first_in_the_middle_and_last(check: Any, network: Any) -> None:
     """The second has two results of different types; the third has one of unknown shape inside of it."""
     nodes = [
-        node("TopK", ["x", "ten"], ["largest", "rest"], axis=3),
+        node("TopK", ["x", "ten"], ["largest", "rest"], axis=3, sorted=0),
         node("Conv", ["largest", "w"], ["c"], pads=[1, 1, 1, 1]),
         node("Relu", ["c"], ["r"]),
-        node("TopK", ["r", "five"], ["values", "places"], axis=3),
+        node("TopK", ["r", "five"], ["values", "places"], axis=3, sorted=0),
         node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
         node("Greater", ["values", "one"], ["high"]),
         node("Add", ["values", "numbers"], ["sum"]),
@@ -36,7 +36,7 @@ def test_islands_first_in_the_middle_and_last(check: Any, network: Any) -> None:
         node("ReduceMean", ["e"], ["mean"], keepdims=0),
         node("Conv", ["values", "v"], ["d"], pads=[1, 1, 1, 1]),
         node("Add", ["d", "mean"], ["f"]),
-        node("TopK", ["f", "two"], ["y", "z"], axis=1),
+        node("TopK", ["f", "two"], ["y", "z"], axis=1, sorted=0),
         node("Cast", ["z"], ["u"], to=TensorProto.FLOAT),
     ]
     constants = {
@@ -59,10 +59,10 @@ def test_islands_first_in_the_middle_and_last(check: Any, network: Any) -> None:
 def test_islands_with_a_path_between_them_stay_two(check: Any, network: Any) -> None:
     """One island of all three nodes would read what is made of its own results."""
     nodes = [
-        node("TopK", ["x", "five"], ["a", "_a"]),
+        node("TopK", ["x", "five"], ["a", "_a"], sorted=0),
         node("MatMul", ["a", "m"], ["b"]),
-        node("TopK", ["b", "five"], ["c", "_c"]),
-        node("TopK", ["a", "two"], ["d", "_d"]),
+        node("TopK", ["b", "five"], ["c", "_c"], sorted=0),
+        node("TopK", ["a", "two"], ["d", "_d"], sorted=0),
         node("ReduceMax", ["d"], ["e"], axes=[1]),
         node("Mul", ["c", "e"], ["y"]),
     ]
@@ -170,7 +170,7 @@ def test_what_relax_computes_slower_is_an_island(check: Any, network: Any) -> No
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        ([node("TopK", ["x", "k"], ["y", "_y"])], "no other layer is a matrix product"),
+        ([node("TopK", ["x", "k"], ["y", "_y"], sorted=0)], "no other layer is a matrix product"),
         (
             [node("Conv", ["x", "w"], ["c"]), node("RandomNormalLike", ["c"], ["r"]), node("Add", ["c", "r"], ["y"])],
             "left to chance",
@@ -220,7 +220,7 @@ def test_a_tail_makes_all_outputs(compile_file: Any, load_artifact: Any, tmp_pat
 def test_an_island_stays_apart_from_the_tail_if_an_output_reads_it(check: Any, network: Any) -> None:
     """Both are onnxruntime's, but what a convolution makes of the first one is the tail's to pass through."""
     nodes = [
-        node("TopK", ["x", "ten"], ["largest", "_"], axis=3),
+        node("TopK", ["x", "ten"], ["largest", "_"], axis=3, sorted=0),
         node("Conv", ["largest", "w"], ["y"]),
         node("NonZero", ["largest"], ["places"]),
         node("Cast", ["places"], ["z"], to=TensorProto.FLOAT),

@@ -1,0 +1,1 @@
+"""Templates whose kernels branch by what the numbers are."""
