@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.lib.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
@@ -20,7 +21,6 @@ from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
-from tests.helpers.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
 
 FIRST, LAST = 13, 18
 MODEL_ID = 3

@@ -155,22 +155,23 @@ class ModelVariants:
     def span_of(self, sizes: Sizes) -> Span | None:
         """Return the span of sizes that is to be compiled along with these; None: they are to be compiled alone.
 
-        It is one of the symbol that has had most sizes, once so many have been compiled that others will follow.
+        It is one of the symbol of which so many sizes have been compiled, where the others were what they are here,
+        that more will follow.
         """
         if len(self.made) < SPAN_AFTER or self.precision != IN_FP32:
             return None
         values = {spec.value_symbol for spec in self.ready.inputs}
         counts = [
-            (len({each[place] for each in (*self.made, sizes)}), place)
+            (sum(_without(made, place) == _without(sizes, place) for made in self.made), place)
             for place, symbol in enumerate(self.symbols)
             if symbol not in values
         ]
         count, place = max(counts, default=(0, 0))
-        if count <= SPAN_AFTER or sizes[place] < 1:
+        if count < SPAN_AFTER or sizes[place] < 1:
             return None
         first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
         span = Span(self.symbols[place], first, first + SPAN_SIZES - 1)
-        tried = span, (*sizes[:place], *sizes[place + 1 :])
+        tried = span, _without(sizes, place)
         if tried in self.spans:
             return None
         self.spans.add(tried)
@@ -197,6 +198,10 @@ class ModelVariants:
     def sizes_text(self, sizes: Sizes) -> str:
         """Return sizes and what they are called."""
         return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
+
+
+def _without(sizes: Sizes, place: int) -> Sizes:
+    return (*sizes[:place], *sizes[place + 1 :])
 
 
 @dataclass(frozen=True, eq=False)

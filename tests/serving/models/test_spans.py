@@ -12,13 +12,13 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
+from benchmarks.lib.decoders import SMALL, decoder_feeds, encoder_feeds, save_decoder, save_encoder
 from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.server.control.repository.loaded import SPAN_AFTER, SPAN_SIZES
-from tests.helpers.decoders import POSITIONS, decoder_feeds, encoder_feeds, save_decoder, save_encoder
 
 TIMEOUT_S = 100
 FIRST = 2 * SPAN_SIZES + 1  # of a span
-LAST = POSITIONS - 1  # beyond, there are no positions
+LAST = SMALL.positions - 1  # beyond, there are no positions
 
 
 @dataclass

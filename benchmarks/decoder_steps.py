@@ -1,0 +1,157 @@
+"""A greedy decoder, served step by step beside onnxruntime in this process: tokens a second, and what a step costs.
+
+The client of gRPC keeps the past keys and values in shared memory: a step reads one region and writes the other one.
+Both engines take turns, after the server has compiled all lengths that occur.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import tritonclient.grpc as triton
+from tritonclient.utils import shared_memory
+
+from benchmarks.lib.decoders import Sizes, save_decoder
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.report import Report, option_parser, start_report
+
+NAME = "decoder"
+CORES = 2
+TOKENS = 64
+FIRST_TOKEN = 5
+READY_TIMEOUT_S = 600
+RATE_AT_LEAST, COST_AT_MOST_MS = 1.3, 0.2
+SIZES = {
+    "small": Sizes(layers=4, heads=4, head_size=32, words=4000, positions=128),
+    "medium": Sizes(layers=6, heads=8, head_size=64, words=8000, positions=128),
+}
+
+
+class InProcess:
+    """onnxruntime, whose tensors stay where they are."""
+
+    def __init__(self, path: Path, sizes: Sizes) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = CORES
+        self._session = onnxruntime.InferenceSession(path, options)
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        empty = np.zeros((1, sizes.heads, 0, sizes.head_size), np.float32)
+        self._empty = {f"past.{layer}.{kind}": empty for layer, kind in sizes.caches}
+
+    def tokens(self) -> list[int]:
+        """Return what follows the first token."""
+        past, found = self._empty, [FIRST_TOKEN]
+        for _ in range(TOKENS):
+            feeds = {"input_ids": np.array([[found[-1]]]), **past}
+            answer: dict[str, Any] = dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+            found.append(int(answer["logits"][0, -1].argmax()))
+            past = {name: answer[name.replace("past", "present")] for name in past}
+        return found
+
+
+class Served:
+    """A client of the server, and its two regions of shared memory."""
+
+    def __init__(self, client: triton.InferenceServerClient, sizes: Sizes, stack: ExitStack) -> None:
+        self._client, self._sizes = client, sizes
+        self._stride = 4 * sizes.width * (TOKENS + 1)
+        for name in ("a", "b"):
+            size_bytes = self._stride * len(sizes.caches)
+            region = shared_memory.create_shared_memory_region(name, f"/decoder_steps_{name}", size_bytes)
+            stack.callback(shared_memory.destroy_shared_memory_region, region)
+            client.register_system_shared_memory(name, f"/decoder_steps_{name}", size_bytes)
+            stack.callback(client.unregister_system_shared_memory, name)
+
+    def tokens(self) -> list[int]:
+        """Return what follows the first token."""
+        found = [FIRST_TOKEN]
+        for past in range(TOKENS):
+            found.append(self._step(found[-1], past))
+        return found
+
+    def costs(self) -> tuple[int, int]:
+        """Return what requests have cost in the server beside computing, in nanoseconds, and how many they were."""
+        (model,) = self._client.get_inference_statistics(NAME).model_stats
+        parts = model.inference_stats
+        return parts.queue.ns + parts.compute_input.ns + parts.compute_output.ns, parts.success.count
+
+    def _step(self, token: int, past: int) -> int:
+        source, into = ("a", "b") if past % 2 else ("b", "a")
+        ids = triton.InferInput("input_ids", [1, 1], "INT64")
+        ids.set_data_from_numpy(np.array([[token]]))
+        inputs, outputs = [ids], [triton.InferRequestedOutput("logits")]
+        row_bytes = 4 * self._sizes.width
+        for place, (layer, kind) in enumerate(self._sizes.caches):
+            shape = [1, self._sizes.heads, past, self._sizes.head_size]
+            inputs.append(triton.InferInput(f"past.{layer}.{kind}", shape, "FP32"))
+            if past:
+                inputs[-1].set_shared_memory(source, row_bytes * past, place * self._stride)
+            else:
+                inputs[-1].set_data_from_numpy(np.zeros(shape, np.float32))
+            outputs.append(triton.InferRequestedOutput(f"present.{layer}.{kind}"))
+            outputs[-1].set_shared_memory(into, row_bytes * (past + 1), place * self._stride)
+        return int(self._client.infer(NAME, inputs, outputs=outputs).as_numpy("logits")[0, -1].argmax())
+
+
+def wait_until_compiled(server: LiveServer, served: Served) -> None:
+    """Use the model until all lengths are compiled. Raises TimeoutError."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while f"past=1 to {TOKENS}: ready" not in server.log.read_text():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not compiled within {READY_TIMEOUT_S} s: {server.log.read_text()}")
+        served.tokens()
+        time.sleep(1)
+
+
+def seconds_of(run: Callable[[], list[int]]) -> tuple[float, list[int]]:
+    """Return how long a run takes, and its tokens."""
+    begin = time.perf_counter()
+    found = run()
+    return time.perf_counter() - begin, found
+
+
+def measure(report: Report, name: str, sizes: Sizes, rounds: int) -> None:
+    """Compare one decoder."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path = save_decoder(Path(folder) / "models" / NAME / "1" / "model.onnx", sizes)
+        own = InProcess(path, sizes)
+        server = stack.enter_context(live_server(Path(folder) / "models", [f"--cache-dir={folder}/cache"]))
+        client = stack.enter_context(triton.InferenceServerClient(server.url))
+        served = Served(client, sizes, stack)
+        wait_until_compiled(server, served)
+        before_ns, before = served.costs()
+        pairs = [(seconds_of(own.tokens), seconds_of(served.tokens)) for _ in range(rounds)]
+        cost_ns, count = served.costs()
+        cost_ms = (cost_ns - before_ns) / 1e6 / (count - before)
+        ratio = statistics.median(there / here for (there, _), (here, _) in pairs)
+        alike = all(there == here for (_, there), (_, here) in pairs)
+        rates = [TOKENS / statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
+        row = {"decoder": name, "onnxruntime": rates[0], "gangway": rates[1], "ratio": ratio, "same tokens": str(alike)}
+        report.table(f"tokens a second, {TOKENS} tokens, {CORES} cores", [row])
+        report.goal(f"{name}: tokens a second over onnxruntime's", ratio, RATE_AT_LEAST)
+        report.target(f"{name}: cost of a step beside computing, ms", cost_ms, COST_AT_MOST_MS)
+        report.goal(f"{name}: the same tokens", float(alike), 1.0)
+
+
+def main(argv: list[str]) -> int:
+    """Measure; return 1 if a bound was missed."""
+    parser: argparse.ArgumentParser = option_parser(__doc__ or "")
+    parser.add_argument("--size", choices=SIZES, action="append", help="which decoders; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="by turns")
+    options = parser.parse_args(argv)
+    report = start_report("A decoder served step by step")
+    for name in options.size or SIZES:
+        measure(report, name, SIZES[name], options.rounds)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
