@@ -145,8 +145,10 @@ def _empty_rows(
     result: EmptyRows = "nan"
     for choice in choices:
         condition = editor.constants.get(choice.condition)
-        masks = [bias.mask for bias in scores.biases if bias.mask and choice.is_of(bias.mask, editor)]
-        sources = [name, *(bias.name for bias in scores.biases if len(scores.biases) == 1)]
+        same_axes = editor.shape(choice.shares) == editor.shape(name)
+        masks = [bias.mask for bias in scores.biases if bias.mask and same_axes and choice.is_of(bias.mask, editor)]
+        added = [bias for bias in scores.biases if bias.name]
+        sources = [name, *(bias.name for bias in added if len(added) == 1 and same_axes and bias.factor > 0)]
         if condition is not None and not (condition == choice.zero_where).any():
             continue
         if masks:
