@@ -181,22 +181,34 @@ def test_rotary_positions_before_attention(compare: Compare, opset: int) -> None
     assert compare(nodes, constants, opset).count("FusedAttention") == 1
 
 
-@pytest.mark.parametrize("target", [None, "avx2"])
-def test_pixels_of_an_image(compare: Compare, target: str | None) -> None:
-    """Between convolutions that look beyond a pixel, of which one reads the values, too."""
+@pytest.mark.parametrize(("target", "areas"), [(None, 1), ("avx2", 1), (None, 2)])
+def test_pixels_of_an_image(compare: Compare, target: str | None, areas: int) -> None:
+    """Between convolutions that look beyond a pixel, of which one reads the values, too; in areas of some rows."""
     random = np.random.default_rng(5)
     constants = {
         "w": random.standard_normal((128, 3, 3, 3)).astype(np.float32) / 8,
         "w2": random.standard_normal((7, 64, 3, 3)).astype(np.float32) / 8,
         "w3": random.standard_normal((64, 1, 3, 3)).astype(np.float32) / 8,
-        "heads": np.array([-1, 2, 64, 20]),
+        "line": np.array([-1, 128, 20]),
+        "areas": np.array([-1, 20 // areas, 2, 64]),
         "parts": np.array([16, 16, 32]),
-        "image": np.array([-1, 64, 4, 5]),
+        "rows": np.array([-1, 4, 5, 64]),
         "scale": np.array(0.25, np.float32),
     }
+
+    def as_image(name: str, output: str) -> list[Any]:
+        return [
+            node("Transpose", [name], [f"{output}a"], perm=[0, 3, 1, 2]),
+            node("Reshape", [f"{output}a", "rows"], [f"{output}b"]),
+            node("Transpose", [f"{output}b"], [output], perm=[0, 3, 1, 2]),
+        ]
+
     nodes = [
         node("Conv", ["pixels", "w"], ["joint"], pads=[1] * 4),
-        node("Reshape", ["joint", "heads"], ["a"]),
+        node("Reshape", ["joint", "line"], ["a0"]),
+        node("Transpose", ["a0"], ["a1"], perm=[0, 2, 1]),
+        node("Reshape", ["a1", "areas"], ["a2"]),
+        node("Transpose", ["a2"], ["a"], perm=[0, 2, 3, 1]),
         node("Split", ["a", "parts"], ["aq", "ak", "av"], axis=2),
         node("Transpose", ["aq"], ["at"], perm=[0, 1, 3, 2]),
         node("MatMul", ["at", "ak"], ["s"]),
@@ -204,8 +216,8 @@ def test_pixels_of_an_image(compare: Compare, target: str | None) -> None:
         node("Softmax", ["t"], ["p"], axis=-1),
         node("Transpose", ["p"], ["pt"], perm=[0, 1, 3, 2]),
         node("MatMul", ["av", "pt"], ["c"]),
-        node("Reshape", ["c", "image"], ["y0"]),
-        node("Reshape", ["av", "image"], ["v0"]),
+        *as_image("c", "y0"),
+        *as_image("av", "v0"),
         node("Conv", ["v0", "w3"], ["v1"], pads=[1] * 4, group=64),
         node("Add", ["y0", "v1"], ["y1"]),
         node("Conv", ["y0", "w2"], ["y2"], pads=[1] * 4),

@@ -16,7 +16,7 @@ from gangway.compiler.kernels.attention_specs import BLOCKED_HEADS, PLAIN_AXES, 
 from gangway.compiler.kernels.plain_specs import contiguous
 from gangway.compiler.kernels.specs import MOST_LANES
 
-_MOST_VIEWS = 4  # behind the result
+_MOST_VIEWS = 6  # behind the result
 _IMAGE_AXES = 4
 _MOST_STEPS = 4  # of one number each, behind a dense layer
 _DENSE = (
@@ -151,7 +151,8 @@ class _Placed:
         if _is_sequence(editor, view, lengths, strides):
             return _Placed(_steps(lengths, strides[1]), sharing, view.offset)
         if _is_image(editor, view, lengths, strides):
-            return _Placed(_steps(lengths, strides[1] // positions), sharing, view.offset // positions, is_image=True)
+            pixels = windows * positions
+            return _Placed(_steps(lengths, strides[1] // pixels), sharing, view.offset // pixels, is_image=True)
         return _Placed((*strides[:3], strides[3] if size > 1 else 1), sharing, view.offset)
 
 
@@ -162,14 +163,15 @@ def _steps(lengths: tuple[int, ...], step: int) -> HeadStrides:
 
 
 def _is_image(editor: Editor, view: View, lengths: tuple[int, ...], strides: HeadStrides) -> bool:
-    """Whether heads are channels of an image, whose pixels are positions."""
+    """Whether heads are channels of an image, whose pixels are positions, window behind window."""
     shape, (windows, heads, positions, size) = editor.shape(view.root) or (), lengths
-    if len(shape) != _IMAGE_AXES or windows * shape[0] > 1 or math.prod(shape[2:]) != positions:
+    pixels = windows * positions
+    if len(shape) != _IMAGE_AXES or shape[0] > 1 or math.prod(shape[2:]) != pixels:
         return False
-    step = strides[1] // positions if heads > 1 else size
-    wanted = (step * positions, 1, positions)
-    in_order = all(n == 1 or stride == want for n, stride, want in zip(lengths[1:], strides[1:], wanted, strict=True))
-    begin, rest = divmod(view.offset, positions)
+    step = strides[1] // pixels if heads > 1 else size
+    wanted = (positions, step * pixels, 1, pixels)
+    in_order = all(n == 1 or stride == want for n, stride, want in zip(lengths, strides, wanted, strict=True))
+    begin, rest = divmod(view.offset, pixels)
     whole = all(number % MOST_LANES == 0 for number in (begin, step, size))
     return in_order and whole and not rest and min(positions, size) > 1 and editor.is_float(view.root)
 
@@ -212,16 +214,16 @@ class _Result:
         plane = positions * size
         position, channel = (1, positions) if context.is_turned else (size, 1)
         runs = ((windows, heads * plane), (heads, plane), (positions, position), (size, channel))
-        sequence, image = (merged(runs[axis] for axis in order) for order in ((0, 2, 1, 3), (0, 1, 3, 2)))
+        sequence, image = (merged(runs[axis] for axis in order) for order in ((0, 2, 1, 3), (1, 3, 0, 2)))
         views = list(_views_behind(editor, context.name))
-        if name := next((view for view, found in views if found == sequence), ""):
-            strides = (plane * heads, size, heads * size, 1) if size % MOST_LANES else BLOCKED_HEADS
-            return _Result(name, strides)
         for name, found in views:
             shape = editor.shape(name) or ()
             is_image = len(shape) == _IMAGE_AXES and shape[:2] == (1, heads * size) and size % MOST_LANES == 0
-            if found == image and is_image and windows == 1:
+            if found == image and is_image and positions > 1:
                 return _Result(name, BLOCKED_HEADS, is_image=True)
+        if name := next((view for view, found in views if found == sequence), ""):
+            strides = (plane * heads, size, heads * size, 1) if size % MOST_LANES else BLOCKED_HEADS
+            return _Result(name, strides)
         return None if context.is_turned else _Result(context.name, contiguous(lengths))
 
 

@@ -62,7 +62,7 @@ class Interpreter:
         mixed = shares @ value
         side_by_side = not spec.strides[3] or spec.strides[3][2] > spec.strides[3][1] > 0
         if item.attributes["images"][3]:
-            mixed = mixed.swapaxes(2, 3)
+            mixed = mixed.transpose(1, 3, 0, 2)
         elif side_by_side:
             mixed = mixed.swapaxes(1, 2)
         mixed = mixed.astype(np.float32)
@@ -78,7 +78,7 @@ def _heads(spec: AttentionSpec, index: int, tensor: Any, begin: int, length: int
     strides = strides if len(strides) == 4 else (length * whole, *(strides or (size,)), whole, 1)
     shape = (spec.windows, count, length, size)
     if is_image:  # its pixels become positions
-        tensor = tensor.reshape(whole, length).T.copy()
+        tensor = tensor.reshape(whole, -1).T.copy()
     flat = tensor.reshape(-1)[begin:]
     view = np.lib.stride_tricks.as_strided(flat, shape, [4 * step for step in strides], writeable=False)
     return view if index == 0 else np.repeat(view, spec.sharing, 1)

@@ -250,6 +250,17 @@ FORMS: dict[str, Nodes] = {
     "channels first": on_an_image(
         node("Transpose", ["p"], ["pt"], perm=[0, 1, 3, 2]), node("MatMul", ["v", "pt"], ["c"])
     ),
+    "areas of pixels": [
+        node("Conv", ["image", "qkv"], ["joint"]), node("Reshape", ["joint", "pixels"], ["j0"]),
+        node("Transpose", ["j0"], ["j1"], perm=[0, 2, 1]), node("Reshape", ["j1", "areas"], ["j2"]),
+        node("Transpose", ["j2"], ["j3"], perm=[0, 2, 3, 1]),
+        node("Split", ["j3", "of a head"], ["q", "k", "v"], axis=2),
+        node("Transpose", ["q"], ["qt"], perm=[0, 1, 3, 2]), node("MatMul", ["qt", "k"], ["s0"]),
+        node("Mul", ["s0", "inverse"], ["s"]), node("Softmax", ["s"], ["p"], axis=-1),
+        node("Transpose", ["p"], ["pt"], perm=[0, 1, 3, 2]), node("MatMul", ["v", "pt"], ["c"]),
+        node("Transpose", ["c"], ["c1"], perm=[0, 3, 1, 2]), node("Reshape", ["c1", "rows of pixels"], ["c2"]),
+        node("Transpose", ["c2"], ["c3"], perm=[0, 3, 1, 2]), node("Conv", ["c3", "window"], ["y"], pads=[1, 1, 1, 1]),
+    ],
     "channels first, turned twice": on_an_image(
         node("Transpose", ["v"], ["vt"], perm=[0, 1, 3, 2]), node("MatMul", ["p", "vt"], ["ct"]),
         node("Transpose", ["ct"], ["c"], perm=[0, 1, 3, 2]),
@@ -349,7 +360,7 @@ FORMS: dict[str, Nodes] = {
         node("Reshape", ["c0", "unflat"], ["c"]), *END,
     ],
 }  # fmt: skip
-WINDOWS = 4
+WINDOWS, AREAS = 4, 3
 CONSTANTS |= {
     "sixes": integers(-1, S, S), "in windows": integers(-1, S, C), "split windows": integers(-1, S, HEADS, SIZE),
     "out of windows": integers(-1, WINDOWS * S, C), "five": integers(-1, WINDOWS, HEADS, S, S),
@@ -358,6 +369,8 @@ CONSTANTS |= {
 }  # fmt: skip
 CONSTANTS |= {
     "qkv": floats(HEADS * 4 * SIZE, 3, 1, 1), "joint heads": integers(-1, HEADS, 4 * SIZE, 12),
+    "pixels": integers(-1, HEADS * 4 * SIZE, 12), "areas": integers(-1, 12 // AREAS, HEADS, 4 * SIZE),
+    "rows of pixels": integers(-1, 3, 4, 2 * C),
     "of a head": integers(SIZE, SIZE, 2 * SIZE), "as an image": integers(-1, 2 * C, 3, 4),
     "window": floats(5, 2 * C, 3, 3) / 8,
 }  # fmt: skip
@@ -410,7 +423,7 @@ def test_form(tmp_path: Path, form: str) -> None:
     spec = found.attributes["spec"]
     expected = "zero and nan" if "0 for" in form else "zero" if "0 " in form else "nan"
     assert spec.empty_rows == expected
-    assert spec.windows == (WINDOWS if "windows" in form else 1)
+    assert spec.windows == (WINDOWS if "windows" in form else AREAS if "areas" in form else 1)
     assert spec.sharing == (HEADS if "one head" in form or "earlier" in form else 1)
     assert len(spec.biases) <= 2
 
