@@ -11,12 +11,13 @@ no number depends on them.
 Shapes are also inferred at a second batch size, with which all that is found must agree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gangway.compiler.frontend.batch.arithmetic import NUMBERS
+from gangway.compiler.frontend.batch.bodies import BODIES, rows_of_results
 from gangway.compiler.frontend.batch.numbers import ROWS, UNKNOWN, Numbers, UndecidedError
 from gangway.compiler.frontend.batch.places import NOT_KNOWN, Operands, Rows, Tensor
 from gangway.compiler.frontend.batch.rules import ALWAYS_ASKED, RULES, SHAPE_INPUTS
@@ -33,13 +34,20 @@ def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
     """
     if graph.batched:
         known = {name: Tensor(graph.types[name].shape, graph.types[name].dtype, Rows(0)) for name in graph.inputs}
-        walk = Walk(graph, constants, known)
+        walk = _Walk(graph, constants, known)
         walk.run()
         walk.check_outputs()
 
 
+def _follow(graph: Graph, constants: Mapping[str, Array], known: dict[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return what is known of all tensors of a graph inside of a node."""
+    walk = _Walk(graph, constants, dict(known))
+    walk.run()
+    return walk.known
+
+
 @dataclass
-class Walk:
+class _Walk:
     """What is known so far of tensors: all that are computed from inputs, and constants that depend on the batch."""
 
     graph: Graph
@@ -75,16 +83,12 @@ class Walk:
         depends = any(tensor.rows or tensor.varies for tensor in tensors)
         if is_folded and not depends:
             return
-        if node.operator not in RULES:
+        if node.operator not in RULES and node.operator not in BODIES:
             raise node.unsupported(NOT_KNOWN)
         output = node.outputs[0]
         op = Operands(node, tensors, self._shape(node, output), self.graph.wide_shapes.get(output, ()))
         self._require_numbers(op)
-        shapes = SHAPE_INPUTS.get(node.operator, ())
-        varies = any(tensor.varies for index, tensor in enumerate(tensors) if index in shapes)
-        is_asked = varies or any(op.rows) or node.operator in ALWAYS_ASKED
-        result = RULES[node.operator](op) if is_asked else None
-        places = result if isinstance(result, tuple) else (result,) * len(node.outputs)
+        places = self._places(op)
         outputs = tuple(
             Tensor(self._shape(node, name), self._dtype(name), place, value=self.constants.get(name))
             if name
@@ -95,6 +99,16 @@ class Walk:
         for name, tensor, found in zip(node.outputs, outputs, numbers, strict=False):
             if name:
                 self._keep(node, name, replace(tensor, numbers=found))
+
+    def _places(self, op: Operands) -> Sequence[Rows | None]:
+        """Return where the batch is in the outputs."""
+        node, shapes = op.node, SHAPE_INPUTS.get(op.node.operator, ())
+        if node.operator in BODIES:
+            return rows_of_results(node, op.tensors, self.graph, _follow)
+        varies = any(tensor.varies for index, tensor in enumerate(op.tensors) if index in shapes)
+        is_asked = varies or any(op.rows) or node.operator in ALWAYS_ASKED
+        result = RULES[node.operator](op) if is_asked else None
+        return result if isinstance(result, tuple) else (result,) * len(node.outputs)
 
     def _require_numbers(self, op: Operands) -> None:
         """Raise MixedRowsError for a number that depends on the batch as this operator has no rule for."""

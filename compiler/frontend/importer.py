@@ -162,7 +162,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         inputs=tuple(value.name for value in graph.input if value.name not in constants),
         outputs=tuple(value.name for value in graph.output),
         batched=batched,
-        nodes=tuple(_node(node) for node in graph.node),
+        nodes=tuple(graph_node(node) for node in graph.node),
         constants=constants,
         types=types,
         wide_shapes=wide_shapes,
@@ -404,7 +404,8 @@ def _is_symbolic(dim: Any) -> bool:
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
-def _node(node: Any) -> Node:
+def graph_node(node: Any) -> Node:
+    """Return a node of a file. Raises UnsupportedModelError for weights in another file in a graph inside."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     captured = captured_tensors(node)
     inside = (tensor for graph in graphs_of(node) for tensor in _tensors_in(graph))

@@ -29,7 +29,7 @@ _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _SMALL_BYTES = 4096  # of an input whose content is compared
 _MOST_HELD = 1 << 14  # answers that are held,
 _MOST_HELD_BYTES = 256 << 20  # and all of them together
-_ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
+_ROUNDS = 64  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED_NAMES = """
     Abs Add And Cast CastLike Ceil Clip Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater
     GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum
@@ -185,8 +185,9 @@ def _fold(model: Any, types: dict[str, TensorType]) -> dict[str, Array]:
 
 def _evaluate(node: Any, constants: dict[str, Array], types: dict[str, TensorType], opset: int) -> Array | None:
     """Return the value of a node if it is known and small."""
-    if node.op_type in ("Shape", "Size") and node.input[0] in types:
-        shape = np.array(types[node.input[0]].shape, np.int64)
+    if node.op_type in ("Shape", "Size") and (node.input[0] in types or node.input[0] in constants):
+        measured = constants if node.input[0] in constants else types
+        shape = np.array(measured[node.input[0]].shape, np.int64)
         if node.op_type == "Size":
             return np.array(shape.prod(), np.int64)
         span = {item.name: item.i for item in node.attribute}

@@ -1,4 +1,4 @@
-"""Rewrites of a graph that leave its answers alone: constant folding, scaling of weights, removal of unused nodes."""
+"""Rewrites of a graph that leave its answers alone: scaling of weights, and what `folding.py` has."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,6 +8,7 @@ import numpy as np
 from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.batch_independence import check_rows
 from gangway.compiler.frontend.dynamic_quantisation import BIASES
+from gangway.compiler.frontend.folding import CONSTANTS
 from gangway.compiler.frontend.graph import (
     Editor,
     Graph,
@@ -20,14 +21,7 @@ from gangway.compiler.frontend.graph import (
     rewrite,
 )
 from gangway.compiler.frontend.packed import PACKED_MATMUL
-from gangway.compiler.frontend.shape_inference import RANDOM, evaluate
 from gangway.compiler.kernels.specs import Array
-
-_NO_TENSORS = """
-    ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt SequenceConstruct SequenceEmpty
-    SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence
-"""
-_UNFOLDED = RANDOM | {"If", "Loop", "Scan", *_NO_TENSORS.split()}
 
 
 def simplify(graph: Graph) -> Graph:
@@ -46,17 +40,6 @@ def simplify(graph: Graph) -> Graph:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
 
-def folded_tensors(graph: Graph) -> set[str]:
-    """Return the tensors that are constants once those are folded: that are made of constants and shapes only."""
-    known = set(graph.constants)
-    for node in graph.nodes:
-        is_shape = node.operator == "Shape" and node.inputs[0] in graph.types
-        is_made = node.operator not in _UNFOLDED and all(name in known or not name for name in node.inputs)
-        if is_shape or is_made:
-            known.update(node.outputs)
-    return known
-
-
 def _look_up_first(editor: Editor, node: Node) -> None:
     """Dequantise what is looked up in a table of integers instead of the table."""
     table = editor.producer(node.inputs[0], "DequantizeLinear")
@@ -71,21 +54,6 @@ def _look_up_first(editor: Editor, node: Node) -> None:
         editor.wide_shapes[found] = editor.wide_shapes[output]
     gather = replace(node, inputs=(table.inputs[0], node.inputs[1]), outputs=(found,))
     editor.replace(output, [gather, replace(table, inputs=(found, *table.inputs[1:]), outputs=(output,))])
-
-
-def _fold_constant(editor: Editor, node: Node) -> None:
-    """Replace what does not depend on the inputs by constants, and `Shape` by the shape at batch 1."""
-    constants, types = editor.constants, editor.types
-    if node.operator == "Shape" and node.inputs[0] in types:
-        begin, end = node.attributes.get("start", 0), node.attributes.get("end")
-        constants[node.outputs[0]] = np.array(types[node.inputs[0]].shape[begin:end], np.int64)
-    elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in types:
-        constants[node.outputs[0]] = constants[node.inputs[0]].astype(types[node.outputs[0]].dtype)
-    elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
-        constants.update(evaluate(node, constants, editor.graph.opset))
-    else:
-        return
-    editor.remove(node)
 
 
 def _fold_affine(editor: Editor, node: Node) -> None:
@@ -257,7 +225,6 @@ def _step(
 
 
 TABLES = Rule(("Gather",), _look_up_first)
-CONSTANTS = Rule((), _fold_constant)
 GEMMS = Rule(("Gemm",), _split_gemm)
 AFFINE = Rule((), _fold_affine)
 PACKED_AFFINE = Rule(("Add", "Sub", "Mul", "Div"), _scale_packed)

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError, naming
 from gangway.compiler.frontend.dynamic_quantisation import find_dynamic_products
+from gangway.compiler.frontend.folding import folded_tensors
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
 from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shapes.stated import state_shapes
-from gangway.compiler.frontend.simplify import folded_tensors, simplify
+from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.lower.islands import add_islands
 from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS

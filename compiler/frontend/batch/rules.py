@@ -21,20 +21,33 @@ ELEMENTWISE = """
     Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
 """
 FIRST_AXIS = """
-    AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
-    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv QuantisedConv Resize
-    SpaceToDepth TreeSums Upsample
+    AffineGrid AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
+    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv QuantisedConv
+    SpaceToDepth TreeSums
 """
 VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 SHAPE_INPUTS = {  # shapes, and places along an axis, of which rules see how they depend on the batch
-    **{"ConstantOfShape": (0,), "Expand": (1,), "Reshape": (1,), "Resize": (3,), "Slice": (1, 2), "Tile": (1,)},
+    **{
+        "AffineGrid": (1,),
+        "ConstantOfShape": (0,),
+        "Expand": (1,),
+        "Reshape": (1,),
+        "Resize": (3,),
+        "Slice": (1, 2),
+        "Tile": (1,),
+    },
     **dict.fromkeys(("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"), (1,)),
-    "Range": (0, 1, 2),
-    "Split": (1,),
+    **{"Range": (0, 1, 2), "Slice": (1, 2), "Split": (1,)},
 }
-ALWAYS_ASKED = {*SHAPE_INPUTS} - {"Reshape", "Resize", "Slice", "Split"}  # where no operand has the batch, too
+ALWAYS_ASKED = {*SHAPE_INPUTS} - {
+    "AffineGrid",
+    "Reshape",
+    "Resize",
+    "Slice",
+    "Split",
+}  # where no operand has the batch, too
 BatchRule = Callable[[Operands], Rows | tuple[Rows, ...] | None]
 
 
@@ -75,6 +88,30 @@ def _first_axis(op: Operands) -> Rows:
         raise op.unknown("its sizes depend on the batch")
     if rows.axis:
         raise op.unknown("the batch is not its first axis")
+    return rows
+
+
+def _resize(op: Operands) -> Rows:
+    """Along the batch, nothing changes."""
+    rows, attributes = op.only_first(), op.node.attributes
+    axes = [axis % len(op.output) for axis in attributes.get("axes") or range(len(op.output))]
+    if rows.axis not in axes:
+        return rows
+    place = axes.index(rows.axis)
+    if op.node.inputs[3:] and op.node.inputs[3]:
+        grown = op.grown(3)
+        if grown != Rows(place, after=rows.before * rows.after):
+            raise op.unknown("its sizes are not those of the batch")
+    else:
+        given = attributes.get("scales", next((value for value in op.values[:0:-1] if value is not None), None))
+        if given is None or given[place] != 1:
+            raise op.unknown("it resizes the batch")
+    if attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise op.unknown("the batch decides on a scale")
+    if attributes.get("coordinate_transformation_mode", b"") == b"tf_crop_and_resize":
+        region = op.values[1]
+        if region is None or region[place] != 0 or region[place + len(axes)] != 1:
+            raise op.unknown("it cuts the batch")
     return rows
 
 
@@ -222,6 +259,7 @@ RULES: dict[str, BatchRule] = {
     "GridSample": _images,
     "MatMul": _matmul,
     **dict.fromkeys(["MatMulInteger", "QLinearMatMul", "QuantisedMatMul"], _integer_matmul),
+    **dict.fromkeys(["Resize", "Upsample"], _resize),
     "PackedMatMul": _packed_matmul,
     "Pad": _pad,
     **dict.fromkeys(["Scatter", "ScatterElements"], indices.elements),

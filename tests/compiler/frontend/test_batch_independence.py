@@ -283,7 +283,7 @@ def test_rows_that_are_mixed(network: Any, tmp_path: Path, name: str) -> None:
     nodes, constants = MIXED[name]
     graph = network(nodes, SEQUENCE, {"y": None}, constants)
     path = graph.save(tmp_path / "model.onnx")
-    assert not is_row_by_row(path, graph)
+    assert is_row_by_row(path, graph) is False
     assert isinstance(refusal(path), UnsupportedModelError)
 
 

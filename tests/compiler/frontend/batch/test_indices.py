@@ -365,7 +365,7 @@ def test_what_may_leave_its_row(network: Any, tmp_path: Path, name: str) -> None
     nodes, constants = MIXED[name]
     graph = network(nodes, SEQUENCE, {"y": None}, SMALL | constants, opset=18)
     path = graph.save(tmp_path / "model.onnx")
-    assert not is_row_by_row(path, graph)
+    assert is_row_by_row(path, graph) is False
     assert isinstance(refusal(path), UnsupportedModelError)
 
 
