@@ -32,6 +32,11 @@ class Body:
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
 
+    @property
+    def may_mix(self) -> bool:
+        """Whether the check of the batch is to see the body, so that what is made for batch 1 must do for all."""
+        return self.graph.batched and not self.graph.apart
+
     def type(self, index: int) -> TensorType:
         """The type of an input."""
         return self.type_of(self.node.inputs[index])
@@ -250,7 +255,7 @@ def of_many_operands(body: Body) -> None:
 def trilu(body: Body) -> None:
     """A triangle of the last two axes, zeros elsewhere."""
     kind, offset = body.type(0), body.value(1)
-    if body.graph.batched and body.graph.wide_shapes.get(body.node.inputs[0], ())[-2:] != kind.shape[-2:]:
+    if body.may_mix and body.graph.wide_shapes.get(body.node.inputs[0], ())[-2:] != kind.shape[-2:]:
         raise body.node.unsupported("the triangle depends on the batch")
     k = 0 if offset is None else int(offset.reshape(()))
     rows, columns = np.indices(kind.shape[-2:])
@@ -263,7 +268,7 @@ def trilu(body: Body) -> None:
 def eye_like(body: Body) -> None:
     """A constant."""
     rows, columns = body.type(0).shape
-    if body.graph.batched:
+    if body.may_mix:
         raise body.node.unsupported("its output's size depends on the batch")
     dtype = body.type_of(body.node.outputs[0]).dtype
     eye = body.constant(np.eye(rows, columns, body.attribute("k", 0), dtype))
@@ -275,7 +280,7 @@ def top_of_one(body: Body) -> None:
     """Of a single number, as exporters sort the length of a single sequence."""
     shape, k = body.type(0).shape, body.value(1)
     count = body.attribute("k", 1) if k is None else int(k.reshape(-1)[0])
-    if not shape or shape[body.attribute("axis", -1)] != 1 or count != 1 or body.graph.batched:
+    if not shape or shape[body.attribute("axis", -1)] != 1 or count != 1 or body.may_mix:
         raise body.node.unsupported("several numbers are sorted")
     values, places = (*body.node.outputs, "")[:2]
     if values:
@@ -291,7 +296,7 @@ def one_hot(body: Body) -> None:
     assert depth is not None
     length, rank = int(depth.reshape(-1)[0]), len(body.type(0).shape)
     axis = body.attribute("axis", -1) % (rank + 1)
-    if body.graph.batched:
+    if body.may_mix:
         raise body.node.unsupported("the model has a batch")
     shape = list(body.type(0).shape)
     indices = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])

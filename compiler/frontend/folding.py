@@ -17,10 +17,15 @@ def folded_tensors(graph: Graph) -> set[str]:
     known = set(graph.constants)
     for node in graph.nodes:
         is_shape = node.operator == "Shape" and node.inputs[0] in graph.types
-        is_made = node.operator not in _UNFOLDED and all(name in known or not name for name in node.inputs)
+        is_made = _is_computed(node) and all(name in known or not name for name in node.inputs)
         if is_shape or is_made:
             known.update(node.outputs)
     return known
+
+
+def _is_computed(node: Node) -> bool:
+    """Whether a node makes the same tensors of the same constants at every time, by an operator of ONNX's own."""
+    return node.operator not in _UNFOLDED and not node.domain
 
 
 def _fold_constant(editor: Editor, node: Node) -> None:
@@ -31,7 +36,7 @@ def _fold_constant(editor: Editor, node: Node) -> None:
         constants[node.outputs[0]] = np.array(types[node.inputs[0]].shape[begin:end], np.int64)
     elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in types:
         constants[node.outputs[0]] = constants[node.inputs[0]].astype(types[node.outputs[0]].dtype)
-    elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
+    elif _is_computed(node) and all(name in constants or not name for name in node.inputs):
         constants.update(evaluate(node, constants, editor.graph.opset))
     else:
         return

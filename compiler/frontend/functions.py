@@ -94,7 +94,7 @@ def expand(graph: Graph, names: Collection[str], constants: Mapping[str, Array] 
         if not body:
             return
         editor.types = types = infer_body(node, body, editor.types, graph) | editor.types
-        if graph.batched:
+        if graph.batched and not graph.apart:
             shapes = editor.wide_shapes
             wide = {name: replace(kind, shape=shapes.get(name, kind.shape)) for name, kind in types.items()}
             found = infer_body(node, body, {name: wide[name] for name in node.inputs if name in wide}, graph)

@@ -76,6 +76,7 @@ class Graph:
     opset: int = 21  # of ONNX's own operators
     domains: Mapping[str, int] = field(default_factory=dict)  # versions of others
     open_types: Mapping[str, TensorType] = field(default_factory=dict)  # of outputs with sizes that are not known: -1
+    apart: bool = False  # rows of the batch are known to be computed apart, so that only batch 1 counts
 
     def uses(self) -> Counter[str]:
         """How often each tensor is read, by nodes or as an output of the model."""

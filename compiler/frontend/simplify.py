@@ -1,11 +1,12 @@
 """Rewrites of a graph that leave its answers alone: scaling of weights, and what `folding.py` has."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
-from gangway.compiler.errors import ModelError
+from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.batch_independence import check_rows
 from gangway.compiler.frontend.dynamic_quantisation import BIASES
 from gangway.compiler.frontend.folding import CONSTANTS
@@ -30,12 +31,36 @@ def simplify(graph: Graph) -> Graph:
     Raises MixedRowsError when the model mixes rows, UnsupportedModelError when that is not known, ModelError when
     weights do not fit their operators.
     """
+    with _faults_of_weights():
+        return rewrite(_folded(graph), BIASES, GEMMS, AFFINE, PACKED_AFFINE)
+
+
+def fold(graph: Graph) -> Graph:
+    """Return an equivalent graph with constants in the place of what is known, if its rows are seen to be apart.
+
+    Otherwise the graph is returned as it is: its operators' definitions may show more.
+    """
+    with _faults_of_weights():
+        try:
+            return _folded(graph)
+        except UnsupportedModelError:
+            return graph
+
+
+def _folded(graph: Graph) -> Graph:
+    """Return the graph with constants in the place of what is known. Raises UnsupportedModelError as above."""
+    graph = remove_unused(apply_rule(graph, TABLES))
+    folded = apply_rule(graph, CONSTANTS)
+    if not graph.apart:
+        check_rows(graph, folded.constants)
+    return replace(remove_unused(folded), apart=True)
+
+
+@contextmanager
+def _faults_of_weights() -> Iterator[None]:
     try:
         with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
-            graph = remove_unused(apply_rule(graph, TABLES))
-            folded = apply_rule(graph, CONSTANTS)
-            check_rows(graph, folded.constants)
-            return rewrite(remove_unused(folded), BIASES, GEMMS, AFFINE, PACKED_AFFINE)
+            yield
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 

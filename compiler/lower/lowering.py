@@ -15,7 +15,7 @@ from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.shapes.stated import state_shapes
-from gangway.compiler.frontend.simplify import simplify
+from gangway.compiler.frontend.simplify import fold, simplify
 from gangway.compiler.lower.islands import add_islands
 from gangway.compiler.lower.layers import Lowering, Program
 from gangway.compiler.lower.operators import LOWERINGS
@@ -34,7 +34,7 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
 
     Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
-    graph = find_packed_products(find_dynamic_products(state_shapes(graph)))
+    graph = fold(find_packed_products(find_dynamic_products(state_shapes(graph))))
     replaced: dict[str, UnsupportedModelError] = {}
     while unknown := _undefined(graph):
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}

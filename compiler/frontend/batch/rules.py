@@ -197,6 +197,21 @@ def _integer_matmul(op: Operands) -> Rows:
     return _matmul(op.picking(places))
 
 
+def _triangle(op: Operands) -> Rows:
+    """The last two axes are a matrix."""
+    rows = op.only_first()
+    if rows.axis >= len(op.output) - 2:
+        raise op.mixed("its place in the batch decides on a number")
+    return rows
+
+
+def _one_hot(op: Operands) -> Rows:
+    """One more axis."""
+    rows, rank = op.only_first(), len(op.output)
+    axis = single(op.node.attributes, "axis", -1, rank)
+    return replace(rows, axis=rows.axis + (axis <= rows.axis))
+
+
 def _pad(op: Operands) -> Rows:
     """Nothing before or after the batch."""
     rows, rank = op.only_first(), len(op.shapes[0])
@@ -261,6 +276,7 @@ RULES: dict[str, BatchRule] = {
     **dict.fromkeys(["MatMulInteger", "QLinearMatMul", "QuantisedMatMul"], _integer_matmul),
     **dict.fromkeys(["Resize", "Upsample"], _resize),
     "PackedMatMul": _packed_matmul,
+    "OneHot": _one_hot,
     "Pad": _pad,
     **dict.fromkeys(["Scatter", "ScatterElements"], indices.elements),
     "ScatterND": indices.scatter_nd,
@@ -269,4 +285,5 @@ RULES: dict[str, BatchRule] = {
     "Split": indices.split,
     "Tile": indices.tile,
     "Transpose": _transpose,
+    "Trilu": _triangle,
 }

@@ -376,3 +376,11 @@ def test_all_of_a_tensor_costs_nothing(network: Any, check: Callable[..., list[s
     constants = {**SMALL, **constants, "weights": numbers(6, 6), "others": numbers(24 if "ranges" in name else 6, 3)}
     layers = check(network(given, {"given": ["N", 4, 6]}, {"answer": None}, constants, opset=18))
     assert [name for name in layers if name not in ("Pack", "Unpack")] == ["MatMul", "MatMul"]
+
+
+def test_halves_of_two_batches_are_compiled(network: Any, check: Callable[..., list[str]]) -> None:
+    nodes, constants = APART["two batches, one behind the other"]
+    given = [node("MatMul", ["given", "weights"], ["x"]), *nodes]
+    check(
+        network(given, {"given": ["N", 4, 6]}, {"y": None}, {**SMALL, **constants, "weights": numbers(6, 6)}, opset=18)
+    )
