@@ -25,6 +25,7 @@ from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node
 from gangway.compiler.kernels.specs import Array
 
 _NO_TENSOR = Tensor((), "")
+_EXACT_BYTES = 4  # of an element type that can count the rows of any batch
 
 
 def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
@@ -37,6 +38,13 @@ def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
         walk = _Walk(graph, constants, known)
         walk.run()
         walk.check_outputs()
+
+
+def _require_exact(numbers: Numbers, tensor: Tensor) -> None:
+    """Raise UndecidedError for numbers that a larger batch may not have room for: as of one element type."""
+    kind = np.dtype(tensor.dtype or "int64")
+    if numbers.terms and (kind.itemsize < _EXACT_BYTES or (kind.kind == "f" and any(row for _, row in numbers.terms))):
+        raise UndecidedError(f"a number that depends on the batch is {kind.name}, which is not exact for all batches")
 
 
 def _follow(graph: Graph, constants: Mapping[str, Array], known: dict[str, Tensor]) -> Mapping[str, Tensor]:
@@ -130,7 +138,10 @@ class _Walk:
         try:
             if why := next((numbers.why_not for numbers in op.numbers if numbers.why_not), ""):
                 raise UndecidedError(why)
-            return [*NUMBERS[op.node.operator](op, outputs), *unknown][: len(outputs)]
+            found = [*NUMBERS[op.node.operator](op, outputs), *unknown][: len(outputs)]
+            for numbers, tensor in zip(found, outputs, strict=True):
+                _require_exact(numbers, tensor)
+            return found
         except UndecidedError as error:
             return [replace(UNKNOWN, why_not=str(error))] * len(outputs) if varies else unknown
 

@@ -113,8 +113,6 @@ def _cast(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
         numbers = of.between(0, 1)
     if kinds[1] == "b" and kinds[0] != "b":
         return [_compared(_is_not_zero, _is_zero, numbers)]
-    if kinds[1] == "f" and any(row for _, row in numbers.terms):
-        raise UndecidedError("numbers of rows become fractions")  # which are not exact in every batch
     return [numbers if kinds[1] == "f" else _rounded(np.trunc, numbers)]
 
 

@@ -261,6 +261,15 @@ UNBOUNDED: Callable[[str], list[Any]] = lambda limit: [  # noqa: E731
     node("Gather", ["flat", "limited"], ["y"]),
 ]
 MIXED: dict[str, Case] = {
+    "numbers of rows up to 1, as truth values": (
+        [
+            *ROWS,
+            node("Cast", ["rows"], ["is_later"], to=TensorProto.BOOL),
+            node("Cast", ["is_later"], ["indices"], to=TensorProto.INT64),
+            node("Gather", ["x", "indices"], ["y"]),
+        ],
+        {},
+    ),
     "view of strides that reaches the next row": strided((4, 6), (6, 6, 1)),
     "one place before each row": picked("all", "columns", 24, columns=np.arange(24).reshape(1, 24) - 1),
     "wrong length of a row": ([*LARGEST, *(made := picked("slots", "where", 2))[0]], made[1]),
@@ -367,6 +376,18 @@ def test_what_may_leave_its_row(network: Any, tmp_path: Path, name: str) -> None
     path = graph.save(tmp_path / "model.onnx")
     assert is_row_by_row(path, graph) is False
     assert isinstance(refusal(path), UnsupportedModelError)
+
+
+def test_a_type_without_room_for_the_number_of_a_row(network: Any, tmp_path: Path) -> None:
+    for kind in (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.INT32):
+        nodes = [
+            *ROWS,
+            node("Cast", ["rows"], ["other"], to=kind),
+            node("Cast", ["other"], ["indices"], to=TensorProto.INT64),
+            node("Gather", ["x", "indices"], ["y"]),
+        ]
+        path = network(nodes, SEQUENCE, {"y": None}, SMALL, opset=18).save(tmp_path / "model.onnx")
+        assert (refusal(path) is None) == (kind == TensorProto.INT32)
 
 
 @pytest.mark.parametrize("name", ["all of it, as ranges", "view of strides"])
