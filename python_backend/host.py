@@ -53,7 +53,8 @@ class Host:
     """
 
     def __init__(self, model: Any, config: dict[str, Any], name: str, check: OutputCheck) -> None:
-        self._model, self._name = model, name
+        self._model: Any = model
+        self._name = name
         self._is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._check = check
         parameters = config.get("parameters") or {}
