@@ -21,7 +21,7 @@ from tritonclient.utils import shared_memory
 
 from benchmarks.lib.decoders import Sizes, save_decoder
 from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.report import Report, option_parser, start_report
+from benchmarks.lib.report import Cell, Report, option_parser, start_report
 
 NAME = "decoder"
 CORES = 2
@@ -134,7 +134,13 @@ def measure(report: Report, name: str, sizes: Sizes, rounds: int) -> None:
         ratio = statistics.median(there / here for (there, _), (here, _) in pairs)
         alike = all(there == here for (_, there), (_, here) in pairs)
         rates = [TOKENS / statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
-        row = {"decoder": name, "onnxruntime": rates[0], "gangway": rates[1], "ratio": ratio, "same tokens": str(alike)}
+        row: dict[str, Cell] = {
+            "decoder": name,
+            "onnxruntime": rates[0],
+            "gangway": rates[1],
+            "ratio": ratio,
+            "same tokens": str(alike),
+        }
         report.table(f"tokens a second, {TOKENS} tokens, {CORES} cores", [row])
         report.goal(f"{name}: tokens a second over onnxruntime's", ratio, RATE_AT_LEAST)
         report.target(f"{name}: cost of a step beside computing, ms", cost_ms, COST_AT_MOST_MS)

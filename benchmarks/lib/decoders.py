@@ -154,7 +154,8 @@ def save_encoder(path: Path, sizes: Sizes = SMALL) -> Path:
         x = b.normal(b.node("Add", x, b.attention(q, k, v, mask, rows, length)))
         x = b.node("Add", x, b.dense(b.node("Relu", b.dense(x, width, 4 * width)), 4 * width, width))
     b.node("Identity", x, output="hidden")
-    inputs = {name: (INTEGER, ["batch", "length"]) for name in ("input_ids", "attention_mask")}
+    shape: list[Any] = ["batch", "length"]
+    inputs: dict[str, tuple[int, Sequence[Any]]] = dict.fromkeys(("input_ids", "attention_mask"), (INTEGER, shape))
     return b.save(path, inputs, {"hidden": ["batch", "length", width]})
 
 
