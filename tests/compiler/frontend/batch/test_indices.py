@@ -94,7 +94,27 @@ def tuples(where: str) -> list[Any]:
     ]
 
 
+COUNTED = [  # as exporters spell out where to write a causal mask; shapes follow through Where, and its value is small
+    *BATCH,
+    node("Concat", ["n1", "sizes"], ["size"], axis=0),
+    node("Equal", ["size", "open"], ["is_open"]),
+    node("Where", ["is_open", "ones", "size"], ["shape"]),
+    node("Expand", ["mask", "shape"], ["masks"]),
+    node("Shape", ["masks"], ["lengths"]),
+    node("Gather", ["lengths", "zero"], ["count"]),
+    node("Range", ["zero", "count", "one"], ["numbers"]),
+    node("Reshape", ["numbers", "column"], ["places"]),
+    node("GatherND", ["x", "places"], ["y"]),
+]
+COUNTED_BY = {"open": integers(-1), "ones": integers(1, 1, 1), "column": integers(-1, 1)}
 APART: dict[str, Case] = {
+    **{
+        f"rows of a mask of {length} numbers": (
+            COUNTED,
+            COUNTED_BY | {"mask": np.ones((1, 1, length), "f"), "sizes": integers(1, length)},
+        )
+        for length in (1, 6, 60)
+    },
     "all of it, as ranges": picked("all", "columns", 24, columns=np.arange(24).reshape(1, 24)),
     "all of it, transposed": picked("all", "columns", 24, columns=np.arange(24).reshape(4, 6).T.reshape(1, 24)),
     "view of strides": strided((4, 6), (24, 6, 1)),
