@@ -210,7 +210,7 @@ def _progress(report: Report) -> Progress:
 
 
 def _lower_priority() -> None:
-    """Use one core, at the lowest priority: a compilation must not slow down a server's workers."""
+    """Use no core that others want: a compilation must not slow down a server's workers."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[variable] = "1"  # read when numpy and TVM are imported, which is later
     with suppress(OSError):  # if memory runs out, the kernel kills this process, not a server

@@ -131,10 +131,11 @@ class Job:
             steps = lowered.steps
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
+            distinct = with_batch_plans(plans, self._target, graph.batched)
         with ArtifactWriter(folder, self._share_key()) as writer:
             with self._phases.timed("kernels"):
                 names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
-                kernels = self._build(plans, names, folder.parent, writer.kernels_path)
+                kernels = self._build(distinct, names, folder.parent, writer.kernels_path)
             with self._phases.timed("weights"):
                 layers, session_bytes = write_layers(steps, plans, kernels, self._target, writer)
             difference = ""
@@ -164,14 +165,12 @@ class Job:
         return model_key(self._path, self._target, dimensions, precision=self._precision, keep_fp32=self._keep_fp32)
 
     def _build(
-        self, plans: Sequence[KernelPlan], names: Mapping[KernelSpec, str], root: Path, library: Path
+        self, plans: Sequence[Plan], names: Mapping[KernelSpec, str], root: Path, library: Path
     ) -> dict[Plan, Kernel]:
-        """Write the library with the kernels of the plans, and of their batches."""
+        """Write the library with the kernels of the plans."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(Path(self._key)), dir=root) as scratch:
             objects = KernelObjects(root, Path(scratch), self._target, self._share_key())
-            kernels = objects.build(
-                with_batch_plans(plans, self._target), names, lambda *count: self._phases.report("kernels", *count)
-            )
+            kernels = objects.build(plans, names, lambda *count: self._phases.report("kernels", *count))
             objects.link(library)
         return kernels
 

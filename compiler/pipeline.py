@@ -3,6 +3,7 @@
 Only when something must be compiled, `job.py` is imported, and with it onnx, numpy and TVM (a second).
 """
 
+import gc
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,9 @@ from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, r
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 from gangway.compiler.target import for_file, for_precision
 
+# A compilation makes objects and keeps them: looking through them for garbage as often as is usual takes a quarter of
+# the time to import TVM.
+COLLECT_AFTER = 100_000
 _log = logging.getLogger(__name__)
 
 
@@ -242,6 +246,7 @@ def _run_job(
     span: Span | None,
 ) -> Manifest:
     with phases.timed("import"):
+        gc.set_threshold(COLLECT_AFTER)
         if not dimensions:
             from gangway.compiler.frontend.importer import require_sizes  # noqa: PLC0415 - onnx and numpy
 

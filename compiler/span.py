@@ -122,7 +122,7 @@ class SpanJob(Job):
         steps, arena_bytes = _with_zeros(lowered, _FIRST_STAMP + value, self._target.lanes)
         plans = choose_plans(steps, self._target)
         names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
-        kernels = objects.build(with_batch_plans(plans, self._target), names, lambda done, total: None)
+        kernels = objects.build(with_batch_plans(plans, self._target, graph.batched), names, lambda done, total: None)
         layers, _ = write_layers(steps, plans, kernels, self._target, writer, self._written)
         kept = replace(lowered, steps=[], arena_bytes=arena_bytes)
         return _Size(value, replace(graph, constants={}), layers, kept, Figures.of(steps, self._target))

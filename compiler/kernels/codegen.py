@@ -44,9 +44,11 @@ def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
     return [plans[step.spec] for step in steps]
 
 
-def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Plan]:
-    """Return the distinct plans that have kernels, and those of their kernels for several rows."""
+def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec, batched: bool = True) -> list[Plan]:
+    """Return the distinct plans that have kernels, and, if the model is `batched`, those for several rows."""
     distinct = dict.fromkeys(plan for plan in plans if not isinstance(plan.spec, IslandSpec))
+    if not batched:
+        return list(distinct)
     batches = (registry.batch_plan(spec, target) for spec in dict.fromkeys(plan.spec for plan in distinct))
     return [*distinct, *(batch for batch in batches if batch)]
 
@@ -66,7 +68,7 @@ def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSp
         plan.description,
         plan.blocking_bytes,
         plan.parallelism,
-        BatchKernel(symbols[batch], batch.rows, batch.tasks, batch.description) if batch else None,
+        BatchKernel(symbols[batch], batch.rows, batch.tasks, batch.description) if batch and batch in symbols else None,
     )
 
 
@@ -172,12 +174,14 @@ def build_object(
 
 
 def lower(functions: Mapping[str, Any], target: TargetSpec, simplified: bool = True) -> Any:
-    """The functions as one `IRModule` of LLVM-ready TIR, without argument checks or packed calls."""
+    """The functions as one `IRModule` of LLVM-ready TIR, without argument checks or packed calls.
+
+    Buffers of templates have one dimension: no pass flattens them, which would take a third of the time.
+    """
     llvm = _tvm_target(target)
     passes = [
         tirx.transform.BindTarget(llvm.with_host(llvm)),
         *([tirx.transform.StmtSimplify()] if simplified else []),
-        tirx.transform.FlattenBuffer(),
         tirx.transform.NarrowDataType(32),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),

@@ -3,11 +3,17 @@
 A file is called by what decides its code: the family of its plan, the target and the compiler. Kernels of a family that
 read numbers at run time lie in one folder; each file has the conditions under which its kernel is right. Behind the
 object there is a checksum: a damaged file counts as missing. A cache that cannot be used costs time, no more.
+
+Templates are Python, so they write one kernel after the other. Meanwhile LLVM, which needs no interpreter, builds those
+before on the cores that this process may use.
 """
 
 import hashlib
 import logging
+import os
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +37,7 @@ from gangway.compiler.key import compiler_version
 OBJECT_SUFFIX = ".o"
 LIBRARY_SUFFIX = ".so"
 VARYING_SUFFIX = "_sized"  # of the symbols of kernels with extents
+MOST_BUILDS = 4  # at a time, each of which takes memory
 _log = logging.getLogger(__name__)
 _SYMBOL_DIGITS = 16
 
@@ -41,6 +48,15 @@ class Kernel:
 
     symbol: str
     extents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A kernel that LLVM builds, and the conditions under which it is right."""
+
+    symbol: str
+    conditions: Conditions
+    path: Future[Path]
 
 
 def has_extents(symbol: str) -> bool:
@@ -62,6 +78,7 @@ class KernelObjects:
         self._target = target
         self._context = f"{compiler_version()} {target!r}"
         self._objects: dict[str, Path] = {}  # by symbol
+        self._builds: dict[str, list[_Build]] = defaultdict(list)  # by key of the family
 
     def build(
         self, plans: Iterable[Plan], layers: Mapping[KernelSpec, str], progress: Callable[[int, int], None]
@@ -79,12 +96,39 @@ class KernelObjects:
         found = {plan: self._find(families[plan]) or self._find(constants[plan]) for plan in families}
         kernels = {plan: kernel for plan, kernel in found.items() if kernel}
         missing = [plan for plan in families if plan not in kernels]
-        for done, plan in enumerate(missing):
-            progress(done, len(missing))
+        known, threads = len(kernels), min(MOST_BUILDS, len(os.sched_getaffinity(0)))
+        waiting: deque[tuple[Plan, _Build]] = deque()
+
+        def finish() -> None:
+            plan, build = waiting.popleft()
             with naming(layers[plan.spec]):
-                kernels[plan] = self._find(families[plan]) or self._compile(plan, families[plan], constants[plan])
-        progress(len(missing), len(missing))
+                if not self._ends_well(build, plan):
+                    build = self._begin(plan, constants[plan], constants[plan], pool)
+                    self._ends_well(build, plan)
+                kernels[plan] = Kernel(build.symbol, families[plan].parameters if has_extents(build.symbol) else ())
+            progress(len(kernels) - known, len(missing))
+
+        progress(0, len(missing))
+        with ThreadPoolExecutor(threads, "builds") as pool:
+            for plan in missing:
+                with naming(layers[plan.spec]):
+                    waiting.append((plan, self._begin(plan, families[plan], constants[plan], pool)))
+                if len(waiting) > 2 * threads:  # what templates have written takes memory
+                    finish()
+            while waiting:
+                finish()
         return kernels
+
+    def _ends_well(self, build: _Build, plan: Plan) -> bool:
+        """Wait for a kernel; return whether there is one. Raises what went wrong, unless another kernel may do."""
+        try:
+            self._objects[build.symbol] = build.path.result()
+        except Exception as error:
+            if not has_extents(build.symbol):
+                raise
+            _log.debug("%s: compiled for these numbers only: %r", plan.description, error)
+            return False
+        return True
 
     def link(self, library: Path) -> None:
         """Write a shared library with the kernels of `build`, or a link to one that has them. Raises LinkError.
@@ -117,21 +161,30 @@ class KernelObjects:
             return Kernel(symbol, family.parameters)
         return None
 
-    def _compile(self, plan: Plan, family: Family, constants: Family) -> Kernel:
-        """Compile a kernel that reads the family's parameters, or else, if its template cannot, one of `constants`."""
+    def _begin(self, plan: Plan, family: Family, constants: Family, pool: Executor) -> _Build:
+        """Build a kernel that reads the family's parameters, or else, if its template cannot, one of `constants`."""
+        for build in self._builds[family.key]:
+            if build.conditions.met(family.parameters):
+                return build
         kind = type(plan.spec).__name__.removesuffix("Spec").lower() + "_rows" * isinstance(plan, BatchPlan)
+        conditions, simplified = Conditions(), True
+        function: Any = None
         if family.parameters:
             symbol = f"{kind}_{_digest(repr(family))}{VARYING_SUFFIX}"
             try:
                 function, conditions = self._varying_kernel(plan, family, symbol)
                 simplified = isinstance(plan.spec, AttentionSpec)  # else LLVM takes vectors apart
-                return self._built(symbol, function, family, conditions, simplified)
             except registry.UnsupportedSpecError:
                 raise
             except Exception as error:
                 _log.debug("%s: compiled for these numbers only: %r", plan.description, error)
-        symbol = f"{kind}_{_digest(repr(constants))}"
-        return self._built(symbol, registry.emit(plan, self._target, symbol), constants, Conditions(), simplified=True)
+        if function is None:
+            family = constants
+            symbol = f"{kind}_{_digest(repr(family))}"
+            function = registry.emit(plan, self._target, symbol)
+        path = pool.submit(self._built, symbol, function, family, conditions, simplified)
+        self._builds[family.key].append(build := _Build(symbol, conditions, path))
+        return build
 
     def _varying_kernel(self, plan: Plan, family: Family, symbol: str) -> tuple[Any, Conditions]:
         assert isinstance(plan, KernelPlan)
@@ -141,13 +194,12 @@ class KernelObjects:
             function = registry.emit_as(plan.spec, with_extents(plan, trace.extents), self._target, symbol)
         return function, trace.conditions
 
-    def _built(self, symbol: str, function: Any, family: Family, conditions: Conditions, simplified: bool) -> Kernel:
+    def _built(self, symbol: str, function: Any, family: Family, conditions: Conditions, simplified: bool) -> Path:
         path = self._scratch / f"{symbol}{OBJECT_SUFFIX}"
         codegen.build_object({symbol: function}, self._target, path, simplified)
         seal(path, conditions.to_json())
-        self._objects[symbol] = path
         keep(path, self._root / family.key / path.name)
-        return Kernel(symbol, family.parameters)
+        return path
 
 
 def _digest(text: str) -> str:
