@@ -1,6 +1,7 @@
 """Constant folding: what depends on constants and known shapes only becomes a constant."""
 
 import numpy as np
+from onnx import defs
 
 from gangway.compiler.frontend.graph import Editor, Graph, Node, Rule
 from gangway.compiler.frontend.shape_inference import RANDOM, evaluate
@@ -25,7 +26,7 @@ def folded_tensors(graph: Graph) -> set[str]:
 
 def _is_computed(node: Node) -> bool:
     """Whether a node makes the same tensors of the same constants at every time, by an operator of ONNX's own."""
-    return node.operator not in _UNFOLDED and not node.domain
+    return node.operator not in _UNFOLDED and not node.domain and defs.has(node.operator)
 
 
 def _fold_constant(editor: Editor, node: Node) -> None:

@@ -87,10 +87,22 @@ FEW = [(name, *pair) for name in NETWORKS for pair in (("uint8", "all instructio
 def quantised(name: str, kind: QuantType, folder: Path, per_channel: bool = False, rows: int | str = "N") -> Path:
     """Write a network as onnxruntime quantises it."""
     nodes, constants, shape = NETWORKS[name]()
+    return written(nodes, constants, [rows, *shape[1:]], kind, folder, per_channel)
+
+
+def written(
+    nodes: list[Any],
+    constants: dict[str, Array],
+    shape: list[Any],
+    kind: QuantType,
+    folder: Path,
+    per_channel: bool = False,
+) -> Path:
+    """Write nodes as onnxruntime quantises them."""
     graph = helper.make_graph(
         nodes,
         "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, *shape[1:]])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
@@ -142,6 +154,22 @@ def test_scales_of_each_output(answers: Answers, tmp_path: Path) -> None:
     found, kernels = answers(path, x)
     assert sum("conv int8" in text for text in kernels) == 4
     np.testing.assert_allclose(found, reference(path, x), rtol=1e-6, atol=1e-6)
+
+
+def test_product_of_constants(answers: Answers, tmp_path: Path) -> None:
+    """As of a table of relative positions, which the quantiser treats as an activation."""
+    nodes = [
+        helper.make_node("Relu", ["table"], ["positions"]),
+        helper.make_node("MatMul", ["positions", "w0"], ["keys"]),
+        helper.make_node("MatMul", ["x", "w1"], ["m"]),
+        helper.make_node("Add", ["m", "keys"], ["y"]),
+    ]
+    constants = {"table": weights(1, 64), "w0": weights(64, 48), "w1": weights(96, 48)}
+    path = written(nodes, constants, ["N", 19, 96], QuantType.QInt8, tmp_path)
+    x = np.random.default_rng(8).standard_normal((1, 19, 96)).astype(np.float32)
+    found, _ = answers(path, x)
+    expected = reference(path, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
