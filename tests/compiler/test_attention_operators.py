@@ -181,6 +181,26 @@ def test_rotary_positions_before_attention(compare: Compare, opset: int) -> None
     assert compare(nodes, constants, opset).count("FusedAttention") == 1
 
 
+def test_products_as_equations(compare: Compare) -> None:
+    """Attention as Keras and torchvision's MaxViT write it, with weights of three axes."""
+    random = np.random.default_rng(7)
+    shapes = {"wq": (C, HEADS, SIZE), "wk": (C, HEADS, SIZE), "wv": (C, HEADS, SIZE), "wo": (HEADS, SIZE, C)}
+    constants = {name: random.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    constants["scale"] = np.array(0.25, np.float32)
+    nodes = [
+        *(node("Einsum", ["x", f"w{part}"], [f"{part}1"], equation="abc,cde->abde") for part in "qkv"),
+        node("Mul", ["q1", "scale"], ["q2"]),
+        node("Einsum", ["k1", "q2"], ["s"], equation="aecd,abcd->acbe"),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("Einsum", ["p", "v1"], ["c"], equation="acbe,aecd->abcd"),
+        node("Einsum", ["c", "wo"], ["y"], equation="abcd,cde->abe"),
+        node("Einsum", ["q", "k"], ["outer"], equation="nsc,nsc->ns"),
+    ]
+    operators = compare(nodes, constants)
+    assert operators.count("FusedAttention") == 1
+    assert "Einsum" not in operators
+
+
 @pytest.mark.parametrize(("target", "areas"), [(None, 1), ("avx2", 1), (None, 2)])
 def test_pixels_of_an_image(compare: Compare, target: str | None, areas: int) -> None:
     """Between convolutions that look beyond a pixel, of which one reads the values, too; in areas of some rows."""

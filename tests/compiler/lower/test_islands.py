@@ -151,18 +151,18 @@ def test_operators_that_only_onnxruntime_knows(check: Any, network: Any) -> None
 
 
 def test_what_relax_computes_slower_is_an_island(check: Any, network: Any) -> None:
-    """A product of matrices as one loop over numbers; a small one is not worth an island."""
+    """Products of three matrices as one loop over numbers; small ones are not worth an island."""
     nodes = [
         node("MatMul", ["x", "m"], ["a"]),
-        node("Einsum", ["a", "w"], ["b"], equation="ij,jk->ik"),
+        node("Einsum", ["a", "w", "w"], ["b"], equation="ij,jk,kl->il"),
         node("Slice", ["b", "begin", "end"], ["c"]),
-        node("Einsum", ["c", "v"], ["y"], equation="ij,jk->ik"),
+        node("Einsum", ["c", "v", "v"], ["y"], equation="ij,jk,kl->il"),
     ]
     constants = {
-        **{name: floats(shape).astype("f") for name, shape in {"m": (64, 256), "w": (256, 256), "v": (2, 2)}.items()},
+        **{name: floats(shape).astype("f") for name, shape in {"m": (64, 64), "w": (64, 64), "v": (2, 2)}.items()},
         **{"begin": np.array([0, 0]), "end": np.array([2, 2])},
     }
-    network = network(nodes, {"x": [256, 64]}, {"y": None}, constants)
+    network = network(nodes, {"x": [64, 64]}, {"y": None}, constants)
     operators = check(network)
     assert operators.count("Einsum") == 2
 
