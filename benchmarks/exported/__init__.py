@@ -1,0 +1,1 @@
+"""Small files as today's exporters write them, with random weights: made, checked statically, and compared."""
