@@ -137,6 +137,15 @@ def test_positions(same: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int32])
+def test_running_sums_of_constants(same: Run, dtype: Any) -> None:
+    """Positions as torch counts them: sums of a constant mask, which are computed while the model is compiled."""
+    nodes = [node("CumSum", ["ones", "axis"], ["places"]), node("Cast", ["places"], ["as_float"], to=1)]
+    nodes += [node("Add", ["x", "as_float"], ["y"])]
+    constants = {"ones": np.ones((2, 5), dtype), "axis": np.array(1, np.int64)}
+    same(nodes, {"x": np.arange(10, dtype=np.float32).reshape(2, 5)}, constants)
+
+
 def test_padding_that_cuts_off(check: Run, network: Any) -> None:
     nodes = [node("Pad", ["x", "cut"], ["y"])]
     constants = {"cut": integers(0, -1, 0, -3, 0, 2, 0, -2)}
