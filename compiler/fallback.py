@@ -11,7 +11,7 @@ ends fails, and shows nothing.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -277,29 +277,45 @@ def _behaviour(trials: Trials, sizes: Mapping[str, int]) -> object:
     return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], answers
 
 
+def require_servable(path: Path) -> None:
+    """Raise UnsupportedModelError if onnxruntime does not open the model, or if a request cannot hold its tensors.
+
+    The model is not run. Raises ModelError, OSError.
+    """
+
+    def opened() -> None:
+        try:
+            parts = _readable(path)
+            session = open_session(path) if parts is None else open_session(b"".join(parts), beside=path.parent)
+        except Exception as error:  # onnxruntime's own exceptions have no common base
+            raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
+        _check_tensors(session.get_inputs(), session.get_outputs())
+
+    run_apart(opened, is_limited=False)
+
+
 def _make_readable(writer: OnnxArtifactWriter) -> None:
     """Rewrite the copy of an ONNX file, if requests cannot hold its outputs, or onnxruntime does not read it.
 
     Raises ModelError.
     """
-    model, _ = parse(writer.model_path)
+    if (parts := _readable(writer.model_path)) is not None:
+        writer.replace_model(parts)
+
+
+def _readable(path: Path) -> Iterable[bytes] | None:
+    """Return the parts of a file as onnxruntime is to have it; None: as it is. Raises ModelError, OSError."""
+    model, _ = parse(path)
     has_zip_maps = bool(classes_of_zip_maps(model))
     drop_zip_maps(model)
-    if make_readable(model) or has_zip_maps:
-        writer.replace_model(with_weights(model, writer.model_path))
+    return with_weights(model, path) if make_readable(model) or has_zip_maps else None
 
 
 def read_signature(trials: Trials, optional: Sequence[str] = ()) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
     session = trials.session
     inputs, outputs = [*session.get_inputs(), *_optional_inputs(session, optional)], session.get_outputs()
-    for kind, tensors in (("input", inputs), ("output", outputs)):
-        if not 1 <= len(tensors) <= MAX_TENSORS:
-            raise UnsupportedModelError(f"the model has {len(tensors)} {kind}s; 1 to {MAX_TENSORS} are possible")
-        for tensor in tensors:
-            _check(kind, tensor)
-    if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
-        raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
+    _check_tensors(inputs, outputs)
     trial, answers = _first_trial(trials, inputs)
     keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(trials, inputs, trial, answers)
     batched = _may_be_batch(inputs, outputs) and keeps_rows
@@ -442,6 +458,16 @@ def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int]) -> Any:
         shape[0] = rows
     datatype = _datatype(tensor)
     return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, STORAGE[datatype])
+
+
+def _check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        if not 1 <= len(tensors) <= MAX_TENSORS:
+            raise UnsupportedModelError(f"the model has {len(tensors)} {kind}s; 1 to {MAX_TENSORS} are possible")
+        for tensor in tensors:
+            _check(kind, tensor)
+    if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
+        raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
 
 
 def _check(kind: str, tensor: Any) -> None:

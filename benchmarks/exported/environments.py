@@ -31,6 +31,7 @@ ENVIRONMENTS = (
             "torch_transformers": "torch",
             "torch_vision": "torch",
             "ultralytics_files": "ultralytics",
+            "onnxruntime_files": "onnxruntime",  # last: it reads what the others write
         },
         has_torch=True,
     ),
@@ -38,7 +39,6 @@ ENVIRONMENTS = (
     Environment("tensorflow", {"keras_files": "tensorflow"}),
     Environment("jax", {"jax_files": "jax"}),
     Environment("paddle", {"paddle_files": "paddle"}),
-    Environment("onnxruntime", {"onnxruntime_files": "onnxruntime"}),  # last: it reads files of the others
 )
 
 

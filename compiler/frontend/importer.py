@@ -119,6 +119,18 @@ def _batch_symbols(path: Path, stamp: tuple[int, ...]) -> dict[str, str]:
     return {value.name: _name_of(value, 0) for value in graph.input if value.type.tensor_type.shape.dim}
 
 
+def input_symbols(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return what the dimensions of each input are called, fixed ones by nothing. Raises ModelError, OSError."""
+    model = parse(path)[0]
+    _check_scope(model, path)
+    initial = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initial]
+    return {
+        value.name: tuple(_name_of(value, axis) for axis in range(len(value.type.tensor_type.shape.dim)))
+        for value in inputs
+    }
+
+
 def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Graph:
     """Return the model in the ONNX file `path`, with these values for symbolic dimensions (see `dimension_name`).
 

@@ -141,6 +141,7 @@ class Program:
     views: dict[str, str] = field(default_factory=dict)  # a tensor with the same numbers in the same order as another
     measures: bool = False  # whether layers that no template computes are compared with onnxruntime's speed
     slow: set[str] = field(default_factory=set)  # nodes, by first outputs, whose layers were slower
+    refused: dict[str, str] = field(default_factory=dict)  # why nodes, by first outputs, are in islands
 
     def type(self, name: str) -> TensorType:
         """Return a tensor's type. Raises UnsupportedModelError if shape inference could not find it."""

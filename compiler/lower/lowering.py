@@ -25,12 +25,13 @@ SEVERAL_OUTPUTS = {"LSTM", "GRU", "RNN", "TopK"}  # operators that are lowered w
 Resort = Lowering  # for any operator
 
 
-def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
+def lower_model(graph: Graph, slow: Collection[str] | None = None, is_checked: bool = True) -> Program:
     """Return the layers of a model.
 
     A node that no lowering takes is replaced by its definition in simpler operators, if ONNX has one. What nothing
     computes becomes islands, and so does what onnxruntime computes faster than a kernel that no template made: `slow`
-    are such nodes, by their first outputs; None: they are found by measurement.
+    are such nodes, by their first outputs; None: they are found by measurement. Layers that TVM's Relax makes are
+    compared with onnxruntime if `is_checked`, which takes code; otherwise some of them may not be in the end.
 
     Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
@@ -51,9 +52,10 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None) -> Program:
             break
         replaced |= {name: refusals[name] for name in defined}
         graph = state_shapes(expand(graph, defined, simple.constants))
-    from gangway.compiler.lower.relax import lower_by_relax  # noqa: PLC0415 - TVM's importer takes a second
+    from gangway.compiler.lower import relax  # noqa: PLC0415 - TVM takes a second
 
-    program, refusals = lower(simple, lower_by_relax, slow)
+    program, refusals = lower(simple, relax.lower_by_relax if is_checked else relax.lower_unchecked, slow)
+    program.refused = {name: str(error) for name, error in refusals.items()}
     try:
         _add_islands(program, refusals)
     except UnsupportedModelError as error:

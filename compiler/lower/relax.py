@@ -78,6 +78,15 @@ class Line:
 
 def lower_by_relax(program: Program, node: Node) -> None:
     """Add the layers of one node. Raises UnsupportedModelError that says what Relax cannot or does wrongly."""
+    _lower(program, node, is_checked=True)
+
+
+def lower_unchecked(program: Program, node: Node) -> None:
+    """Add the same layers, but without code for them: whether they compute what onnxruntime does is not known."""
+    _lower(program, node, is_checked=False)
+
+
+def _lower(program: Program, node: Node, is_checked: bool) -> None:
     if node.operator == "GridSample":
         raise node.one_engine("onnxruntime has its own answers to coordinates that are no numbers, or beyond integers")
     constants = {name: program.graph.constants[name] for name in node.inputs if name in program.graph.constants}
@@ -93,7 +102,8 @@ def lower_by_relax(program: Program, node: Node) -> None:
         for call in line.calls:
             _require_types(call, types)
         layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]
-        is_slow = check(node, layers, line, types, constants, program.graph.opset, program.measures)
+        checked = (node, layers, line, types, constants, program.graph.opset, program.measures)
+        is_slow = is_checked and check(*checked)
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer asserts, and TVM raises whatever its passes check

@@ -1,4 +1,7 @@
-"""`gangway check`: which models of a repository can be served here, and what must change for the others."""
+"""`gangway check`: which models of a repository can be served here, and what must change for the others.
+
+What will serve the parts of ONNX files is found by a process of the compiler, which this room does not import.
+"""
 
 import argparse
 import dataclasses
@@ -6,6 +9,7 @@ import json
 import mmap
 import shutil
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,7 +20,7 @@ from typing import Final
 
 from google.protobuf import text_format
 
-from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.commands import ending_signals
 from gangway.artifact.format import Engine
@@ -43,8 +47,12 @@ from gangway.server.options.server import backend_setting
 
 DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
 which can with changes of config.pbtxt, and which cannot. Compiled models stay in the cache, so `gangway serve` finds
-them there."""
+them there.
+
+Of an .onnx file, say without compiling or serving it which parts kernels compute, which are islands of onnxruntime, for
+which rows and sizes, and why not more."""
 EPILOG = "exit status: 0 every model can be served as it lies there (after --fix), 1 some cannot, 2 wrong usage"
+FILE_CHECK: Final = (sys.executable, "-P", "-m", "gangway.compiler.check_files")
 KEPT_SUFFIX: Final = ".orig"  # behind the name of a config.pbtxt that --fix replaces
 MAX_COLUMNS: Final = 100
 
@@ -85,13 +93,18 @@ class Report:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.static or options.dimension or any(path.suffix == ONNX_SUFFIX for path in options.path):
+        if options.fix:
+            parser.error("--fix changes repositories, not .onnx files")
+        return _check_files(options)
     for ending in ending_signals():
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
-        candidates = [each for directory in options.repository for each in _candidates(directory)]
+        candidates = [each for directory in options.path for each in _candidates(directory)]
         if not candidates:
-            print(f"gangway check: no models in {options.repository[0]}: one lies there as NAME/1/model.onnx",
+            print(f"gangway check: no models in {options.path[0]}: one lies there as NAME/1/model.onnx",
                   file=sys.stderr)  # fmt: skip
             return 1
         with trial_server(options.cache_dir, options.backend_config) as server:
@@ -116,13 +129,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("gangway check", DESCRIPTION, EPILOG)
-    parser.add_argument("repository", type=Path, nargs="+", metavar="REPOSITORY", help="folder of models")
+    parser.add_argument("path", type=Path, nargs="+", metavar="PATH", help="a folder of models, or an .onnx file")
+    parser.add_argument("--static", action="store_true", help="look at all .onnx files below folders as at files")
+    add_dimension(parser)
     parser.add_argument(
         "--fix",
         action="store_true",
         help=f"write the changes; a config.pbtxt that is replaced is kept as {CONFIG_FILENAME}{KEPT_SUFFIX}",
     )
-    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model or file")
     parser.add_argument(
         "--backend-config",
         type=_backend_setting,
@@ -134,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_cache_dir(parser)
     return parser
+
+
+def _check_files(options: argparse.Namespace) -> int:
+    """Have the compiler look at files; return its exit status."""
+    sizes = [f"--dimension={name}={size}" for name, size in options.dimension]
+    command = [*FILE_CHECK, *["--json"] * options.json, *sizes, "--", *map(str, options.path)]
+    return subprocess.run(command, check=False).returncode
 
 
 def _backend_setting(text: str) -> str:

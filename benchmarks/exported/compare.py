@@ -1,0 +1,180 @@
+"""Serves exported files and compares every answer with onnxruntime's.
+
+    python -m benchmarks.exported.compare [--cache DIR] [--only REGEX ...] [--json FILE]
+
+Each model is loaded alone, without a config.pbtxt, and answers all requests of its description twice: as it is loaded,
+and when its sizes are compiled. `--json` keeps a row for each file, and adds to those that are there already.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from benchmarks.exported.graphs import Exported, exported_files
+from benchmarks.exported.make import CACHE
+from benchmarks.lib.live_server import LiveServer, live_server
+
+COMPILE_S = 180  # of all sizes of a model
+FLAGS = ("--model-control-mode=explicit", "--strict-readiness=false")
+Row = dict[str, Any]
+
+
+def main() -> int:
+    """Compare the files; return 1 if an answer is wrong, or a model that is ready refuses a request."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, metavar="DIR", help=f"of benchmarks.exported.make ({CACHE})"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="REGEX", help="names of files")
+    parser.add_argument("--json", type=Path, help="rows of all files")
+    parser.add_argument("--compiled", type=Path, help="folder of compiled models (a new one)")
+    options = parser.parse_args()
+    rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    files = [
+        file for file in exported_files(options.cache) if _is_wanted(file.name, options.only) and file.name not in rows
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = Path(scratch, "models")
+        repository.mkdir()
+        for file in files:
+            version = repository / file.name / "1"
+            version.mkdir(parents=True)
+            (version / "model.onnx").symlink_to(file.path.resolve())
+        compiled = options.compiled or Path(scratch, "compiled")
+        with live_server(repository, [*FLAGS, f"--cache-dir={compiled}"]) as server:
+            for file in files:
+                rows[file.name] = row = _compared(server, file)
+                print(_line(file.name, row), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    bad = [name for name, row in rows.items() if row["wrong"] or row["refusals"]]
+    print(f"{len(rows)} files: {sum(bool(row['wrong']) for row in rows.values())} wrong, {len(bad)} wrong or refusing")
+    return 1 if bad else 0
+
+
+def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _compared(server: LiveServer, file: Exported) -> Row:
+    """Return what serves a file, how far its answers are from onnxruntime's, and what it refuses."""
+    row: Row = {"engine": "refused", "error": 0.0, "wrong": "", "refusals": [], "sizes": 0, "reason": ""}
+    row |= {"exporter": file.described["exporter"], "versions": file.described["versions"]}
+    with triton.InferenceServerClient(server.url) as client:
+        try:
+            client.load_model(file.name, client_timeout=COMPILE_S)
+        except InferenceServerException as error:
+            return {**row, "reason": error.message()}
+        settings = client.get_model_config(file.name, as_json=True)["config"].get("parameters", {})
+        row["engine"] = settings["gangway_engine"]["string_value"]
+        row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
+        try:
+            wanted = _reference(file)
+        except Exception as error:  # onnxruntime's own exceptions have no common base
+            return {**row, "reason": f"onnxruntime does not answer: {' '.join(str(error).split())[:300]}"}
+        for _ in range(2):
+            row["refusals"] = []
+            for request, answers in zip(file.requests(), wanted, strict=True):
+                try:
+                    served = _ask(client, file.name, request, list(answers))
+                except InferenceServerException as error:
+                    row["refusals"].append(error.message())
+                    continue
+                for name, answer in answers.items():
+                    found = difference(served[name], answer)
+                    row["error"] = max(row["error"], found)
+                    if not found <= file.described["tolerance"]:
+                        row["wrong"] = name
+            if row["engine"] != "onnxruntime":
+                break
+            row["sizes"], row["left"] = _wait_for_sizes(server, file.name)
+        client.unload_model(file.name)
+    return row
+
+
+def _reference(file: Exported) -> list[dict[str, Any]]:
+    """Return onnxruntime's answers. Raises what onnxruntime raises."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    inputs, outputs = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
+    answers = []
+    for request in file.requests():
+        values = session.run(None, dict(zip(inputs, request.values(), strict=True)))
+        answers.append({name: _as_array(value) for name, value in zip(outputs, values, strict=True)})
+    return answers
+
+
+def _as_array(value: Any) -> Any:
+    """Return an answer as served: a sequence of maps is a tensor of their values."""
+    if isinstance(value, list):
+        return np.array([list(each.values()) for each in value], np.float32)
+    return np.asarray(value)
+
+
+def _ask(client: Any, name: str, request: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    declared = [each["name"] for each in client.get_model_metadata(name, as_json=True)["inputs"]]
+    tensors = []
+    for key, value in zip(declared if set(declared) != set(request) else request, request.values(), strict=True):
+        tensors.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
+        tensors[-1].set_data_from_numpy(value)
+    answer = client.infer(name, tensors, client_timeout=COMPILE_S)
+    return {output: answer.as_numpy(output) for output in outputs}
+
+
+def difference(served: Any, wanted: Any) -> float:
+    """Return the largest difference over the largest number; infinite if the two are of another kind."""
+    if served is None or served.shape != wanted.shape:
+        return float("inf")
+    if wanted.dtype.kind in "OSU":
+        texts = [[each.decode() if isinstance(each, bytes) else str(each) for each in a.flat] for a in (served, wanted)]
+        return 0.0 if texts[0] == texts[1] else float("inf")
+    if served.dtype != wanted.dtype:
+        return float("inf")
+    a, b = served.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    return float(np.abs(a - b)[finite].max() / max(np.abs(b[finite]).max(), 1e-30))
+
+
+def _wait_for_sizes(server: LiveServer, name: str) -> tuple[int, list[str]]:
+    """Return how many sizes have been compiled, and why others were not, once none is being compiled."""
+    deadline, quiet_since, last = time.monotonic() + COMPILE_S, time.monotonic(), (-1, -1)
+    while time.monotonic() < deadline:
+        text = server.log.read_text(errors="replace")
+        title = rf"{re.escape(name)}, version 1, .*?"
+        begun = len(re.findall(rf"compiling {title}", text))
+        ready = len(re.findall(rf"{title}: ready", text))
+        left = re.findall(rf"{title}: onnxruntime serves these sizes.*?: (.*)", text)
+        if (begun, ready + len(left)) != last:
+            last, quiet_since = (begun, ready + len(left)), time.monotonic()
+        if begun <= ready + len(left) and time.monotonic() - quiet_since > 3:
+            return ready, left
+        time.sleep(0.2)
+    return ready, [*left, f"not compiled in {COMPILE_S} s"]
+
+
+def _line(name: str, row: Row) -> str:
+    remarks = [f"WRONG {row['wrong']}"] * bool(row["wrong"]) + [f"REFUSES {row['refusals'][:1]}"] * bool(
+        row["refusals"]
+    )
+    remarks += [f"{row['sizes']} sizes"] * bool(row["sizes"]) + row.get("left", [])[:1] + [row["reason"]]
+    return f"{name:34} {row['engine']:12} {row['error']:.0e} {'; '.join(filter(None, remarks))[:200]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

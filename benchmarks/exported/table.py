@@ -1,0 +1,130 @@
+"""Writes the table of docs/measurements/exported.md: outcomes by exporter, and what comparisons have found.
+
+    python -m benchmarks.exported.table [--compared FILE]
+
+`--compared`: the rows of `benchmarks.exported.compare`, by default those of the last table.
+"""
+
+import argparse
+import json
+import lzma
+import sys
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.exported.graphs import ARCHIVES
+from benchmarks.exported.outcomes import read_expected
+
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "exported.md"
+COMPARED = Path(__file__).parent / "compared.json"
+BEGIN, END = "<!-- generated: exported -->\n", "<!-- end -->"
+HEAD = ("exporter", "files", "kernels, any rows and sizes", "as exported, fixed", "each number of rows", "with islands",
+        "onnxruntime", "compared", "wrong", "refuses")  # fmt: skip
+MADE_OF_OTHERS = {  # how names of files begin that are made of other files
+    "dynamic_": "onnxruntime: dynamic quantisation",
+    "qdq_": "onnxruntime: static quantisation",
+    "qoperator_": "onnxruntime: static quantisation",
+    "four_bits_": "onnxruntime: MatMulNBits",
+    "eight_bits_": "onnxruntime: MatMulNBits",
+    "half_ort_": "onnxruntime: float16",
+    "half_": "onnxconverter-common: float16",
+    "optimised_": "onnxruntime: optimiser of transformers",
+    "saved_": "onnxruntime: saved as optimised",
+    "slim_": "onnxslim",
+    "simplified_": "onnxsim",
+}
+MAIN = ("torchvision", "timm", "transformers", "lightgbm", "xgboost-cpu", "catboost", "scikit-learn", "keras", "flax")
+
+
+@dataclass
+class Row:
+    """What is counted of an exporter."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def main() -> int:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--compared", type=Path, metavar="FILE", help="rows of benchmarks.exported.compare")
+    options = parser.parse_args()
+    if options.compared:
+        rows = json.loads(options.compared.read_text())
+        kept = {name: {key: row[key] for key in ("engine", "wrong", "refusals")} for name, row in rows.items()}
+        COMPARED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    compared = json.loads(COMPARED.read_text()) if COMPARED.exists() else {}
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join(table(read_expected(), compared)) + "\n" + END + rest.split(END)[1])
+    return 0
+
+
+def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    rows: dict[str, Row] = defaultdict(Row)
+    for name, described in _descriptions():
+        row = rows[_exporter(name, described["versions"])]
+        row.versions |= described["versions"]
+        row.counts["files"] += 1
+        row.counts[_column(expected[name])] += 1
+        found = compared.get(name)
+        row.counts["compared"] += found is not None
+        row.counts["wrong"] += bool(found and found["wrong"])
+        row.counts["refuses"] += bool(found and found["refusals"])
+    yield f"| {' | '.join(HEAD)} |"
+    yield "|---|" + "---:|" * (len(HEAD) - 1)
+    for title, row in sorted(rows.items()):
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(row.versions.items()))
+        yield _line(f"{title} ({versions})", row.counts)
+    total: dict[str, int] = defaultdict(int)
+    for row in rows.values():
+        for column, count in row.counts.items():
+            total[column] += count
+    yield _line("all", total)
+    yield _line("share", {column: f"{count / total['files']:.0%}" for column, count in total.items()})
+
+
+def _line(title: str, counts: Mapping[str, int | str]) -> str:
+    return f"| {title} | {' | '.join(str(counts.get(column) or '') for column in HEAD[1:])} |"
+
+
+def _column(outcome: str) -> str:
+    if outcome == "no kernels":
+        return "onnxruntime"
+    if "each number of rows" in outcome:
+        return "each number of rows"
+    if "islands" in outcome:
+        return "with islands"
+    return "as exported, fixed" if "fixed rows" in outcome else "kernels, any rows and sizes"
+
+
+def _exporter(name: str, versions: Mapping[str, str]) -> str:
+    for start, title in MADE_OF_OTHERS.items():
+        if name.startswith(start):
+            return title
+    main = next((package for package in MAIN if package in versions), "")
+    if "ultralytics" in versions:
+        return "ultralytics"
+    if "torch" in versions:
+        way = "torch, TorchScript" if name.startswith("ts_") else "torch, dynamo"
+        return f"{way}: {main or 'modules'}"
+    return main or next(iter(versions))
+
+
+def _descriptions() -> Sequence[tuple[str, dict[str, Any]]]:
+    found = []
+    for archive in sorted(ARCHIVES.glob("*.tar.xz")):
+        with lzma.open(archive) as packed, tarfile.open(fileobj=packed) as tar:
+            for member in tar.getmembers():
+                content = tar.extractfile(member) if member.name.endswith(".json") else None
+                if content is not None:
+                    found.append((Path(member.name).stem, json.load(content)))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
