@@ -108,10 +108,10 @@ def _reference(file: Exported) -> list[dict[str, Any]]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
-    inputs, outputs = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
+    outputs = [each.name for each in session.get_outputs()]
     answers = []
     for request in file.requests():
-        values = session.run(None, dict(zip(inputs, request.values(), strict=True)))
+        values = session.run(None, request)
         answers.append({name: _as_array(value) for name, value in zip(outputs, values, strict=True)})
     return answers
 
@@ -124,9 +124,8 @@ def _as_array(value: Any) -> Any:
 
 
 def _ask(client: Any, name: str, request: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
-    declared = [each["name"] for each in client.get_model_metadata(name, as_json=True)["inputs"]]
     tensors = []
-    for key, value in zip(declared if set(declared) != set(request) else request, request.values(), strict=True):
+    for key, value in request.items():
         tensors.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
         tensors[-1].set_data_from_numpy(value)
     answer = client.infer(name, tensors, client_timeout=COMPILE_S)

@@ -18,6 +18,8 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, helper, numpy_helper
 
+from gangway.compiler.frontend.importer import dimension_name
+
 ARCHIVES = Path(__file__).parent / "graphs"
 LEAST_BYTES, LEAST_FLOAT_BYTES = 512, 64  # of an initializer that may be left out
 MOST_KEPT = 0.2  # of its bytes, compressed, of the first ones: a table or a mask is kept
@@ -40,24 +42,39 @@ class Exported:
         asks: Sequence[Mapping[str, int]] = self.described["asks"]
         return asks
 
-    def sizes(self, ask: Mapping[str, int]) -> dict[str, int]:
-        """Return the sizes of a request by the names that the file has for them, without that of the batch."""
+    def inputs(self) -> dict[str, tuple[Mapping[str, Any], Sequence[str]]]:
+        """Return the description of each input by the file's name for it, and what the file calls its dimensions.
+
+        Keras writes some constants as inputs that no description has.
+        """
         model = onnx.load(self.path, load_external_data=False)
         initial = {tensor.name for tensor in model.graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in initial]
-        found: dict[str, int] = {}
-        for value, described in zip(inputs, self.described["inputs"].values(), strict=True):
+        described = list(self.described["inputs"].values())
+        found: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {}
+        for number, value in enumerate(inputs):
             dims = value.type.tensor_type.shape.dim
-            for axis, (dim, size) in enumerate(zip(dims, described["shape"], strict=True)):
-                if not dim.HasField("dim_value") and size != "B":
-                    found[dim.dim_param or f"{value.name}.{axis}"] = ask.get(size, size)
+            names = ["" if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+            shape = [dim.dim_value for dim in dims]
+            other = {"shape": shape, "dtype": "float32", "draw": "uniform", "low": 0.5, "high": 1.5}
+            found[value.name] = (described[number] if number < len(described) else other, names)
         return found
 
+    def sizes(self, ask: Mapping[str, int]) -> dict[str, int]:
+        """Return the sizes of a request by the names that the file has for them, without that of the batch."""
+        return {
+            dimension_name(name, axis, called or None): ask.get(size, size)
+            for name, (described, names) in self.inputs().items()
+            for axis, (called, size) in enumerate(zip(names, described["shape"], strict=True))
+            if isinstance(size, str) and size != "B"
+        }
+
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Yield the arrays of each request, by the names of the description."""
+        """Yield the arrays of each request."""
+        inputs = self.inputs()
         for number, ask in enumerate(self.asks):
             random = np.random.default_rng([zlib.crc32(self.name.encode()), number])
-            yield {name: _drawn(random, each, ask) for name, each in self.described["inputs"].items()}
+            yield {name: _drawn(random, described, ask) for name, (described, _) in inputs.items()}
 
 
 def exported_files(folder: Path) -> list[Exported]:

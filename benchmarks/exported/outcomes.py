@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.exported.graphs import ARCHIVES, Exported, exported_files, pack, unpack
 from benchmarks.exported.make import CACHE
-from gangway.compiler.static_check import FileCheck, Rows, ServedBy, check_file
+from gangway.compiler.check.file_check import FileCheck, Rows, ServedBy, check_file
 
 EXPECTED = Path(__file__).parent / "expected.json"
 

@@ -52,7 +52,7 @@ them there.
 Of an .onnx file, say without compiling or serving it which parts kernels compute, which are islands of onnxruntime, for
 which rows and sizes, and why not more."""
 EPILOG = "exit status: 0 every model can be served as it lies there (after --fix), 1 some cannot, 2 wrong usage"
-FILE_CHECK: Final = (sys.executable, "-P", "-m", "gangway.compiler.check_files")
+FILE_CHECK: Final = (sys.executable, "-P", "-m", "gangway.compiler.check")
 KEPT_SUFFIX: Final = ".orig"  # behind the name of a config.pbtxt that --fix replaces
 MAX_COLUMNS: Final = 100
 

@@ -12,7 +12,6 @@ from files import sizes, tensor
 
 L = keras.layers
 PICTURE = tensor("B", 64, 64, 3)
-ANY_PICTURE = tensor("B", "H", "W", 3)
 PICTURES = sizes("B H W", (1, 64, 96), (3, 64, 96), (1, 32, 64))
 WORDS = tensor("B", "T", dtype="int32", draw="integers", low=5, high=1000)
 LENGTHS = sizes("B T", (1, 12), (3, 12), (1, 33))
@@ -62,7 +61,7 @@ def transformer():
 
 
 def unet():
-    taken = L.Input((None, None, 3))
+    taken = L.Input((64, 64, 3))
     a = L.Conv2D(16, 3, padding="same", activation="relu")(taken)
     b = L.Conv2D(32, 3, strides=2, padding="same", activation="swish")(a)
     c = L.SeparableConv2D(64, 3, strides=2, padding="same")(b)
@@ -101,7 +100,7 @@ KERAS = {  # name -> model, inputs, what is asked
     "masked": (masked, {"input": WORDS}, LENGTHS),
     "perceptron": (perceptron, {"input": tensor("B", 20)}, None),
     "transformer": (transformer, {"input": WORDS}, LENGTHS),
-    "unet": (unet, {"input": ANY_PICTURE}, PICTURES),
+    "unet": (unet, {"input": PICTURE}, None),
     "two_inputs": (two_inputs, {"numbers": tensor("B", 4),
                                 "kind": tensor("B", 1, dtype="int32", draw="integers", high=50)}, None),
     "wavenet": (wavenet, {"input": tensor("B", "T", 8)}, LENGTHS),
@@ -123,7 +122,7 @@ def of_tensorflow(make, *specs):
 
 
 def best_three():
-    weights = tf.constant(tf.random.normal((16, 8)))
+    weights = tf.random.normal((16, 8)).numpy()
 
     def f(x):
         y = tf.nn.relu(x @ weights)
@@ -139,7 +138,7 @@ def pictures():
 
 
 def attention():
-    weights = [tf.constant(tf.random.normal((32, 32)) / 6) for _ in range(4)]
+    weights = [(tf.random.normal((32, 32)) / 6).numpy() for _ in range(4)]
 
     def split(x):
         return tf.transpose(tf.reshape(x, (tf.shape(x)[0], tf.shape(x)[1], 4, 8)), (0, 2, 1, 3))
@@ -154,7 +153,7 @@ def attention():
 
 
 def resized():
-    kernel = tf.constant(tf.random.normal((3, 3, 3, 8)))
+    kernel = tf.random.normal((3, 3, 3, 8)).numpy()
 
     def f(x):
         x = tf.image.resize(x, (32, 32), method="bilinear") / 127.5 - 1.0

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from benchmarks.lib.repository import GANGWAY
-from gangway.compiler.static_check import FileCheck, Rows, ServedBy, check_file
+from gangway.compiler.check.file_check import FileCheck, Rows, ServedBy, check_file
 
 node = helper.make_node
 WEIGHTS = {"w": np.ones((6, 6), np.float32)}

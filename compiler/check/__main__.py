@@ -1,4 +1,4 @@
-"""`python -m gangway.compiler.check_files`: what will serve the parts of ONNX files. `gangway check` starts it."""
+"""`python -m gangway.compiler.check`: what will serve the parts of ONNX files. `gangway check` starts it."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.key import require_compiler
 
 if TYPE_CHECKING:
-    from gangway.compiler.static_check import FileCheck
+    from gangway.compiler.check.file_check import FileCheck
 
 MAX_COLUMNS = 100
 ROWS = {"any": "any number of rows", "each": "each number of rows that requests have", "fixed": "the rows of the file"}
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         require_compiler()
-        from gangway.compiler.static_check import ServedBy, check_file  # noqa: PLC0415 - of these packages
+        from gangway.compiler.check.file_check import ServedBy, check_file  # noqa: PLC0415 - of these packages
 
         checks: dict[str, FileCheck] = {}
         for file in _files(options.path):
@@ -76,7 +76,7 @@ def _wrapped(line: str, columns: int) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m gangway.compiler.check_files", description=__doc__)
+    parser = argparse.ArgumentParser("python -m gangway.compiler.check", description=__doc__)
     parser.add_argument("path", type=Path, nargs="+", metavar="PATH", help="an .onnx file, or a folder of such files")
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each file")
     add_dimension(parser)

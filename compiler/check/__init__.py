@@ -1,0 +1,1 @@
+"""What will serve the parts of ONNX files, found without code."""
