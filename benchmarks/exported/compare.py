@@ -76,7 +76,8 @@ def _compared(server: LiveServer, file: Exported) -> Row:
             client.load_model(file.name, client_timeout=COMPILE_S)
         except InferenceServerException as error:
             return {**row, "reason": error.message()}
-        settings = client.get_model_config(file.name, as_json=True)["config"].get("parameters", {})
+        described: Any = client.get_model_config(file.name, as_json=True)
+        settings = described["config"].get("parameters", {})
         row["engine"] = settings["gangway_engine"]["string_value"]
         row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
         try:
@@ -153,6 +154,7 @@ def difference(served: Any, wanted: Any) -> float:
 def _wait_for_sizes(server: LiveServer, name: str) -> tuple[int, list[str]]:
     """Return how many sizes have been compiled, and why others were not, once none is being compiled."""
     deadline, quiet_since, last = time.monotonic() + COMPILE_S, time.monotonic(), (-1, -1)
+    ready, left = 0, list[str]()
     while time.monotonic() < deadline:
         text = server.log.read_text(errors="replace")
         title = rf"{re.escape(name)}, version 1, .*?"

@@ -24,6 +24,7 @@ ARCHIVES = Path(__file__).parent / "graphs"
 LEAST_BYTES, LEAST_FLOAT_BYTES = 512, 64  # of an initializer that may be left out
 MOST_KEPT = 0.2  # of its bytes, compressed, of the first ones: a table or a mask is kept
 MOST_COMPRESSED = 1 << 16
+MOST_DRAWN = 1 << 16  # numbers of an initializer; they are repeated
 LEFT_OUT = "left out"
 Request = Mapping[str, Any]
 
@@ -63,7 +64,7 @@ class Exported:
     def sizes(self, ask: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of a request by the names that the file has for them, without that of the batch."""
         return {
-            dimension_name(name, axis, called or None): ask.get(size, size)
+            dimension_name(name, axis, called or None): int(ask.get(size, size))
             for name, (described, names) in self.inputs().items()
             for axis, (called, size) in enumerate(zip(names, described["shape"], strict=True))
             if isinstance(size, str) and size != "B"
@@ -159,15 +160,16 @@ def _fill(tensor: Any) -> None:
     """Draw the content of an initializer that was left out."""
     random = np.random.default_rng(zlib.crc32(f"{tensor.name} {tensor.dims}".encode()))
     shape, dtype = tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    count = min(int(np.prod(shape)), MOST_DRAWN)
     if tensor.metadata_props:
         low, high = json.loads(tensor.metadata_props[0].value)
-        drawn = random.integers(low, high + 1, shape)
+        drawn = random.integers(low, high + 1, count)
     elif dtype == np.bool_:
-        drawn = random.integers(0, 2, shape)
+        drawn = random.integers(0, 2, count)
     else:
-        drawn = random.standard_normal(shape) / max(1.0, np.sqrt(np.prod(shape[1:])))
+        drawn = random.standard_normal(count) / max(1.0, np.sqrt(np.prod(shape[1:])))
         drawn = np.abs(drawn) if len(shape) < 2 else drawn  # a variance is positive
-    tensor.CopyFrom(numpy_helper.from_array(np.asarray(drawn).astype(dtype), tensor.name))
+    tensor.CopyFrom(numpy_helper.from_array(np.resize(drawn.astype(dtype), shape), tensor.name))
 
 
 def _drawn(random: np.random.Generator, described: Request, ask: Mapping[str, int]) -> Any:
