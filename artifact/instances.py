@@ -17,15 +17,24 @@ MOST = 4096  # of one program
 
 @dataclass(frozen=True)
 class Span:
-    """Sizes of a symbolic dimension for which one artifact is made: `first` to `last`."""
+    """Sizes of a symbol for which one artifact is made: `first` to `last`.
+
+    `along`: other symbols that grow with it, and by how much each is larger, as a mask is than the past that it covers.
+    """
 
     symbol: str
     first: int
     last: int
+    along: tuple[tuple[str, int], ...] = ()
+
+    def sizes(self, value: int, dimensions: Mapping[str, int]) -> dict[str, int]:
+        """Return the sizes of all dimensions where the symbol has this one; `dimensions` has those that stay."""
+        return {**dimensions, self.symbol: value, **{name: value + more for name, more in self.along}}
 
     def marked(self, dimensions: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all dimensions as an artifact's key has them."""
-        return {**dimensions, self.symbol: self.last, f"{self.symbol} from ": self.first}
+        marks = {f"{name} along ": 1 for name, _ in self.along}
+        return {**self.sizes(self.last, dimensions), f"{self.symbol} from ": self.first, **marks}
 
 
 class Varying(IntEnum):

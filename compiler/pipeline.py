@@ -83,7 +83,7 @@ def compile_model(
     if optional or whole or uncompiled:
         target, choice = for_file(path, target, "fp32"), _Choice()
     if span is not None:
-        dimensions = {**dimensions, span.symbol: span.last}
+        dimensions = span.sizes(span.last, dimensions)
     key = _key(path, target, mark or (span.marked(dimensions) if span else dimensions), cache, choice)
     if with_batch and not cache.folder(key).exists():
         require_compiler()

@@ -92,7 +92,7 @@ class SpanJob(Job):
                 return writer.commit(replace(manifest, instances=instances, difference=difference))
 
     def _sizes_of(self, size: _Size) -> dict[str, int]:
-        return {**self._dimensions, self._span.symbol: size.value}
+        return self._span.sizes(size.value, self._dimensions)
 
     def _sizes(self, objects: KernelObjects, writer: ArtifactWriter) -> Iterator[_Size]:
         """Yield what can be compiled, the largest first. Raises MixedRowsError."""
@@ -115,7 +115,7 @@ class SpanJob(Job):
     def _size(
         self, value: int, slow_nodes: Sequence[str] | None, objects: KernelObjects, writer: ArtifactWriter
     ) -> _Size:
-        graph = read_graph(self._path, {**self._dimensions, self._span.symbol: value})
+        graph = read_graph(self._path, self._span.sizes(value, self._dimensions))
         lowered = lower_graph(graph, self._target.lanes, slow_nodes, self._target)
         if any(isinstance(step.spec, IslandSpec) for step in lowered.steps):  # its file is of one size
             raise UnsupportedModelError("onnxruntime computes some layers")

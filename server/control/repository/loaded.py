@@ -4,6 +4,7 @@ import base64
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,27 +156,32 @@ class ModelVariants:
     def span_of(self, sizes: Sizes) -> Span | None:
         """Return the span of sizes that is to be compiled along with these; None: they are to be compiled alone.
 
-        It is one of the symbol of which so many sizes have been compiled, where the others were what they are here,
-        that more will follow.
+        It is one of the symbol, or of symbols that grow together, of which so many near sizes have been compiled, where
+        the others were what they are here, that more will follow.
         """
-        if len(self.made) < SPAN_AFTER or self.precision != IN_FP32:
+        if self.precision != IN_FP32:
             return None
-        values = {spec.value_symbol for spec in self.ready.inputs}
-        counts = [
-            (sum(_without(made, place) == _without(sizes, place) for made in self.made), place)
-            for place, symbol in enumerate(self.symbols)
-            if symbol not in values
-        ]
-        count, place = max(counts, default=(0, 0))
-        if count < SPAN_AFTER or sizes[place] < 1:
+        lines = Counter(moving for made in self.made if (moving := self._moving(made, sizes)))
+        moving, count = max(lines.items(), key=lambda line: line[1], default=((), 0))
+        if count < SPAN_AFTER or sizes[moving[0]] < 1:
             return None
+        place, *others = moving
         first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
-        span = Span(self.symbols[place], first, first + SPAN_SIZES - 1)
-        tried = span, _without(sizes, place)
+        along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
+        span = Span(self.symbols[place], first, first + SPAN_SIZES - 1, along)
+        tried = span, tuple(size for at, size in enumerate(sizes) if at not in moving)
         if tried in self.spans:
             return None
         self.spans.add(tried)
         return span
+
+    def _moving(self, before: Sizes, sizes: Sizes) -> tuple[int, ...]:
+        """Return the places of symbols that have grown together, and not much, while the others stayed; none: no."""
+        own = {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
+        steps = [after - size for size, after in zip(before, sizes, strict=True)]
+        moving = tuple(place for place, step in enumerate(steps) if step)
+        alike = len({steps[place] for place in moving}) == 1 and abs(steps[moving[0]]) < SPAN_SIZES
+        return moving if alike and own.isdisjoint(self.symbols[place] for place in moving) else ()
 
     def _takes_values(self, sizes: Sizes) -> bool:
         """Note the values that inputs have; return whether they are some of the first MAX_VALUES of each."""
@@ -191,17 +197,14 @@ class ModelVariants:
         """Return the name of one variant, for people."""
         texts = dict(zip(self.symbols, map(str, sizes), strict=True))
         if span is not None:
-            texts[span.symbol] = f"{span.first} to {span.last}"
+            for symbol, more in ((span.symbol, 0), *span.along):
+                texts[symbol] = f"{span.first + more} to {span.last + more}"
         named = ", ".join(f"{symbol}={text}" for symbol, text in texts.items())
         return f"{self.ready.name}, version {self.ready.version}, {named}"
 
     def sizes_text(self, sizes: Sizes) -> str:
         """Return sizes and what they are called."""
         return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
-
-
-def _without(sizes: Sizes, place: int) -> Sizes:
-    return (*sizes[:place], *sizes[place + 1 :])
 
 
 @dataclass(frozen=True, eq=False)

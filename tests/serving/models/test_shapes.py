@@ -406,3 +406,15 @@ def test_a_span_is_of_the_symbol_that_changes() -> None:
     assert model.span_of((1, 65)) == Span("T", 65, 128)
     assert model.span_of((2, 8)) is None  # as with heights and widths of pictures
     assert model.span_of((1, 0)) is None
+
+
+def test_symbols_that_grow_together_have_one_span() -> None:
+    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    symbols = ("sequence", "mask", "past")
+    model = ModelVariants(ready, Path("model.onnx"), symbols, LoadModel(1, "decoder", "", 1, 1, 0, 1))
+    model.made |= {(1, past + 1, past) for past in (70, 71, 72)}
+    assert model.span_of((1, 90, 80)) is None
+    span = model.span_of((1, 101, 100))
+    assert span == Span("mask", 65, 128, (("past", -1),))
+    assert span.sizes(65, {"sequence": 1}) == {"sequence": 1, "mask": 65, "past": 64}
+    assert model.span_of((1, 501, 500)) is None  # far from what has been compiled
