@@ -19,7 +19,7 @@ _SIMPLE = frozenset(
     """
     constant cast where equal less less_or_equal greater greater_or_equal is_nan is_inf add sub mul div and or xor not
     bit_and bit_or bit_xor bit_not shift_left shift_right min max neg abs sign floor ceil round truncate sqrt mod
-    clip leaky_relu hard_sigmoid hard_swish
+    clip leaky_relu bounded_leaky_relu hard_sigmoid hard_swish
     """.split()  # noqa: SIM905
 )
 

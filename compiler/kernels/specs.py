@@ -95,6 +95,7 @@ ActivationName = Literal[
     "none",
     "clip",
     "leaky_relu",
+    "bounded_leaky_relu",
     "sigmoid",
     "swish",
     "hard_sigmoid",
@@ -116,12 +117,12 @@ ActivationName = Literal[
 class Activation:
     """A function of one number, which a kernel applies before it stores, and two parameters; unused ones are 0.
 
-    none: x; clip: min(max(x, alpha), beta); leaky_relu: x if x >= 0 else alpha x; sigmoid: 1 / (1 + exp(-x)); swish: x
-    sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 +
-    erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha
-    (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)); quantise_int8, quantise_uint8: what is left of x
-    once it was an integer of this type, of scale alpha and zero point beta; quantise: the same, where the kernel has
-    limits as data.
+    none: x; clip: min(max(x, alpha), beta); leaky_relu: x if x >= 0 else alpha x; bounded_leaky_relu: the same, but
+    at least beta; sigmoid: 1 / (1 + exp(-x)); swish: x sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1);
+    hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 + erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi)
+    (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha (exp(x) - 1); softplus: log(1 + exp(x)); mish: x
+    tanh(softplus(x)); quantise_int8, quantise_uint8: what is left of x once it was an integer of this type, of
+    scale alpha and zero point beta; quantise: the same, where the kernel has limits as data.
     """
 
     name: ActivationName

@@ -16,6 +16,7 @@ from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
 from gangway.compiler.kernels.specs import (
     NONE,
+    Activation,
     ConvDepthwiseSpec,
     ConvSpec,
     ConvTransposeSpec,
@@ -60,11 +61,14 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
         return _activated_volume(source, source.spec, layer)
     if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | PackedDenseSpec | ElementwiseSpec):
         return None
-    if source.spec.activation != NONE:
-        return None
     spec, inputs = source.spec, source.inputs
     if layer.spec.operator == "copy":
-        spec = replace(spec, activation=layer.spec.activation)
+        activation = _one_function(spec.activation, layer.spec.activation)
+        if activation is None:
+            return None
+        spec = replace(spec, activation=activation)
+    elif spec.activation != NONE:
+        return None
     elif layer.spec.operator == "add" and isinstance(spec, ConvSpec | PackedDenseSpec) and not spec.residual:
         residual, summand = sorted(layer.inputs, key=lambda name: program.home(name) == source.output)
         if program.home(residual) == source.output:  # it is added to itself
@@ -77,6 +81,20 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
         return None
     operator = f"{source.operator}+{layer.operator}"
     return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
+
+
+def _one_function(first: Activation, second: Activation) -> Activation | None:
+    """Return the activation function that is `second` of `first`; None if there is none."""
+    match first.name, second.name:
+        case "none", _:
+            return second
+        case "clip", "clip":
+            return Activation(
+                "clip", *(min(max(limit, second.alpha), second.beta) for limit in (first.alpha, first.beta))
+            )
+        case "leaky_relu", "clip" if second.beta == math.inf:
+            return Activation("bounded_leaky_relu", first.alpha, second.alpha)
+    return None
 
 
 def _activated_volume(source: Layer, spec: VolumeConvSpec, layer: Layer) -> Layer | None:

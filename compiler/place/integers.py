@@ -108,6 +108,8 @@ def _activated(activation: Activation, x: Array) -> Array | None:
             return np.minimum(np.maximum(x, alpha), beta)
         case "leaky_relu":
             return np.where(x >= 0, x, alpha * x)
+        case "bounded_leaky_relu":
+            return np.maximum(np.where(x >= 0, x, alpha * x), beta)
         case "sigmoid":
             return np.asarray(sigmoid)
         case "swish":

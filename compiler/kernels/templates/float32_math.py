@@ -69,6 +69,9 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
             return clip(x, activation.alpha, activation.beta, lanes)
         case "leaky_relu":
             return tirx.Select(x < number(0.0), x * factor(activation.alpha), x)
+        case "bounded_leaky_relu":
+            leaky = bind(tirx.Select(x < number(0.0), x * factor(activation.alpha), x))
+            return clip(leaky, activation.beta, math.inf, lanes)
         case "sigmoid":
             return sigmoid(x, lanes)
         case "swish":

@@ -148,6 +148,21 @@ def clip(program: Program, node: Node) -> None:
     _add(program, node, Activation("clip", *limits))
 
 
+@lowers("Min", "Max")
+def extreme(program: Program, node: Node) -> None:
+    """Of a tensor and a constant number it is an activation function, with one limit."""
+    kind, constants = program.type(node.outputs[0]), program.graph.constants
+    limits = [constants[name] for name in node.inputs if name in constants and constants[name].size == 1]
+    others = [name for name in node.inputs if name not in constants]
+    if len(node.inputs) == 2 and limits and others and kind.dtype == "float32" and program.type(others[0]) == kind:
+        limit = float(limits[0].reshape(()))
+        if not math.isnan(limit):
+            activation = Activation("clip", *((limit, math.inf) if node.operator == "Max" else (-math.inf, limit)))
+            program.add(node, elementwise_spec("copy", kind, activation), (others[0],))
+            return
+    lower_pointwise(program, node, variadic)
+
+
 @lowers("LeakyRelu")
 def leaky_relu(program: Program, node: Node) -> None:
     """x or, below zero, alpha x."""
@@ -337,7 +352,6 @@ def comparison(expression: Expression, node: Node, values: list[Value], dtype: s
     return expression.apply(_COMPARISONS[node.operator], *values, dtype="bool")
 
 
-@_pointwise("Min", "Max")
 def variadic(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     """Any number of operands."""
     return reduce(lambda total, value: expression.apply(_VARIADIC[node.operator], total, value), values)

@@ -43,6 +43,7 @@ FUNCTIONS: list[tuple[Activation, Callable[[Array], Array], float]] = [
     (RELU6, lambda x: np.clip(x, 0, 6), 0),
     (Activation("clip", -1.5, 2.25), lambda x: np.clip(x, -1.5, 2.25), 0),
     (Activation("leaky_relu", 0.125), lambda x: np.where(x < 0, 0.125 * x, x), 1e-45),
+    (Activation("bounded_leaky_relu", 0.125, -1.5), lambda x: np.maximum(np.where(x < 0, 0.125 * x, x), -1.5), 1e-45),
     (Activation("sigmoid"), sigmoid, 2e-7),
     (Activation("swish"), lambda x: x * sigmoid(x), 2e-7),
     (Activation("hard_sigmoid", 0.25, 0.5), lambda x: np.clip(0.25 * x + 0.5, 0, 1), 1e-7),

@@ -51,6 +51,37 @@ def test_activations_are_fused_or_stand_alone(check: Any, network: Any, target: 
 
 
 @pytest.mark.parametrize("target", ENDS)
+def test_limits_are_one_function_with_what_is_before_them(check: Any, network: Any, target: str) -> None:
+    """Max and Min of a constant number are limits, on either side."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("LeakyRelu", ["a"], ["a1"], alpha=0.2),
+        node("Max", ["a1", "low"], ["a2"]),
+        node("Conv", ["a2", "w"], ["b"], pads=[1, 1, 1, 1]),
+        node("Max", ["low", "b"], ["b1"]),
+        node("Min", ["b1", "high"], ["b2"]),
+        node("Conv", ["b2", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("LeakyRelu", ["c"], ["c1"], alpha=0.2),
+        node("Min", ["c1", "high"], ["c2"]),
+        node("Conv", ["c2", "w"], ["d"], pads=[1, 1, 1, 1]),
+        node("Min", ["d", "high"], ["d1"]),
+        node("Max", ["d1", "low"], ["y"]),
+    ]
+    constants = {
+        "w": weights(20, 20, 3, 3),
+        "low": np.full((1, 1, 1, 1), -0.4, np.float32),
+        "high": np.float32(0.7),
+    }
+    operators = check(network(nodes, DEEP, {"y": None}, constants), target)
+    assert [name for name in operators if "M" in name and "Pack" not in name] == [
+        "Conv+LeakyRelu+Max",
+        "Conv+Max+Min",
+        "Min",
+        "Conv+Min+Max",
+    ]
+
+
+@pytest.mark.parametrize("target", ENDS)
 def test_squeeze_and_excite(check: Any, network: Any, target: str) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
