@@ -40,8 +40,8 @@ MINKOWSKI = [
 ]
 
 
-@pytest.mark.parametrize("opset", [12, 18])
-def test_distances(check: Check, network: Any, opset: int) -> None:
+@pytest.mark.parametrize(("opset", "rows"), [(12, 6), (18, "N")])
+def test_distances(check: Check, network: Any, opset: int, rows: int | str) -> None:
     """By a state that each step hands on, and by a tensor from outside; vectors are aligned behind the steps."""
     scans = [
         node(
@@ -57,9 +57,10 @@ def test_distances(check: Check, network: Any, opset: int) -> None:
                     inner.attribute.append(helper.make_attribute("axes", axes))
     for scan in scans:
         scan.attribute.append(helper.make_attribute("num_scan_inputs", 1))
-    nodes = [node("MatMul", ["x", "m"], ["rows"]), *scans]
+    turned = [node("Transpose", ["a"], ["y"], perm=[1, 0]), node("Transpose", ["b"], ["z"], perm=[1, 0, 2])]
+    nodes = [node("MatMul", ["x", "m"], ["rows"]), *scans, *turned]
     constants = {"m": floats((4, 5)).astype("f"), "points": POINTS}
-    operators = check(network(nodes, {"x": [6, 4]}, {"a": None, "b": None}, constants, opset=opset))
+    operators = check(network(nodes, {"x": [rows, 4]}, {"y": None, "z": None}, constants, opset=opset))
     assert "Scan" not in operators
 
 
