@@ -397,6 +397,27 @@ class TopSpec(KernelSpec):
         return self.rows * (self.columns + 4 * self.count * self.count.bit_length())
 
 
+@dataclass(frozen=True)
+class GridSampleSpec(KernelSpec):
+    """ONNX's GridSample of images, bilinear, with zeros around: x [images][channels][height][width] at points.
+
+    Arguments: x; the grid [images][points][2], where 1 and -1 are the middles (`align_corners`) or the outer edges of
+    the last and the first pixel, horizontally first; y [images][channels][points]. All float32.
+    """
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    points: int
+    align_corners: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.images * self.points * (8 * self.channels + 40)
+
+
 TreeOperator = Literal["add", "min", "max"]
 
 

@@ -76,6 +76,7 @@ _RULES: dict[type[specs.KernelSpec], Callable[[Any], int | None]] = {
     plain.GatherSpec: lambda spec: spec.item_bytes * spec.outer * spec.count * spec.inner,
     plain.GatherPlacesSpec: lambda spec: spec.item_bytes * math.prod(spec.shape),
     plain.ScatterSpec: lambda spec: _item_bytes(spec.dtype) * spec.elements,
+    plain.GridSampleSpec: lambda spec: _FLOAT * spec.images * spec.channels * spec.points,
     plain.TopSpec: lambda spec: _item_bytes(spec.dtype) * spec.rows * spec.count,
     plain.TreeSpec: lambda spec: _item_bytes(spec.dtype) * spec.rows * spec.groups * spec.targets,
     plain.TensorProgramSpec: _not_told,  # see `lower/relax.py`

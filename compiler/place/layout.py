@@ -19,6 +19,7 @@ from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherPlacesSpec,
     GatherSpec,
+    GridSampleSpec,
     IslandSpec,
     MatMulSpec,
     PlainPoolSpec,
@@ -411,7 +412,7 @@ def _plain_operand(memory: Memory, name: str) -> Buffer:
     return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, Space.WEIGHTS, constant=value)
 
 
-@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec, TreeSpec)
+@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec, GridSampleSpec, TreeSpec)
 def _place_plain(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")

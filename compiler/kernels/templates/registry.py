@@ -46,7 +46,7 @@ from gangway.compiler.kernels.templates.bf16 import attention as bf16_attention
 from gangway.compiler.kernels.templates.bf16 import convolution as bf16_convolution
 from gangway.compiler.kernels.templates.bf16 import dense as bf16_dense
 from gangway.compiler.kernels.templates.bf16 import depthwise as bf16_depthwise
-from gangway.compiler.kernels.templates.branching import top, trees
+from gangway.compiler.kernels.templates.branching import grid_sample, top, trees
 from gangway.compiler.kernels.templates.int8 import convolution as int8_convolution
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import dynamic as int8_dynamic
@@ -133,6 +133,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     plain_specs.TailSpec: _Template(_call, _no_kernel),
     specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),
     plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
+    plain_specs.GridSampleSpec: _Template(grid_sample.candidates, grid_sample.emit),
     plain_specs.TopSpec: _Template(top.candidates, top.emit),
     plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),
     plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),

@@ -1,4 +1,4 @@
-"""Resize of the last two axes: whatever the mode, a sum of a few lines, each of a few columns."""
+"""Resize of the last two axes: whatever the mode, a sum of a few lines, each of a few columns. Samples at points."""
 
 import math
 from dataclasses import replace
@@ -7,6 +7,7 @@ import numpy as np
 
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.shape_inference import evaluate
+from gangway.compiler.kernels.plain_specs import GridSampleSpec
 from gangway.compiler.kernels.specs import Array, ResizeSpec, lines_kept
 from gangway.compiler.lower.layers import Program, lowers
 
@@ -103,3 +104,17 @@ def _taps(node: Node, matrix: Array) -> tuple[Array, Array]:
     if most == 1 and (weights != 1).any():
         raise node.unsupported("numbers are scaled")
     return places, weights.astype(np.float32)
+
+
+@lowers("GridSample")
+def grid_sample(program: Program, node: Node) -> None:
+    """Bilinear, with zeros around an image; onnxruntime has the other kinds."""
+    kind, grid = (program.type(name) for name in node.inputs)
+    mode, padding = node.attributes.get("mode", b"linear"), node.attributes.get("padding_mode", b"zeros")
+    if mode not in (b"bilinear", b"linear") or padding != b"zeros":
+        raise node.unsupported(f"mode {mode.decode()}, padding_mode {padding.decode()}")
+    if kind.dtype != "float32" or grid.dtype != "float32" or len(kind.shape) != 4:
+        raise node.unsupported(f"an input {kind.dtype}{list(kind.shape)}")
+    points, corners = math.prod(grid.shape[1:3]), bool(node.attributes.get("align_corners", 0))
+    images, channels, height, width = kind.shape
+    program.add(node, GridSampleSpec(images, channels, height, width, points, corners), node.inputs)

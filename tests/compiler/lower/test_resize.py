@@ -162,3 +162,33 @@ def test_tensors_that_are_no_images(check: Any, network: Any, shape: list[int]) 
     scales = {"s": np.array([1.0] * (len(shape) - 1) + [2.0], np.float32)}
     nodes = [node("Resize", ["x", "", "s"], ["y"], mode="nearest")]
     check(network(nodes, {"x": shape}, {"y": None}, scales, datatype=TensorProto.FLOAT))
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "is_native"),
+    [
+        (16, {}, True),
+        (20, {"mode": "linear", "align_corners": 1}, True),
+        (20, {"padding_mode": "border"}, False),
+        (20, {"mode": "nearest"}, False),
+    ],
+)
+def test_samples_at_points(
+    check: Any,
+    network: Any,
+    compile_file: Any,
+    tmp_path: Path,
+    opset: int,
+    attributes: dict[str, Any],
+    is_native: bool,
+) -> None:
+    """As transformers of images, and attention at points, have them; of a batch, each row by its own points."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("GridSample", ["c", "grid"], ["y"], **attributes),
+    ]
+    shapes = {"x": ["N", 3, 9, 7], "grid": ["N", 4, 6, 2]}
+    model = network(nodes, shapes, {"y": None}, {"w": weights(5, 3, 3, 3)}, opset=opset)
+    check(model)
+    islands = compile_file(model.save(tmp_path / "model.onnx")).manifest.islands
+    assert [layer.operator for layer in islands] == ([] if is_native else ["GridSample"])

@@ -1,1 +1,1 @@
-"""Templates whose kernels branch by what the numbers are."""
+"""Templates whose kernels branch, or find their way, by what the numbers are."""
