@@ -11,6 +11,7 @@ from gangway.compiler.frontend.dynamic_quantisation import find_dynamic_products
 from gangway.compiler.frontend.folding import folded_tensors
 from gangway.compiler.frontend.functions import expand, has_body
 from gangway.compiler.frontend.graph import Graph, Node, remove_unused
+from gangway.compiler.frontend.images import has_several_images, split_images
 from gangway.compiler.frontend.lines import as_images
 from gangway.compiler.frontend.packed.rules import find_packed_products
 from gangway.compiler.frontend.patterns import find_patterns
@@ -36,6 +37,8 @@ def lower_model(graph: Graph, slow: Collection[str] | None = None, is_checked: b
     Raises UnsupportedModelError if there are nodes that cannot be islands, ModelError if the model is invalid.
     """
     graph = fold(find_packed_products(find_dynamic_products(state_shapes(graph))))
+    if has_several_images(graph):
+        graph = split_images(simplify(graph))
     replaced: dict[str, UnsupportedModelError] = {}
     while unknown := _undefined(graph):
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}

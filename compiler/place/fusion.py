@@ -61,6 +61,8 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
         return _activated_volume(source, source.spec, layer)
     if not isinstance(source.spec, ConvSpec | ConvTransposeSpec | PackedDenseSpec | ElementwiseSpec):
         return None
+    if isinstance(source.spec, ElementwiseSpec) and not _is_alike(program, source.output, layer.output):
+        return None
     spec, inputs = source.spec, source.inputs
     if layer.spec.operator == "copy":
         activation = _one_function(spec.activation, layer.spec.activation)
@@ -95,6 +97,12 @@ def _one_function(first: Activation, second: Activation) -> Activation | None:
         case "leaky_relu", "clip" if second.beta == math.inf:
             return Activation("bounded_leaky_relu", first.alpha, second.alpha)
     return None
+
+
+def _is_alike(program: Program, before: str, after: str) -> bool:
+    """Whether a view between two elementwise layers leaves operands of the first one where they are broadcast to."""
+    shape, seen = program.type(before).shape, program.type(after).shape
+    return seen == (1,) * (len(seen) - len(shape)) + shape
 
 
 def _activated_volume(source: Layer, spec: VolumeConvSpec, layer: Layer) -> Layer | None:

@@ -388,8 +388,8 @@ class _Rewriting:
     def _pack(self, plain: Buffer, buffer: Buffer, layout: FormatName) -> Buffer | None:
         if (plain, layout) in self._packed:
             return self._packed[plain, layout]
-        image, result = buffer.image, self._found[plain]
-        if image is None or (image.channels_last and not image.is_vector):
+        image, result = buffer.image, self._rounding(plain)
+        if image is None or result is None or (image.channels_last and not image.is_vector):
             return None
         source, writer = self._floats(plain), self._writers.get(plain)
         if writer and isinstance(writer.spec, PointwiseSpec) and _only_quantises(writer.spec):
@@ -397,9 +397,8 @@ class _Rewriting:
         packed = _bytes_of(buffer, result, layout)
         factors = np.array([result.scale, *result.limits], np.float32)
         spec = Int8PackSpec(image.channels, image.height, image.width, layout == "pixels")
-        self.steps.append(
-            Step(f"{self._writers[plain].name}:{layout}", "Quantise", spec, (source,), packed, {"factors": factors})
-        )
+        name = f"{writer.name if writer else f'part{len(self._packed)}'}:{layout}"
+        self.steps.append(Step(name, "Quantise", spec, (source,), packed, {"factors": factors}))
         self._packed[plain, layout] = packed
         return packed
 

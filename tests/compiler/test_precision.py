@@ -118,6 +118,19 @@ def test_a_convolutional_network_is_near_float32(
         assert LEAST_COSINE <= cosine < 1 - 1e-9, "products are rounded, and no more than that"
 
 
+@needs_bf16
+def test_several_images_are_near_float32(
+    network: type[Any], tmp_path: Path, load_artifact: Callable[[Path], Any]
+) -> None:
+    nodes, constants = convolutions()
+    path = network(nodes, {"x": [3, 3, 64, 64]}, {"y": [3, 50]}, constants).save(tmp_path / "model.onnx")
+    compiled = compile_low(path, tmp_path / "cache")
+    assert {f"last.conv/image{image}" for image in range(3)} | {"classifier"} <= set(low_layers(compiled.manifest))
+    x = np.random.default_rng(3).standard_normal((3, 3, 64, 64), np.float32)
+    cosine = least_cosine(load_artifact(compiled.folder)({"x": x}), reference(path, {"x": x}))
+    assert LEAST_COSINE <= cosine < 1 - 1e-9
+
+
 @pytest.mark.long
 @needs_bf16
 def test_activations_between_convolutions_take_half_the_memory(saved: Path, tmp_path: Path) -> None:

@@ -189,8 +189,23 @@ def test_network_in_8_bits(
     load_artifact: Any,
     tmp_path: Path,
 ) -> None:
+    require_integers(BUILDERS[name](), KINDS[kind], compile_file, load_artifact, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "images"), [("residual", 3), ("mobile", 2)])
+def test_several_images_in_8_bits(
+    name: str, images: int, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+) -> None:
+    """A file that says how many images it takes."""
     network = BUILDERS[name]()
-    chosen = KINDS[kind]
+    network.shape[0] = images
+    require_integers(network, KINDS["uint8"], compile_file, load_artifact, tmp_path)
+
+
+def require_integers(
+    network: Network, chosen: Kind, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+) -> None:
+    """Compile a network to kernels of 8-bit numbers whose answers are onnxruntime's integers, but for roundings."""
     path = network.quantise(tmp_path, chosen.activations, chosen.reduce_range)
     runner = load_artifact(compile_file(path, target=chosen.target).folder)
     kernels = [layer.versions[0].description for layer in runner.manifest.layers]
