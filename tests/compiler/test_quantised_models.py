@@ -202,6 +202,23 @@ def test_several_images_in_8_bits(
     require_integers(network, KINDS["uint8"], compile_file, load_artifact, tmp_path)
 
 
+def test_a_convolution_of_some_channels_of_quantised_numbers(check: Callable[..., list[str]], network: Any) -> None:
+    random = np.random.default_rng(3)
+    constants = {"scale": np.float32(0.0625), "zero": np.uint8(128), "scales": np.full(64, 0.5, np.float32)}
+    constants |= {"w": random.integers(-127, 128, (64, 32, 1, 1)).astype(np.int8), "zeros": np.zeros(64, np.int8)}
+    constants |= {"one": np.array([1]), "two": np.array([2]), "last": np.array([34])}
+    constants["w"][:, 0] = 127
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("Slice", ["d", "two", "last", "one"], ["part"]),
+        helper.make_node("DequantizeLinear", ["w", "scales", "zeros"], ["weights"], axis=0),
+        helper.make_node("Conv", ["part", "weights"], ["y"]),
+    ]
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    assert "Quantise" in check(network(nodes, {"x": [1, 36, 9, 9]}, {"y": None}, constants))
+
+
 def require_integers(
     network: Network, chosen: Kind, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
 ) -> None:

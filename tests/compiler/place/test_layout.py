@@ -157,6 +157,16 @@ def test_elementwise_layers_of_a_flattened_image(check: Any, network: Any) -> No
     check(network(nodes, DEEP, {"y": None, "z": None}, constants))
 
 
+@pytest.mark.parametrize(("before", "after"), [([6, 4], [2, 3, 4]), ([6, 4], [1, 6, 4]), ([1, 6, 4], [6, 4])])
+def test_a_view_between_elementwise_layers(check: Any, network: Any, before: list[int], after: list[int]) -> None:
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["seen"]),
+        helper.make_node("HardSwish", ["seen"], ["y"]),
+    ]
+    check(network(nodes, {"a": before, "b": before}, {"y": after}, {"shape": np.array(after)}))
+
+
 def test_shape_arithmetic_of_an_exporter(check: Any, network: Any) -> None:
     """x.view(x.size(0), -1), as it is exported."""
     nodes = [
