@@ -9,6 +9,7 @@ and when its sizes are compiled. `--json` keeps a row for each file, and adds to
 import argparse
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="rows of all files")
     parser.add_argument("--compiled", type=Path, help="folder of compiled models (a new one)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped
     rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     files = [
         file for file in exported_files(options.cache) if _is_wanted(file.name, options.only) and file.name not in rows
