@@ -167,10 +167,9 @@ class KernelObjects:
             if build.conditions.met(family.parameters):
                 return build
         kind = type(plan.spec).__name__.removesuffix("Spec").lower() + "_rows" * isinstance(plan, BatchPlan)
-        conditions, simplified = Conditions(), True
-        function: Any = None
+        conditions, simplified, function = Conditions(), True, None
+        symbol = f"{kind}_{_digest(repr(family))}{VARYING_SUFFIX}"
         if family.parameters:
-            symbol = f"{kind}_{_digest(repr(family))}{VARYING_SUFFIX}"
             try:
                 function, conditions = self._varying_kernel(plan, family, symbol)
                 simplified = isinstance(plan.spec, AttentionSpec)  # else LLVM takes vectors apart
@@ -179,8 +178,7 @@ class KernelObjects:
             except Exception as error:
                 _log.debug("%s: compiled for these numbers only: %r", plan.description, error)
         if function is None:
-            family = constants
-            symbol = f"{kind}_{_digest(repr(family))}"
+            family, symbol = constants, f"{kind}_{_digest(repr(constants))}"
             function = registry.emit(plan, self._target, symbol)
         path = pool.submit(self._built, symbol, function, family, conditions, simplified)
         self._builds[family.key].append(build := _Build(symbol, conditions, path))
