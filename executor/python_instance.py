@@ -40,6 +40,7 @@ KEPT_MEMORY_BYTES: Final = 8 << 20
 PATIENCE_MS: Final = 4  # in each half of that an instance that has a core must compute, or be kept from it
 MOST_LOOK_MS: Final = 16
 COMPUTING_SHARE: Final = 0.2  # of that time
+MOST_UNREAD: Final = 16  # runs that an instance has not read yet: each has memory of its own
 TURN_WAITS: Final = 2
 TURN_MS: Final = (20, 1000)
 
@@ -97,6 +98,7 @@ class Instance:
         self._pid, self._clock = pid, CpuClock(pid)
         self._takers: Set[int] = {pid}  # threads that take what this asks for
         self._unsettled = 0  # a run that was left: the instance may be writing its answer
+        self._unread: set[int] = set()  # runs without a core
         self._memory_fd, self._memory = -1, memoryview(b"")
         self.end = _native.InstanceEnd(connected.fileno(), self._process, pid)
         self._map: mmap.mmap | None = None
@@ -118,6 +120,18 @@ class Instance:
     def load(self) -> int:
         """How many executions are open there; OCCUPIED while none can begin."""
         return OCCUPIED if self._status is None else self._status.load
+
+    @property
+    def takes_later(self) -> bool:
+        """Whether none can begin there, and it can be left one to be executed later. Raises InstanceLostError."""
+        if self.load != OCCUPIED:
+            return False
+        try:
+            while self._unread and self._has_come(0):
+                self._receive()
+        except (OSError, EOFError, ValueError) as error:
+            raise InstanceLostError("its process has ended") from error
+        return len(self._unread) < MOST_UNREAD
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -146,8 +160,7 @@ class Instance:
         computes.
         """
         begin_ns, core = time.monotonic_ns(), header["core"]
-        number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1  # no other worker has it
-        lines = b"\n".join([b"%d" % number, *(own or [b"{}"] * len(header.get("run", ())))])
+        number, lines = _numbered(begin_ns, core, own or [b"{}"] * len(header.get("run", ())))
         try:
             self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
             if "resume" in header or (self._status is not None and self._status.rests):
@@ -157,6 +170,22 @@ class Instance:
         except (OSError, EOFError, ValueError) as error:
             raise InstanceLostError("its process has ended") from error
         return self._answer_to(number, core, begin_ns, timeout_s, stay, stay.patience_ms / 2)
+
+    def leave_later(self, parts: Sequence[memoryview], own: Sequence[bytes], text: bytes, core: int) -> Message:
+        """Send requests that it is to execute later, and do not wait: what it executes may hold Python's lock.
+
+        `core`: the worker's, which they do not have: `text` says NO_CORE. The instance asks for one when it begins.
+        Returns the answer, that they are left to it. Raises InstanceLostError.
+        """
+        number, lines = _numbered(time.monotonic_ns(), core, own)
+        try:
+            self._send(text, lines, parts, is_run=True)
+        except (OSError, EOFError, ValueError) as error:
+            raise InstanceLostError("its process has ended") from error
+        self._unsettled = number
+        self._unread.add(number)
+        self.end.share(None)
+        return Message({"done": [{"left": (number, index, (), False)} for index in range(len(own))]}, memoryview(b""))
 
     def go_on(
         self, number: int, core: int, begin_ns: int, timeout_s: float, looked: tuple[int, int], received: bytes
@@ -266,6 +295,8 @@ class Instance:
             self._cores, self._nice = set(message.header["cores"]), message.header["nice"]
             self._may_raise = may_raise_priority()
             self._takers = {self._pid, message.header["thread"]}
+        elif "left" in message.header:
+            self._unread.discard(message.header["left"])
         return message
 
     def _leave(self, number: int, threads: Sequence[Thread], goes_on: bool = False) -> Message:
@@ -363,3 +394,9 @@ class Instance:
     def _kill(self) -> None:
         with suppress(OSError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+
+def _numbered(begin_ns: int, core: int, own: Sequence[bytes]) -> tuple[int, bytes]:
+    """Return the number of what a worker asks for, which no other one has, and the payload that says it."""
+    number = begin_ns << CORE_BITS | core & (1 << CORE_BITS) - 1
+    return number, b"\n".join([b"%d" % number, *own])

@@ -34,7 +34,7 @@ from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError, Stay
 from gangway.python_backend.elements import check_elements
-from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, Message, header_of, places
+from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, NO_CORE, Message, header_of, places
 
 STATUS_BYTES: Final = 1 << 13  # of an answer, so much is kept for its status
 _SLACK_BYTES: Final = 128
@@ -168,12 +168,18 @@ class PythonModel:
             return _Answered(list(refused.values()))
         form = tuple((told[place].common, read[place], self._room_bytes(frames[place][1])) for place in asked)
         is_short = sum(len(common) for common, _, _ in form) <= KNOWN_HEADER_BYTES
-        run = (self._run_of if is_short else self._run_of.__wrapped__)(core, about["timeout_s"], form)
-        parts = [frames[place][0][each] for place, parts in zip(asked, run.parts, strict=True) for each in parts]
         number, instance = self._choose(about["instances"], about["instance"])
+        own = [told[place].own for place in asked]
         try:
-            own = [told[place].own for place in asked]
-            done = instance.ask(run.header, parts, about["timeout_s"], own=own, text=run.text)
+            is_later = instance.takes_later
+            run = (self._run_of if is_short else self._run_of.__wrapped__)(
+                NO_CORE if is_later else core, about["timeout_s"], form
+            )
+            parts = [frames[place][0][each] for place, parts in zip(asked, run.parts, strict=True) for each in parts]
+            if is_later:
+                done = instance.leave_later(parts, own, run.text, core)
+            else:
+                done = instance.ask(run.header, parts, about["timeout_s"], own=own, text=run.text)
         except BaseException:
             self._drop(number)
             raise

@@ -30,7 +30,7 @@ from gangway.python_backend.executions import (
     encode_error,
     forms_of,
 )
-from gangway.python_backend.messages import CORE_BITS, Connection, Message, is_same_user, places
+from gangway.python_backend.messages import CORE_BITS, NO_CORE, Connection, Message, is_same_user, places
 from gangway.python_backend.open_executions import OpenExecutions
 
 LATE_SECONDS = 30.0  # from the begin of a run to its being read, on a machine that is busy
@@ -137,7 +137,11 @@ class Callers:
         with executions.lock:  # to the end: who is idle must not begin something else meanwhile
             self._answered.pop(worker, None)
             executions.all[execution.number] = execution
-            if not executions.can_begin:
+            if execution.core == NO_CORE:
+                execution.worker, execution.is_run = None, False
+                execution.leave()
+                tell(worker, {"left": execution.number})
+            elif not executions.can_begin:
                 self._core.release(execution, goes_on=False)
             else:
                 self._core.pin(execution.core)  # where the main thread is, others may compute

@@ -8,12 +8,12 @@ bytes, in the order of the header. Most headers are equal to earlier ones, and a
 | sender | header | meaning |
 |---|---|---|
 | instance | `hello`: pid, `thread`, `cores`, `nice`, `idle` | first; its descriptor: the status (`model_threads.py`) |
-| worker | `run`: requests, `core` | execute; the descriptor is the memory, if it is another one |
+| worker | `run`: requests, `core` | execute (NO_CORE: later); the descriptor is the memory, if it is another one |
 | worker | `resume`: execution, `core` | the execution may use this core |
 | worker | `leave`: number | what has begun with it waits, and has no core any more; responses are the front end's |
 | instance | `done`: outcomes, `memory_bytes` | the run has ended; an outcome is a response, or says `left` |
 | instance | `stopped`, `waits` | the resumed execution uses the core no more; `waits`: it, or its threads, may go on |
-| instance | `left`: number | the memory of that run is not used any more |
+| instance | `left`: number | the memory of that run is not used any more; the only answer to one without a core |
 | front end | `attach`: execution, `request` | send this request's responses here; BACKGROUND: `infer` only |
 | instance | `grant` | have a worker resume the execution |
 | instance | `infer`: number, and a request | execute a request to another model |
@@ -55,6 +55,7 @@ CORE_BITS = 10  # of the number of a run: the worker's core; above them is when 
 WAITING_NICE = 10  # of an instance without a core, above its nice value with one: a tenth of the weight
 BACKGROUND = 0  # the number of the execution that nobody has asked for
 OCCUPIED = 255  # no execution could begin at once
+NO_CORE = -1  # of a run that a worker does not wait for
 ERROR_CODES = (
     "UNKNOWN",
     "INTERNAL",

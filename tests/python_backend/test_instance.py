@@ -17,7 +17,7 @@ import pytest
 from gangway.artifact.format import Manifest, TensorSpec
 from gangway.executor.frames import plan_frame, read_frame, write_header
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.python_instance import Instance
+from gangway.executor.python_instance import MOST_UNREAD, Instance
 from gangway.executor.python_program import PythonModel
 from gangway.python_backend.messages import OCCUPIED, Connection
 from tests.helpers.python_models import TIMEOUT_S
@@ -159,6 +159,27 @@ def test_a_worker_that_comes_while_a_model_keeps_python_from_answering(host: Hos
 
 
 @pytest.mark.parametrize("body", [WAITS])
+def test_requests_that_cannot_begin_are_left_at_once(host: Host) -> None:
+    """Their worker waits for no word of the instance, which what it executes may keep from speaking."""
+    worker, (addresses, model) = Instance(host.address), model_of(host)
+    with ThreadPoolExecutor(1) as pool:
+        occupied = pool.submit(asked, worker, 0, 0.2)
+        until(lambda: worker.load == OCCUPIED)
+        os.kill(host.pid, signal.SIGSTOP)
+        try:
+            left = [left_of(executed(model, number, {})) for number in range(1, 1 + MOST_UNREAD)]
+        finally:
+            os.kill(host.pid, signal.SIGCONT)
+        assert occupied.result()[1] == 0
+    for number, (address, execution, *how) in enumerate(left, 1):
+        assert (address, how) == (host.address, [0, [], False])
+        assert number_of(worker, execution) == number
+    until(lambda: worker.load == 0)
+    worker.close()
+    os.close(addresses.fd)
+
+
+@pytest.mark.parametrize("body", [WAITS])
 def test_a_core_that_is_taken_before_the_model_has_seen_it_is_asked_for_again(host: Host) -> None:
     first, second = Instance(host.address), Instance(host.address)
     core = min(os.sched_getaffinity(0))
@@ -265,6 +286,38 @@ def left_by(worker: Instance) -> int:
     return execution
 
 
+def model_of(host: Host) -> tuple[InstanceAddresses, PythonModel]:
+    """Return a worker's program of its model, and where that finds it."""
+    addresses = InstanceAddresses.create()
+    addresses.set(0, 0, host.address)
+    x, y = (TensorSpec(name, "FP32", (SIZE,), 4 * SIZE) for name in "xy")
+    manifest = cast("Manifest", SimpleNamespace(model_name="own", inputs=(x,), outputs=(y,)))
+    return addresses, PythonModel(manifest, addresses, 0, 0, kept=lambda: None)
+
+
+def left_of(answer: memoryview) -> list[Any]:
+    """Return where a request is left."""
+    status = read_frame(answer).parts[-1]
+    found: list[Any] = json.loads(bytes(answer[status.offset : status.offset + status.size_bytes]))["left"]
+    return found
+
+
+def executed(model: PythonModel, number: float, parameters: dict[str, Any]) -> memoryview:
+    """Have it execute a request of this number and zeros; return the block of the answer."""
+    values = np.zeros(SIZE, np.float32)
+    values[0] = number
+    asked = {"wanted": ["y"], "most_bytes": 1 << 24, "parameters": parameters}
+    common = {"request": asked, "instances": 1, "timeout_s": TIMEOUT_S, "instance": -1, "takes_any": False}
+    told = b"{}\n" + json.dumps(common).encode()
+    frame = plan_frame([((SIZE,), values.nbytes), ((), len(told))])
+    request, answer = memoryview(bytearray(frame.size_bytes)), memoryview(bytearray(1 << 23))
+    write_header(request, frame)
+    for part, content in zip(frame.parts, (memoryview(values).cast("B"), told), strict=True):
+        request[part.offset : part.offset + part.size_bytes] = content
+    model([(request, answer)], (min(os.sched_getaffinity(0)),))
+    return answer
+
+
 ECHOES = """
     def execute(self, requests):
         import json
@@ -279,27 +332,14 @@ ECHOES = """
 @pytest.mark.parametrize("body", [ECHOES])
 def test_a_worker_remembers_no_long_texts(host: Host) -> None:
     """What equal requests and responses say is remembered, but not if it takes much memory."""
-    addresses = InstanceAddresses.create()
-    addresses.set(0, 0, host.address)
-    x, y = (TensorSpec(name, "FP32", (SIZE,), 4 * SIZE) for name in "xy")
-    manifest = cast("Manifest", SimpleNamespace(model_name="own", inputs=(x,), outputs=(y,)))
-    model = PythonModel(manifest, addresses, 0, 0, kept=lambda: None)
-    values = np.arange(SIZE, dtype=np.float32)
-    core = min(os.sched_getaffinity(0))
+    addresses, model = model_of(host)
 
     def text_of(text: str) -> str:
         """Return the parameter that comes back with the values."""
-        asked = {"wanted": ["y"], "most_bytes": 1 << 24, "parameters": {"text": text}}
-        common = {"request": asked, "instances": 1, "timeout_s": TIMEOUT_S, "instance": -1}
-        told = b"{}\n" + json.dumps(common).encode()
-        frame = plan_frame([((SIZE,), values.nbytes), ((), len(told))])
-        request, answer = memoryview(bytearray(frame.size_bytes)), memoryview(bytearray(1 << 23))
-        write_header(request, frame)
-        for part, content in zip(frame.parts, (memoryview(values).cast("B"), told), strict=True):
-            request[part.offset : part.offset + part.size_bytes] = content
-        model([(request, answer)], (core,))
+        answer = executed(model, 7, {"text": text})
         found, status = read_frame(answer).parts
-        assert answer[found.offset : found.offset + found.size_bytes] == values.tobytes()
+        values = np.frombuffer(answer[found.offset : found.offset + found.size_bytes], np.float32)
+        assert (values[0], values[1:].any()) == (7, False)
         parameters = json.loads(bytes(answer[status.offset : status.offset + status.size_bytes]))["parameters"]
         return str(parameters["text"])
 
