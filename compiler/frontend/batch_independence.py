@@ -130,7 +130,7 @@ class _Walk:
 
     def _numbers(self, op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
         """Return what is known of the outputs' numbers: of fractions only how they depend on the batch."""
-        unknown = [UNKNOWN] * len(outputs)
+        unknown, shapes = [UNKNOWN] * len(outputs), SHAPE_INPUTS.get(op.node.operator, ())
         varies = any(tensor.varies for tensor in op.tensors)
         counts = any(tensor.dtype and np.dtype(tensor.dtype).kind in "iub" for tensor in outputs)
         if op.node.operator not in NUMBERS or not (varies or counts or op.node.operator in ALWAYS_ASKED):
@@ -139,6 +139,9 @@ class _Walk:
             if why := next((numbers.why_not for numbers in op.numbers if numbers.why_not), ""):
                 raise UndecidedError(why)
             found = [*NUMBERS[op.node.operator](op, outputs), *unknown][: len(outputs)]
+            is_made_of_them = any(tensor.varies for index, tensor in enumerate(op.tensors) if index not in shapes)
+            if is_made_of_them and any(numbers is UNKNOWN for numbers in found):
+                raise UndecidedError("it is not known how a number depends on the batch")
             for numbers, tensor in zip(found, outputs, strict=True):
                 _require_exact(numbers, tensor)
             return found

@@ -6,6 +6,7 @@ operands may depend on the batch.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, reduce
 
 import numpy as np
@@ -272,7 +273,9 @@ def _cumulated(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
 
     rows = op.rows[0]
     if rows is None or rows.axis != axis:
-        return [numbers.each(sums)] if np.isfinite([numbers.low, numbers.high]).all() else [UNKNOWN]
+        if np.isfinite([numbers.low, numbers.high]).all():
+            return [numbers.each(sums)]
+        return [replace(UNKNOWN, terms={powers: sums(part) for powers, part in numbers.terms.items()})]
     constant = numbers.constant
     if constant is None or reverse or rows.before > 1:
         raise UndecidedError("sums run along the batch")

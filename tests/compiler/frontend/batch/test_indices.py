@@ -290,6 +290,15 @@ MIXED: dict[str, Case] = {
         ],
         {},
     ),
+    "sums of data and of the number of rows": (
+        [
+            *BATCH,
+            node("Cast", ["n"], ["fraction"], to=TensorProto.FLOAT),
+            node("Add", ["x", "fraction"], ["more"]),
+            node("CumSum", ["more", "one"], ["y"]),
+        ],
+        {},
+    ),
     "view of strides that reaches the next row": strided((4, 6), (6, 6, 1)),
     "one place before each row": picked("all", "columns", 24, columns=np.arange(24).reshape(1, 24) - 1),
     "wrong length of a row": ([*LARGEST, *(made := picked("slots", "where", 2))[0]], made[1]),
