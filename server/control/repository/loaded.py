@@ -3,6 +3,7 @@
 import base64
 import logging
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -168,12 +169,19 @@ class ModelVariants:
         place, *others = moving
         first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
         along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
-        span = Span(self.symbols[place], first, first + SPAN_SIZES - 1, along)
+        last = min(first + SPAN_SIZES - 1, *(self._most(at) - sizes[at] + sizes[place] for at in moving))
+        span = Span(self.symbols[place], first, last, along)
         tried = span, tuple(size for at, size in enumerate(sizes) if at not in moving)
         if tried in self.spans:
             return None
         self.spans.add(tried)
         return span
+
+    def _most(self, place: int) -> int:
+        """Return the largest size that requests may have: of the batch, where it is a size, max_batch_size."""
+        ready = self.ready
+        is_batch = ready.max_batch_size and any(spec.symbols[:1] == (self.symbols[place],) for spec in ready.inputs)
+        return ready.max_batch_size if is_batch else sys.maxsize
 
     def _moving(self, before: Sizes, sizes: Sizes) -> tuple[int, ...]:
         """Return the places of symbols that have grown together, and not much, while the others stayed; none: no."""

@@ -408,6 +408,17 @@ def test_a_span_is_of_the_symbol_that_changes() -> None:
     assert model.span_of((1, 0)) is None
 
 
+def test_a_span_of_the_batch_ends_with_the_largest_batch() -> None:
+    tensors = (TensorSpec("x", "FP32", (-1, -1), 0, ("N", "S")),)
+    for largest, last in ((8, 8), (100, 64), (0, 64)):
+        ready = ModelReady(1, "mixing", 1, "", tensors, (), largest, 1, False)
+        model = ModelVariants(ready, Path("model.onnx"), ("N", "S"), LoadModel(1, "mixing", "", 1, 1, 0, 1))
+        model.made |= {(rows, 5) for rows in (1, 2, 3)}
+        assert model.span_of((4, 5)) == Span("N", 1, last)
+        model.made |= {(4, length) for length in (6, 7, 8)}
+        assert model.span_of((4, 9)) == Span("S", 1, 64)
+
+
 def test_symbols_that_grow_together_have_one_span() -> None:
     ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
     symbols = ("sequence", "mask", "past")
