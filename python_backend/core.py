@@ -33,7 +33,7 @@ class Core:
         self._executions = executions
         self.has_since = 0.0
         self.cores = os.sched_getaffinity(0)
-        self._main = threading.main_thread().native_id or 0
+        self._main = os.getpid()  # Python 3.11's main_thread().native_id is that of the process that forked this one
         self.nice = os.getpriority(os.PRIO_PROCESS, self._main)
         self._core = -1
         self._is_light = False  # the main thread has little weight
