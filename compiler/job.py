@@ -122,8 +122,7 @@ class Job:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
         with self._phases.timed("read"):
             graph = read_graph(self._path, self._dimensions)
-            if self._model_key(self._dimensions) != self._key:
-                raise UnreadableModelError(f"{self._path.name} changed while it was read")
+            self._require_unchanged()
         with self._phases.timed("graph"):
             lowered = lower_graph(graph, self._target.lanes, target=self._target)
             if self._precision != "fp32":
@@ -148,6 +147,7 @@ class Job:
                 if self._precision == "fp32":
                     is_tail = isinstance(steps[-1].spec, TailSpec)
                     difference = difference_from_onnxruntime(self._path, self._dimensions, compiled, is_tail)
+                self._require_unchanged()
             with self._phases.timed("write"):
                 tail = last if isinstance(last := steps[-1].spec, TailSpec) else None
                 manifest = self._manifest(graph, layers, lowered, Figures.of(steps, self._target), tail)
@@ -156,6 +156,16 @@ class Job:
     def _with_precision(self, lowered: Lowered) -> Lowered:
         steps = with_precision(lowered.steps, self._precision, self._target, self._keep_fp32)
         return replace(lowered, steps=steps, arena_bytes=plan_arena(steps, self._target.lanes))
+
+    def _require_unchanged(self) -> None:
+        """Raise UnreadableModelError if the file, which has been read, is not what the key stands for."""
+        if self._model_key(self._marked_dimensions) != self._key:
+            raise UnreadableModelError(f"{self._path.name} changed while it was read")
+
+    @property
+    def _marked_dimensions(self) -> Mapping[str, int]:
+        """The sizes of all dimensions as the artifact's key has them."""
+        return self._dimensions
 
     def _share_key(self) -> str:
         """What artifacts for different sizes of one model have in common; empty if there are no sizes."""

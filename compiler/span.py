@@ -70,8 +70,6 @@ class SpanJob(Job):
 
     def run(self, folder: Path) -> Manifest:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
-        if self._model_key(self._span.marked(self._dimensions)) != self._key:
-            raise UnreadableModelError(f"{self._path.name} changed while it was read")
         prefix = temporary_prefix(Path(self._key))
         with (
             ArtifactWriter(folder, self._share_key()) as writer,
@@ -83,6 +81,7 @@ class SpanJob(Job):
                 objects.link(writer.kernels_path)
             with self._phases.timed(COMPARISON_PHASE):
                 difference = self._difference(sizes, writer)
+                self._require_unchanged()
             with self._phases.timed("write"):
                 base = sizes[0]
                 arena_bytes = max(size.lowered.arena_bytes for size in sizes)
@@ -91,11 +90,15 @@ class SpanJob(Job):
                 instances = _instances([self._sizes_of(size) for size in sizes], tuple(self._dimensions), sizes)
                 return writer.commit(replace(manifest, instances=instances, difference=difference))
 
+    @property
+    def _marked_dimensions(self) -> Mapping[str, int]:
+        return self._span.marked(self._dimensions)
+
     def _sizes_of(self, size: _Size) -> dict[str, int]:
         return self._span.sizes(size.value, self._dimensions)
 
     def _sizes(self, objects: KernelObjects, writer: ArtifactWriter) -> Iterator[_Size]:
-        """Yield what can be compiled, the largest first. Raises MixedRowsError."""
+        """Yield what can be compiled, the largest first. Raises MixedRowsError, UnreadableModelError."""
         values = range(self._span.last, self._span.first - 1, -1)
         end = time.process_time() + MOST_SECONDS
         slow_nodes: Sequence[str] | None = None
@@ -105,7 +108,7 @@ class SpanJob(Job):
                 return
             try:
                 size = self._size(value, slow_nodes, objects, writer)
-            except MixedRowsError:
+            except (MixedRowsError, UnreadableModelError):
                 raise
             except (ModelError, UnsupportedSpecError):
                 continue
@@ -116,6 +119,7 @@ class SpanJob(Job):
         self, value: int, slow_nodes: Sequence[str] | None, objects: KernelObjects, writer: ArtifactWriter
     ) -> _Size:
         graph = read_graph(self._path, self._span.sizes(value, self._dimensions))
+        self._require_unchanged()
         lowered = lower_graph(graph, self._target.lanes, slow_nodes, self._target)
         if any(isinstance(step.spec, IslandSpec) for step in lowered.steps):  # its file is of one size
             raise UnsupportedModelError("onnxruntime computes some layers")
