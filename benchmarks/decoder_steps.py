@@ -60,7 +60,7 @@ class InProcess:
 class Served:
     """A client of the server, and its two regions of shared memory."""
 
-    def __init__(self, client: triton.InferenceServerClient, sizes: Sizes, stack: ExitStack) -> None:
+    def __init__(self, client: Any, sizes: Sizes, stack: ExitStack) -> None:
         self._client, self._sizes = client, sizes
         self._stride = 4 * sizes.width * (TOKENS + 1)
         for name in ("a", "b"):

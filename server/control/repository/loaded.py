@@ -163,9 +163,10 @@ class ModelVariants:
         if self.precision != IN_FP32:
             return None
         lines = Counter(moving for made in self.made if (moving := self._moving(made, sizes)))
-        moving, count = max(lines.items(), key=lambda line: line[1], default=((), 0))
-        if count < SPAN_AFTER or sizes[moving[0]] < 1:
+        most = lines.most_common(1)
+        if not most or most[0][1] < SPAN_AFTER or sizes[most[0][0][0]] < 1:
             return None
+        moving = most[0][0]
         place, *others = moving
         first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
         along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
