@@ -57,6 +57,16 @@ def file_stamp(path: Path) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+def model_stamp(path: Path) -> tuple[tuple[object, ...], ...]:
+    """Return what changes when an ONNX file does, or a file beside it, which may hold its weights. Raises OSError.
+
+    Not so when it gets another name, too, as a copy for the cache may be.
+    """
+    beside = (each for each in path.parent.iterdir() if each.is_file() and each.suffix != ".onnx")
+    found = ((each.name, each.stat()) for each in (path, *sorted(beside)))
+    return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found)
+
+
 def file_digest(path: Path) -> str:
     """Return the digest of a file's content, 64 hex digits. Raises OSError."""
     return _by_pieces(path, _sha256)

@@ -114,6 +114,7 @@ class ModelVariants:
     is_refused: bool = False  # a reason has been found that holds for all sizes
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
+    stamp: tuple[tuple[object, ...], ...] = ()  # of its files, when it was loaded
     difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
     made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
@@ -83,6 +84,12 @@ def instances_of(manifest: Manifest, symbols: Sequence[str]) -> tuple[VariantSiz
     )
 
 
+def _require_loaded_files(model: ModelVariants) -> None:
+    """Raise CompileError if the files of a model are others than those that are loaded. Raises OSError."""
+    if model_stamp(model.path) != model.stamp:
+        raise CompileError("its files have changed since it was loaded: load it anew")
+
+
 @dataclass(eq=False)
 class ShapeCache:
     """Compiles models for sizes, at most `limit` of each, and unloads what was not used for long."""
@@ -119,6 +126,7 @@ class ShapeCache:
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
         model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared))
+        model.stamp = model_stamp(path)
         try:
             for sizes in declared:
                 await self._make(model, sizes)
@@ -203,10 +211,12 @@ class ShapeCache:
     async def _make(self, model: ModelVariants, sizes: Sizes, span: Span | None = None) -> None:
         title = model.title(sizes, span)
         try:
+            _require_loaded_files(model)
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             precision = model.precision.each[0]
             manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision, span=span)
             in_bf16 = await self.pairs.compiled(title, model.path, manifest, model.precision, dimensions)
+            _require_loaded_files(model)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"

@@ -114,6 +114,7 @@ class Served:
 
     server: LiveServer
     client: triton.InferenceServerClient
+    repository: Path
 
     def infer(self, name: str, arrays: dict[str, Any]) -> Any:
         inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
@@ -151,6 +152,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
     (folder / "windows" / "config.pbtxt").write_text(dims)
     save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
+    save_one(folder / "replaced" / "1" / "model.onnx", "Relu", {"x": ["N", "S", 4]})
     save_centre(folder / "centre" / "1" / "model.onnx")
     save_embedding(folder / "embedding" / "1" / "model.onnx")
     (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
@@ -172,7 +174,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
     flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
     with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client)
+        yield Served(server, client, folder)
     assert server.process.returncode == 0
 
 
@@ -288,6 +290,18 @@ def test_a_refusal_is_the_same_whether_a_size_is_compiled(
         }
         answer = ask_http(served.server.http_url, "POST", "/v2/models/embedding/infer", body)
         assert (answer.status, answer.content) == (400, {"error": message})
+
+
+def test_sizes_are_compiled_from_the_files_that_were_loaded(served: Served) -> None:
+    path = served.repository / "replaced" / "1" / "model.onnx"
+    path.unlink()
+    path.parent.rmdir()
+    save_one(path, "Neg", {"x": ["N", "S", 4]})
+    x = np.random.default_rng(5).standard_normal((1, 9, 4)).astype(np.float32)
+    np.testing.assert_array_equal(served.infer("replaced", {"x": x}), np.maximum(x, 0))
+    served.wait_for("replaced, version 1, S=9: .*: its files have changed since it was loaded: load it anew")
+    np.testing.assert_array_equal(served.infer("replaced", {"x": x}), np.maximum(x, 0))
+    assert not served.lines("replaced, version 1, S=9: ready")
 
 
 def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> None:
