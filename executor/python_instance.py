@@ -124,7 +124,7 @@ class Instance:
     @property
     def takes_later(self) -> bool:
         """Whether none can begin there, and it can be left one to be executed later. Raises InstanceLostError."""
-        if self.load != OCCUPIED:
+        if self._status is None or self.load != OCCUPIED:  # one that has not said hello yet may be free
             return False
         try:
             while self._unread and self._has_come(0):

@@ -13,7 +13,7 @@ from tests.executor.sanitized import SANITIZERS, build
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
-NAMES = ("gang", "lease", "phase", "place", "fast_path", "region", "ring", "slot", "worker")
+NAMES = ("gang", "lease", "phase", "place", "program", "fast_path", "region", "ring", "slot", "worker")
 SOURCES = [HERE / "fast_path.c", *(NATIVE / f"{name}.c" for name in NAMES)]
 
 

@@ -9,7 +9,7 @@ from tests.executor.sanitized import SANITIZERS, build
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
-NAMES = ("gang", "lease", "phase", "place", "region", "ring", "slot", "worker")
+NAMES = ("gang", "lease", "phase", "place", "program", "region", "ring", "slot", "worker")
 SOURCES = [*HERE.glob("stress*.c"), *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
