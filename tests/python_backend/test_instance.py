@@ -162,6 +162,7 @@ def test_a_worker_that_comes_while_a_model_keeps_python_from_answering(host: Hos
 def test_requests_that_cannot_begin_are_left_at_once(host: Host) -> None:
     """Their worker waits for no word of the instance, which what it executes may keep from speaking."""
     worker, (addresses, model) = Instance(host.address), model_of(host)
+    executed(model, 0, {})  # the instance has said hello
     with ThreadPoolExecutor(1) as pool:
         occupied = pool.submit(asked, worker, 0, 0.2)
         until(lambda: worker.load == OCCUPIED)
