@@ -61,7 +61,8 @@ def test_rows_that_influence_each_other(file: Any) -> None:
 
 
 def test_an_island_is_named_with_its_reason(file: Any) -> None:
-    nodes = [PRODUCT, node("Reshape", ["y", "picture"], ["p"]), node("GridSample", ["p", "grid"], ["z"], mode="nearest")]
+    nodes = [PRODUCT, node("Reshape", ["y", "picture"], ["p"])]
+    nodes += [node("GridSample", ["p", "grid"], ["z"], mode="nearest")]
     constants = {**WEIGHTS, "picture": np.array([1, 1, 6, 6])}
     found = check_file(file(nodes, {"x": [6, 6], "grid": [1, 2, 2, 2]}, {"z": None}, constants))
     assert found.served_by is ServedBy.ISLANDS
