@@ -171,7 +171,7 @@ class PythonModel:
         number, instance = self._choose(about["instances"], about["instance"])
         own = [told[place].own for place in asked]
         try:
-            is_later = instance.takes_later
+            is_later = about["takes_any"] and instance.takes_later  # else it is soon free
             run = (self._run_of if is_short else self._run_of.__wrapped__)(
                 NO_CORE if is_later else core, about["timeout_s"], form
             )
