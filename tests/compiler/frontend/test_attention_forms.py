@@ -27,6 +27,15 @@ LOWEST = float(np.finfo(np.float32).min)
 RANDOM = np.random.default_rng(11)
 
 
+def heads_of(part: str, x: str, weights: str, split: str, heads: str) -> Nodes:
+    """Queries, keys or values: a product, cut into heads, which then stand before the positions."""
+    return [
+        node("MatMul", [x, weights], [f"{part}0"]),
+        node("Reshape", [f"{part}0", split], [f"{part}1"]),
+        node("Transpose", [f"{part}1"], [heads], perm=[0, 2, 1, 3]),
+    ]
+
+
 def floats(*shape: int) -> Array:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
@@ -149,16 +158,7 @@ def shared_keys(repeats: str) -> Nodes:
         ],
         "MatMul": lambda part: [node("Identity", [part], [f"{part}r"])],
     }[repeats]
-    made = [
-        item
-        for part in "kv"
-        for item in (
-            node("MatMul", ["x", f"w{part}1"], [f"{part}0"]),
-            node("Reshape", [f"{part}0", "split1"], [f"{part}1"]),
-            node("Transpose", [f"{part}1"], [part], perm=[0, 2, 1, 3]),
-            *repeated(part),
-        )
-    ]
+    made = [item for part in "kv" for item in (*heads_of(part, "x", f"w{part}1", "split1", part), *repeated(part))]
     return [
         *QUERIES, *made,
         node("Transpose", ["kr"], ["kt"], perm=[0, 1, 3, 2]),
@@ -176,9 +176,7 @@ def after_the_past() -> Nodes:
         item
         for part in "kv"
         for item in (
-            node("MatMul", ["x", f"w{part}1"], [f"{part}0"]),
-            node("Reshape", [f"{part}0", "split1"], [f"{part}1"]),
-            node("Transpose", [f"{part}1"], [f"{part}2"], perm=[0, 2, 1, 3]),
+            *heads_of(part, "x", f"w{part}1", "split1", f"{part}2"),
             node("Concat", [f"past {part}", f"{part}2"], [f"present {part}"], axis=2),
         )
     ]
@@ -208,15 +206,7 @@ def turned_by_positions(part: str) -> Nodes:
 
 def windows(*after: Any) -> Nodes:
     """Windows in front of the positions, as of Swin: positions of each head, and which pixels a window shows."""
-    made = [
-        item
-        for part in "qkv"
-        for item in (
-            node("MatMul", ["windows", f"w{part}"], [f"{part}0"]),
-            node("Reshape", [f"{part}0", "split windows"], [f"{part}1"]),
-            node("Transpose", [f"{part}1"], [part], perm=[0, 2, 1, 3]),
-        )
-    ]
+    made = [item for part in "qkv" for item in heads_of(part, "windows", f"w{part}", "split windows", part)]
     return [
         node("Reshape", ["wide", "in windows"], ["windows"]),
         *made,
