@@ -1,5 +1,7 @@
 """Einsum of two tensors as a product of stacks of matrices, between changes of axes."""
 
+import math
+
 from gangway.compiler.frontend.decompositions import Body, defines
 
 
@@ -53,7 +55,5 @@ def _matrices(
     turned = x if order == sorted(order) else body.op("Transpose", x, perm=order)
     if len(rows) == len(columns) == 1:
         return turned
-    width = 1
-    for letter in columns:
-        width *= lengths[letter]
+    width = math.prod(lengths[letter] for letter in columns)
     return body.reshape(turned, [*(0 for _ in stacks), -1, width])
