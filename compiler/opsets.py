@@ -4,7 +4,8 @@ onnx writes newer stamps than onnxruntime opens. Most operators are the same in 
 an older one, if every node means the same there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -45,6 +46,18 @@ def means_the_same(operator: str, opset: int, other: int) -> bool:
     """Whether a node that is valid in two operator sets computes the same in both."""
     low, high = sorted((opset, other))
     return not any(low < version <= high for version in _REDEFINED.get(operator, ()))
+
+
+def imports(nodes: Iterable[Any], opset: int, versions: Mapping[str, int] = MappingProxyType({})) -> list[Any]:
+    """Return the imports of a model that has these nodes, with those of graphs in them; `versions`, if not 1."""
+    others = dict.fromkeys(sorted({node.domain for node in all_nodes(nodes)} - {*OWN_DOMAINS}), 1)
+    return [helper.make_opsetid(name, version) for name, version in {"": opset, **others, **versions}.items()]
+
+
+def add_import(model: Any, domain: str, version: int) -> None:
+    """Let a model import a domain, in place, if it imports no version of it."""
+    if all(domain_of(item) != domain for item in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def why_unknown(model: Any) -> str:

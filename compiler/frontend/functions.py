@@ -24,7 +24,7 @@ from gangway.compiler.frontend.shape_inference import (
 )
 from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of
+from gangway.compiler.opsets import OWN_DOMAINS, add_import, domain_of, means_the_same, opset_of
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 _MOST_NODES = 1 << 17  # of a model that calls functions, which may call functions, and so on
@@ -47,10 +47,11 @@ def inline_functions(model: Any) -> Any:
         raise UnreadableModelError(f"its functions call each other without an end, or to more than {_MOST_NODES} nodes")
     if not opset:
         opset = max(opset_of(function) for function in model.functions)
-        model.opset_import.append(helper.make_opsetid("", opset))
+        add_import(model, "", opset)
     for function in model.functions:
         for item in function.opset_import:
             item.version = opset if item.domain in OWN_DOMAINS else item.version
+            add_import(model, domain_of(item), item.version)
     return inliner.inline_local_functions(model)
 
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gangway.compiler.frontend.decompositions import Body, defines
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.opsets import add_import
 
 DOMAIN = "ai.onnx.ml"
 _OPSET = 13  # of ONNX's own operators, for a model that imports none
@@ -340,8 +341,8 @@ def _classes(node: Any) -> tuple[str, ...]:
 def drop_zip_maps(model: Any) -> None:
     """Replace each ZipMap whose result is an output, in place."""
     names = classes_of_zip_maps(model)
-    if names and not any(item.domain in ("", "ai.onnx") for item in model.opset_import):
-        model.opset_import.append(helper.make_opsetid("", _OPSET))
+    if names:
+        add_import(model, "", _OPSET)
     for node in model.graph.node:
         if node.output[0] not in names:
             continue

@@ -30,7 +30,7 @@ from gangway.compiler.frontend.shape_inference import (
     value_proto,
 )
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.opsets import OWN_DOMAINS, opset_of
+from gangway.compiler.opsets import OWN_DOMAINS, add_import, opset_of
 
 __all__ = [
     "attention_operators",
@@ -58,15 +58,13 @@ def define_operators(model: Any, constants: dict[str, Array], batched: bool) -> 
     """
     if not any(_domain(node, opset_of(model)) for node in model.graph.node):
         return
-    if not opset_of(model):
-        model.opset_import.append(helper.make_opsetid("", _OPSET))
+    add_import(model, "", _OPSET)
+    add_import(model, PRIVATE_DOMAIN, 1)  # of what definitions have; onnx infers the model again and again
     opset = opset_of(model)
     while foreign := [node for node in model.graph.node if _domain(node, opset)]:
         if not _define_known(model, constants, batched, opset):
             first = _read(foreign[0], opset)
             raise first.unsupported("the shape of an input depends on data or cannot be inferred")
-    if any(node.domain == PRIVATE_DOMAIN for node in model.graph.node):
-        model.opset_import.append(helper.make_opsetid(PRIVATE_DOMAIN, 1))
 
 
 def _domain(node: Any, opset: int) -> str:

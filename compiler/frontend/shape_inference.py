@@ -22,7 +22,7 @@ from gangway.compiler.frontend.loops import loop_types
 from gangway.compiler.frontend.shapes.rules import has_rule, shape_by_rule
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.opsets import OWN_DOMAINS, means_the_same, opset_of, restamp
+from gangway.compiler.opsets import OWN_DOMAINS, add_import, imports, means_the_same, opset_of, restamp
 
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
@@ -71,7 +71,7 @@ def _infer(model: Any, strict: bool) -> Any:
         return result
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
-    probe.opset_import.append(helper.make_opsetid(PRIVATE_DOMAIN, 1))
+    add_import(probe, PRIVATE_DOMAIN, 1)
     inferred = _infer_by_onnx(_without_declarations(probe), False)
     while found := next(_contradictions(inferred, ruled), None):
         index, kinds = found
@@ -390,7 +390,7 @@ def _model_of(node: Any, feeds: Mapping[str, Array], opset: int) -> Any:
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "node", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return helper.make_model(graph, opset_imports=imports([node], opset), ir_version=8)
 
 
 def _require_quotients(dividends: Array, divisors: Array) -> None:
@@ -444,9 +444,7 @@ def model_proto(
         ],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    others = dict.fromkeys(sorted({node.domain for node in nodes} - {*OWN_DOMAINS}), 1)
-    imports = [helper.make_opsetid(name, version) for name, version in {"": opset, **others, **domains}.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    return helper.make_model(graph, opset_imports=imports(nodes, opset, domains), ir_version=8)
 
 
 @cache

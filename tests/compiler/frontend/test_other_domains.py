@@ -358,3 +358,37 @@ def test_support_vector_classifiers(same: Check, classes: int, kind: str) -> Non
         )
     ]
     same(nodes, {"x": floats(1, 4)}, {})
+
+
+def test_shapes_behind_a_definition_are_followed(same: Check) -> None:
+    """What the first definition computes must be inferred before the second one can be written."""
+    blocks = np.arange(8 * 2 * 8, dtype=np.uint8).reshape(8, 2, 8)
+    constants = {"w": blocks, "s": floats(16) / 8, "one": np.array([1]), "rest": np.array([-1, 2, 4])}
+    nodes = [
+        contrib("MatMulNBits", ["x", "w", "s"], ["m"], K=32, N=8, bits=4, block_size=16),
+        helper.make_node("Shape", ["m"], ["shape"]),
+        helper.make_node("Slice", ["shape", "zero", "one"], ["rows"]),
+        helper.make_node("Concat", ["rows", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["m", "to"], ["parts"]),
+        contrib("QuickGelu", ["parts"], ["y"]),
+    ]
+    assert "PackedMatMul" in same(nodes, {"x": floats(1, 3, 32)}, {**constants, "zero": np.array([0])})
+
+
+def test_a_function_alone_imports_a_domain(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+    imports = {name: helper.make_opsetid(name, version) for name, version in (("", 20), ("own", 1))}
+    inside = [contrib("QuickGelu", ["a"], ["b"]), learned("Scaler", ["b"], ["c"], scale=[2.0], offset=[0.5])]
+    others = [helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)]
+    function = helper.make_function("own", "act", ["a"], ["c"], inside, [imports[""], *others])
+    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 8]) for name in "xy"]
+    calls = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("act", ["m"], ["y"], domain="own")]
+    weights = numpy_helper.from_array(floats(8, 8), "w")
+    graph = helper.make_graph(calls, "calls", kinds[:1], kinds[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[*imports.values()], functions=[function], ir_version=9)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    compiled = compile_file(path)
+    assert not compiled.manifest.fallback_reason
+    feeds = {"x": floats(1, 8)}
+    (wanted,) = onnxruntime.InferenceSession(path).run(None, feeds)
+    np.testing.assert_allclose(load_artifact(compiled.folder)(feeds)["y"], wanted, rtol=2e-5, atol=1e-6)
