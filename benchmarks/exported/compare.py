@@ -27,6 +27,7 @@ from benchmarks.exported.make import CACHE
 from benchmarks.lib.live_server import LiveServer, live_server
 
 COMPILE_S = 180  # of all sizes of a model
+REFUSED_BY_BOTH = "onnxruntime refuses it"  # in what the server says of a model that it does not load
 FLAGS = ("--model-control-mode=explicit", "--strict-readiness=false")
 Row = dict[str, Any]
 
@@ -46,6 +47,7 @@ def main() -> int:
     files = [
         file for file in exported_files(options.cache) if _is_wanted(file.name, options.only) and file.name not in rows
     ]
+    files.sort(key=lambda file: file.path.stat().st_size)  # what is quick comes first
     with tempfile.TemporaryDirectory() as scratch:
         repository = Path(scratch, "models")
         repository.mkdir()
@@ -61,7 +63,10 @@ def main() -> int:
                 if options.json:
                     options.json.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     bad = [name for name, row in rows.items() if row["wrong"] or row["refusals"]]
-    print(f"{len(rows)} files: {sum(bool(row['wrong']) for row in rows.values())} wrong, {len(bad)} wrong or refusing")
+    print(
+        f"{len(rows)} files, {sum(bool(row['compared']) for row in rows.values())} compared: "
+        f"{sum(bool(row['wrong']) for row in rows.values())} wrong, {len(bad)} wrong or refusing"
+    )
     return 1 if bad else 0
 
 
@@ -71,29 +76,29 @@ def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
 
 def _compared(server: LiveServer, file: Exported) -> Row:
     """Return what serves a file, how far its answers are from onnxruntime's, and what it refuses."""
-    row: Row = {"engine": "refused", "error": 0.0, "wrong": "", "refusals": [], "sizes": 0, "reason": ""}
-    row |= {"exporter": file.described["exporter"], "versions": file.described["versions"]}
+    row: Row = {"exporter": file.described["exporter"], "versions": file.described["versions"]}
+    row |= {"engine": "refused", "compared": 0, "error": 0.0, "wrong": "", "refusals": [], "sizes": 0}
+    row |= {"reason": "", "unanswered": ""}
     with triton.InferenceServerClient(server.url) as client:
         try:
             client.load_model(file.name, client_timeout=COMPILE_S)
         except InferenceServerException as error:
-            return {**row, "reason": error.message()}
+            said = error.message()
+            return {**row, "reason": said, "refusals": [said] * (REFUSED_BY_BOTH not in said)}
         described: Any = client.get_model_config(file.name, as_json=True)
         settings = described["config"].get("parameters", {})
         row["engine"] = settings["gangway_engine"]["string_value"]
         row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
-        try:
-            wanted = _reference(file)
-        except Exception as error:  # onnxruntime's own exceptions have no common base
-            return {**row, "reason": f"onnxruntime does not answer: {' '.join(str(error).split())[:300]}"}
-        for _ in range(2):
+        wanted, row["unanswered"] = _reference(file)
+        for _ in range(2 if wanted else 0):
             row["refusals"] = []
-            for request, answers in zip(file.requests(), wanted, strict=True):
+            for request, answers in wanted:
                 try:
                     served = _ask(client, file.name, request, list(answers))
                 except InferenceServerException as error:
                     row["refusals"].append(error.message())
                     continue
+                row["compared"] += 1
                 for name, answer in answers.items():
                     found = difference(served[name], answer)
                     row["error"] = max(row["error"], found)
@@ -106,17 +111,28 @@ def _compared(server: LiveServer, file: Exported) -> Row:
     return row
 
 
-def _reference(file: Exported) -> list[dict[str, Any]]:
-    """Return onnxruntime's answers. Raises what onnxruntime raises."""
+def _reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], str]:
+    """Return requests with onnxruntime's answers, and why it answers no others: exporters fix lengths of an example."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    pairs, why = [], ""
+    try:
+        session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        return [], _shown(error)
     outputs = [each.name for each in session.get_outputs()]
-    answers = []
     for request in file.requests():
-        values = session.run(None, request)
-        answers.append({name: _as_array(value) for name, value in zip(outputs, values, strict=True)})
-    return answers
+        try:
+            values = session.run(None, request)
+        except Exception as error:
+            why = _shown(error)
+            continue
+        pairs.append((request, {name: _as_array(value) for name, value in zip(outputs, values, strict=True)}))
+    return pairs, why
+
+
+def _shown(error: Exception) -> str:
+    return f"onnxruntime does not answer: {' '.join(str(error).split())[:300]}"
 
 
 def _as_array(value: Any) -> Any:
@@ -175,7 +191,9 @@ def _line(name: str, row: Row) -> str:
     remarks = [f"WRONG {row['wrong']}"] * bool(row["wrong"]) + [f"REFUSES {row['refusals'][:1]}"] * bool(
         row["refusals"]
     )
-    remarks += [f"{row['sizes']} sizes"] * bool(row["sizes"]) + row.get("left", [])[:1] + [row["reason"]]
+    remarks += (
+        [row["unanswered"]] + [f"{row['sizes']} sizes"] * bool(row["sizes"]) + row.get("left", [])[:1] + [row["reason"]]
+    )
     return f"{name:34} {row['engine']:12} {row['error']:.0e} {'; '.join(filter(None, remarks))[:200]}"
 
 

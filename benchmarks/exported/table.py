@@ -21,9 +21,10 @@ from benchmarks.exported.outcomes import read_expected
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "exported.md"
 COMPARED = Path(__file__).parent / "compared.json"
+KEPT = ("compared", "engine", "error", "refusals", "sizes", "wrong")
 BEGIN, END = "<!-- generated: exported -->\n", "<!-- end -->"
 HEAD = ("exporter", "files", "kernels, any rows and sizes", "as exported, fixed", "each number of rows", "with islands",
-        "onnxruntime", "compared", "wrong", "refuses")  # fmt: skip
+        "onnxruntime", "compared", "largest difference", "wrong", "refuses", "refused by both")  # fmt: skip
 MADE_OF_OTHERS = {  # how names of files begin that are made of other files
     "dynamic_": "onnxruntime: dynamic quantisation",
     "qdq_": "onnxruntime: static quantisation",
@@ -46,6 +47,11 @@ class Row:
 
     versions: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: list[float] = field(default_factory=list)
+
+    def cells(self) -> dict[str, int | str]:
+        """Return what stands in the columns."""
+        return {**self.counts, **({"largest difference": f"{max(self.errors):.0e}"} if self.errors else {})}
 
 
 def main() -> int:
@@ -55,7 +61,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.compared:
         rows = json.loads(options.compared.read_text())
-        kept = {name: {key: row[key] for key in ("engine", "wrong", "refusals")} for name, row in rows.items()}
+        kept = {name: {key: row[key] for key in KEPT} for name, row in rows.items()}
         COMPARED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     compared = json.loads(COMPARED.read_text()) if COMPARED.exists() else {}
     before, rest = PAGE.read_text().split(BEGIN)
@@ -72,20 +78,25 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
         row.counts["files"] += 1
         row.counts[_column(expected[name])] += 1
         found = compared.get(name)
-        row.counts["compared"] += found is not None
-        row.counts["wrong"] += bool(found and found["wrong"])
-        row.counts["refuses"] += bool(found and found["refusals"])
+        if found is None:
+            continue
+        row.counts["compared"] += bool(found["compared"])
+        row.counts["wrong"] += bool(found["wrong"])
+        row.counts["refuses"] += bool(found["refusals"])
+        row.counts["refused by both"] += not found["compared"] and not found["refusals"]
+        if found["compared"] and not found["wrong"]:
+            row.errors.append(found["error"])
     yield f"| {' | '.join(HEAD)} |"
     yield "|---|" + "---:|" * (len(HEAD) - 1)
     for title, row in sorted(rows.items()):
         versions = ", ".join(f"{name} {version}" for name, version in sorted(row.versions.items()))
-        yield _line(f"{title} ({versions})", row.counts)
-    total: dict[str, int] = defaultdict(int)
+        yield _line(f"{title} ({versions})", row.cells())
+    total = Row(errors=[error for row in rows.values() for error in row.errors])
     for row in rows.values():
         for column, count in row.counts.items():
-            total[column] += count
-    yield _line("all", total)
-    yield _line("share", {column: f"{count / total['files']:.0%}" for column, count in total.items()})
+            total.counts[column] += count
+    yield _line("all", total.cells())
+    yield _line("share", {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()})
 
 
 def _line(title: str, counts: Mapping[str, int | str]) -> str:

@@ -28,7 +28,7 @@ from gangway.compiler.lower.lowering import lower_model
 
 SIZES = (32, 224, 640)  # of symbolic dimensions, to read a file with, in this order
 PART = 4  # a size that others have where one is their sum, as that of an attention mask is
-ROWS = 2  # of a batch that is compiled for one number of rows after the other
+ROWS = 1  # of a batch that is compiled for one number of rows after the other: a compilation tries one, too
 Lower = Callable[[Graph], Program]
 
 
