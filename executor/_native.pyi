@@ -208,6 +208,11 @@ class InstanceEnd:
         """Use this memory from now on; None: none."""
     def show(self, status: memoryview, /) -> None:
         """Look into this memory for whether it is free."""
+    def poll(self, most_ms: float, /) -> bool:
+        """Whether a message comes within this time. It waits no longer when the core is wanted."""
+    @property
+    def core_is_wanted(self) -> bool:
+        """Whether what the calling worker executes is to leave its core."""
     def close(self) -> None: ...
 
 class Handover:

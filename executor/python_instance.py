@@ -1,7 +1,8 @@
 """A worker's connection to an instance of a Python model: it hands requests over, and sleeps until they are answered.
 
 Meanwhile the instance has the worker's core. One that waits, for whatever it is, loses the core: the CPU clock of its
-process and of those that it has started says so.
+process and of those that it has started says so. So does one that computes while others want the core, as the
+scheduler says (`scheduler/policies/turns.py`).
 """
 
 import json
@@ -15,7 +16,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gangway.executor import _native
 from gangway.executor.process import may_raise_priority
@@ -41,28 +42,6 @@ PATIENCE_MS: Final = 4  # in each half of that an instance that has a core must 
 MOST_LOOK_MS: Final = 16
 COMPUTING_SHARE: Final = 0.2  # of that time
 MOST_UNREAD: Final = 16  # runs that an instance has not read yet: each has memory of its own
-TURN_WAITS: Final = 2
-TURN_MS: Final = (20, 1000)
-
-
-class Stay(NamedTuple):
-    """How long an instance has a core: until it computes less than COMPUTING_SHARE of `patience_ms`.
-
-    `since_ns` (CLOCK_MONOTONIC; 0: no limit): when it was asked for. The instance has the core for TURN_WAITS times as
-    long as it had to wait for it, within the bounds TURN_MS.
-    """
-
-    patience_ms: int = PATIENCE_MS
-    since_ns: int = 0
-
-    def most_ns(self, now_ns: int) -> float:
-        """Return for how long it may have a core from now on."""
-        least_ms, most_ms = TURN_MS
-        return (
-            min(max(TURN_WAITS * (now_ns - self.since_ns), least_ms * 1e6), most_ms * 1e6)
-            if self.since_ns
-            else math.inf
-        )
 
 
 class InstanceLostError(Exception):
@@ -148,16 +127,16 @@ class Instance:
         header: Mapping[str, Any],
         parts: Sequence[memoryview],
         timeout_s: float,
-        stay: Stay = Stay(),  # noqa: B008 - frozen
+        patience_ms: int = PATIENCE_MS,
         own: Sequence[bytes] = (),
         text: bytes = b"",
     ) -> Message:
         """Send tensors and a header; return the answer. Raises InstanceLostError; the process is ended if it is late.
 
         `parts`: contents, to be placed one after the other as `places` says. `own`: what each request has not in common
-        with others. `text`: the header as JSON, if that is known. If the instance does not `stay` it has no core any
-        more, and the answer is its number, as `waits`: that of the execution, if this has begun it. `goes_on`: it
-        computes.
+        with others. `text`: the header as JSON, if that is known. The instance has the core until it computes less than
+        COMPUTING_SHARE of `patience_ms`, or others want it. Then the answer is its number, as `waits`: that of the
+        execution, if this has begun it. `goes_on`: it computes.
         """
         begin_ns, core = time.monotonic_ns(), header["core"]
         number, lines = _numbered(begin_ns, core, own or [b"{}"] * len(header.get("run", ())))
@@ -169,7 +148,7 @@ class Instance:
             raise self._late(timeout_s) from None
         except (OSError, EOFError, ValueError) as error:
             raise InstanceLostError("its process has ended") from error
-        return self._answer_to(number, core, begin_ns, timeout_s, stay, stay.patience_ms / 2)
+        return self._answer_to(number, core, begin_ns, timeout_s, patience_ms, patience_ms / 2)
 
     def leave_later(self, parts: Sequence[memoryview], own: Sequence[bytes], text: bytes, core: int) -> Message:
         """Send requests that it is to execute later, and do not wait: what it executes may hold Python's lock.
@@ -195,7 +174,7 @@ class Instance:
         `looked`: when the clock was looked at last (0: never), and what it said. `received`: what was read since then.
         """
         self._connection.give_back(received)
-        return self._answer_to(number, core, begin_ns, timeout_s, Stay(), 0, looked)
+        return self._answer_to(number, core, begin_ns, timeout_s, PATIENCE_MS, 0, looked)
 
     def _answer_to(
         self,
@@ -203,7 +182,7 @@ class Instance:
         core: int,
         begin_ns: int,
         timeout_s: float,
-        stay: Stay,
+        patience_ms: int,
         look_ms: float,
         looked: tuple[int, int] = (0, 0),
     ) -> Message:
@@ -211,7 +190,7 @@ class Instance:
             if timeout_s != self._answer_s:
                 self._answer_s = timeout_s
                 self._limit(socket.SO_RCVTIMEO, timeout_s)
-            answer = self._answer(number, core, begin_ns, timeout_s, stay, look_ms, *looked)
+            answer = self._answer(number, core, begin_ns, timeout_s, patience_ms, look_ms, *looked)
         except BlockingIOError:
             raise self._late(timeout_s) from None
         except (OSError, EOFError, ValueError) as error:
@@ -232,7 +211,7 @@ class Instance:
         core: int,
         begin_ns: int,
         timeout_s: float,
-        stay: Stay,
+        patience_ms: int,
         look_ms: float,
         looked_ns: int,
         computed_ns: int,
@@ -241,10 +220,9 @@ class Instance:
 
         `executor/native/instance.c` begins in the same way.
         """
-        most_ns = stay.most_ns(begin_ns)
         waited_ns = -1  # for cores; in the first window in which it computes little it is not known yet
         while True:
-            if self._has_come(look_ms):
+            if self._connection.has_read or self.end.poll(look_ms):
                 answer = self._receive()
                 if answer.payload == b"%d" % number:  # else of a run that was left
                     return answer
@@ -252,18 +230,18 @@ class Instance:
             now_ns = time.monotonic_ns()
             if now_ns - begin_ns > timeout_s * 1e9:
                 raise BlockingIOError
-            if now_ns - begin_ns > most_ns and not self._has_come(0):
+            if self.end.core_is_wanted and not self._has_come(0):
                 return self._leave(number, self._clock.threads(), goes_on=True)
             now_computed_ns = self._computed_ns(now_ns)
             little_ns = COMPUTING_SHARE * (now_ns - looked_ns) - (now_computed_ns - computed_ns)
             if not looked_ns or little_ns < 0:  # the longer it computes, the less often is it looked at
-                waited_ns, look_ms = -1, max(stay.patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
+                waited_ns, look_ms = -1, max(patience_ms / 2, min((now_ns - begin_ns) / 1e6, MOST_LOOK_MS))
             elif waited_ns < 0:
                 if self._status is not None:
                     self._clock.leave_out(self._status.own_threads - self._takers)
                 if self._clock.find_others():
                     self._place(self._clock.threads(), {core}, 0)  # it may be these that compute, until the next look
-                waited_ns, look_ms = queued_ns(self._clock.threads()), stay.patience_ms / 2
+                waited_ns, look_ms = queued_ns(self._clock.threads()), patience_ms / 2
             else:
                 threads = self._clock.threads()
                 before_ns, waited_ns = waited_ns, queued_ns(threads)

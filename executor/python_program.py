@@ -13,10 +13,11 @@ answer is followed by one more output, the status: a JSON object, empty, or with
 - `error`: (Triton's code, message),
 - `types` of outputs, by their names, if they are others than the configuration says,
 - `parameters` of the response,
-- `left`: (address, execution, request, processes, whether it has begun), where the front end gets the responses. CPU
-  clocks of the processes show when an execution that waits goes on; there are none of one that asks for a core itself.
-- `waits`: of a run that gives an execution a core: the processes, if it waits again. `goes_on`: it computes, but has
-  had the core for long.
+- `left`: (address, execution, request, processes, whether it has begun, whether it `goes_on`), where the front end gets
+  the responses. CPU clocks of the processes show when an execution that waits goes on; there are none of one that asks
+  for a core itself.
+- `waits`: of a run that gives an execution a core: the processes, if it waits again. `goes_on`: it computes, but others
+  wanted the core.
 """
 
 import json
@@ -32,7 +33,7 @@ from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter,
 from gangway.executor.frames import header_of as frame_header_of
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import LOG_WARNING, write_log_line
-from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError, Stay
+from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError
 from gangway.python_backend.elements import check_elements
 from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, NO_CORE, Message, header_of, places
 
@@ -200,7 +201,8 @@ class PythonModel:
         memory = instance.memory[:]
         if is_kept:
             left = [
-                (instance.address, done.header["waits"], index, instance.pids, True) for index in range(len(run.parts))
+                (instance.address, done.header["waits"], index, instance.pids, True, done.header["goes_on"])
+                for index in range(len(run.parts))
             ]
             return _Answered([_answer_of({"left": each}, self._names) for each in left], memory)
         answers = _answers_of(done, self._names, instance.address)
@@ -301,7 +303,7 @@ class PythonModel:
         if instance.address != address:
             raise InstanceLostError("its process has ended")
         try:
-            ended = instance.ask({"resume": execution, "core": core}, [], about["timeout_s"], Stay(*about["stay"]))
+            ended = instance.ask({"resume": execution, "core": core}, [], about["timeout_s"], about["patience_ms"])
         except BaseException:
             self._drop(number)
             raise

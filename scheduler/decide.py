@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
+from gangway.scheduler.gangs import Gang
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import DecisionLog, TraceWriter
+from gangway.scheduler.policies import turns
 from gangway.scheduler.policy import (
     Decision,
     Policy,
@@ -41,6 +43,8 @@ class Dispatcher:
       yields), 5 ms at most;
     - others with a deadline: until somebody who runs may yield, 20 ms at most;
     - others, whose class is not above that of anybody who runs: 50 ms, and nobody need wake the scheduler for them.
+
+    A Python model that runs may be at the end of its turn (`policies/turns.py`): then all wait as the first ones do.
 
     `PolicyConfig` has the numbers.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
@@ -141,18 +145,37 @@ class Dispatcher:
         self._execution.gangs.begin_together()
         if wake_us is not None:
             self._wake_at(wake_us)
+        if not self._workers.free and (yielding := self._execution.gangs.yielding()):
+            self._end_turns(snapshot.waiting, decisions, yielding, now_us)
+
+    def _end_turns(
+        self, waiting: Sequence[Query], decisions: Sequence[Decision], yielding: Sequence[Gang], now_us: float
+    ) -> None:
+        """Have those leave whose turn is over, if others wait for their cores."""
+        begun = {each.query_id for each in decisions if isinstance(each, Start)}
+        left = [query for query in waiting if query.query_id not in begun]
+        holders = [turns.Holder(gang.unit.query, gang.started_us) for gang in yielding if not gang.stopping]
+        leaving = sum(gang.leaving for gang in self._execution.gangs.all())
+        ended, next_us = turns.over(left, holders, leaving, now_us)
+        for query_id in ended:
+            self._execution.stop(Stop(query_id))
+        if next_us is not None:
+            self._wake_at(next_us)
 
     def _space_decisions(self, begin_us: float, end_us: float) -> None:
         """Set until when newcomers of each kind wait, after a decision that took so long."""
         config = self._policy.config
         gap, yielding = config.decision_gap, config.yield_gap
-        yields_from_us = None if self._workers.free else self._policy.yields_from_us()
+        may_yield = bool(self._execution.gangs.yielding())
+        yields_from_us = None if self._workers.free or may_yield else self._policy.yields_from_us()
         factor = gap.min_gap_factor if yields_from_us is None else gap.yielding_gap_factor
         gap_us = min(factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
         preempting_us = timed_us = end_us + gap_us
         if yields_from_us is not None and yielding.enabled:
             timed_us = max(preempting_us, min(yields_from_us, end_us + yielding.max_us))
-        best_effort_us = end_us + config.best_effort_gap.gap_us if config.best_effort_gap.enabled else timed_us
+        best_effort_us = timed_us
+        if config.best_effort_gap.enabled and not may_yield:
+            best_effort_us = end_us + config.best_effort_gap.gap_us
         self._next_us = [best_effort_us, timed_us, preempting_us]
 
     def _wake_at(self, at_us: float) -> None:

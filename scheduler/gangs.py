@@ -37,7 +37,8 @@ class Gang:
     lease: int
     shared: Lease
     arena_offset: int
-    indivisible: bool = False  # its unit is one task
+    indivisible: bool = False  # its unit is one task,
+    yields: bool = False  # which workers can leave
     long_layers: tuple[int, ...] = ()
     generation: int = 0
     model: str = ""
@@ -130,6 +131,10 @@ class GangTable:
         gangs = [gang for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
         return [gang.unit.query.model_id for gang in gangs if gang.unit.query.join_key != GOES_ON]
 
+    def yielding(self) -> Sequence[Gang]:
+        """Return those at work that workers can leave."""
+        return [gang for gang in self._gangs.values() if gang.yields and gang.outstanding and gang.ended_us is None]
+
     def of_query(self, query_id: int) -> Gang | None:
         """Return the gang that has this query, running or paused."""
         return self._by_query.get(query_id)
@@ -143,6 +148,7 @@ class GangTable:
             self._control.leases[index],
             arena_offset,
             model.indivisible,
+            model.yields,
             model.long_layers,
             model=model.name,
             in_bf16=model.fp32_id >= 0,

@@ -15,7 +15,8 @@ class LoadModel:
     """To the scheduler: make the model servable. Answered by ModelLoaded or ModelFailed.
 
     `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
-    a query is one task, which nothing can stop. `long_layers`: their tasks may last long, onnxruntime computes them.
+    a query is one task, which nothing can stop. `yields`: its worker can leave it. `long_layers`: their tasks may last
+    long, onnxruntime computes them.
     `layer_us` (of one row on one core) and `layer_ranks` (more cores do not help) are estimates, which count until the
     model is measured; empty: not known.
     `limits`: (name, amount, available) of resources that a query holds (`models.py`); `limit_priority`: the larger, the
@@ -35,6 +36,7 @@ class LoadModel:
     arena_bytes: int
     max_rows: int
     indivisible: bool = False
+    yields: bool = False
     long_layers: tuple[int, ...] = ()
     layer_us: tuple[float, ...] = ()
     layer_ranks: tuple[int, ...] = ()

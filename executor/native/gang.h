@@ -24,6 +24,7 @@ struct query {
     uint64_t arena_stride;
     uint32_t cpu_count; /* for calls: those of the gang, the calling rank's first; the others' ranks sleep */
     uint32_t cpus[MAX_RANKS];
+    const _Atomic uint32_t *control; /* the lease's: a call that can leave does so when it is not CONTROL_RUN */
 };
 
 /* Works as `rank` until there is a reason to leave. The rank that executes the query's last task completes its requests. */

@@ -72,15 +72,27 @@ static uint64_t read_clock_ns(int32_t pid) {
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* Whether a message comes while it computes, as far as its own process shows. */
+_Thread_local const _Atomic uint32_t *instance_control;
+
+int instance_poll(int socket, uint64_t most_ms) {
+    for (;;) {
+        struct pollfd answers = {socket, POLLIN, 0};
+        uint64_t some_ms = instance_control && most_ms > TOLD_LOOK_MS ? TOLD_LOOK_MS : most_ms;
+        int ready = poll(&answers, 1, (int)some_ms);
+        most_ms -= some_ms;
+        if (ready || !most_ms || instance_must_leave()) return ready;
+    }
+}
+
+/* Whether a message comes while it computes, as far as its own process shows, and its core is not wanted. */
 static bool wait_for_message(const struct instance *instance, uint64_t timeout_ns, struct exchange *exchange) {
     uint64_t look_ms = LEAST_LOOK_MS;
     for (;;) {
-        struct pollfd answers = {instance->socket, POLLIN, 0};
-        int ready = poll(&answers, 1, (int)look_ms);
+        int ready = instance_poll(instance->socket, look_ms);
         if (ready > 0) return true;
         if (ready < 0 && errno != EINTR) return false;
         if (ready < 0) continue;
+        if (instance_must_leave()) return false;
         uint64_t now = now_ns(), computed_ns = read_clock_ns(instance->pid);
         if (now - exchange->begin_ns > timeout_ns || computed_ns == UINT64_MAX) return false;
         uint64_t more_ns = computed_ns - exchange->computed_ns;

@@ -8,12 +8,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "layout.h"
+
 enum {
     MESSAGE_BYTES = 4096, /* the longest message that is sent or taken here */
     NUMBER_CORE_BITS = 10, /* python_backend/messages.py: CORE_BITS */
     LEAST_LOOK_MS = 2, MOST_INSTANCE_LOOK_MS = 16, /* how often its CPU clock is looked at: the longer it computes, the less often */
     COMPUTING_PARTS = 5, /* it computes if it does so for one of so many parts of that time */
+    TOLD_LOOK_MS = 1, /* how often it is looked whether the core is wanted */
 };
+
+/* What the calling thread's lease is to do (layout.h); NULL: it executes none for an instance. Anything but CONTROL_RUN: its core is wanted. */
+extern _Thread_local const _Atomic uint32_t *instance_control;
+
+static inline bool instance_must_leave(void) {
+    return instance_control && atomic_load_explicit(instance_control, memory_order_relaxed) != CONTROL_RUN;
+}
+
+/* Waits for a message at most so long, and no longer when the core is wanted. Returns what poll does; errno may be EINTR. */
+int instance_poll(int socket, uint64_t most_ms);
 
 /* `socket`, `process`: descriptors, -1: it is closed. `memory`: is shared with it; no bytes: it may not be used now. `status`: what the
  * instance shows (python_backend/model_threads.py): how many executions are open, and whether a thread of its model rests; NULL: nothing yet. */

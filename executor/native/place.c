@@ -123,7 +123,7 @@ bool place_lease(struct worker *worker, const struct lease *lease, struct query 
     if (!choose_instance(worker, program, lease)) return false;
     if (lease->end_layer > program->layer_count || (count > 1 && !program->joins)) return false;
     uint32_t inputs = program->input_count ? program->input_count : 1, outputs = program->output_count ? program->output_count : 1; /* or frames */
-    *query = (struct query){.program = program, .pieces = worker->pieces, .piece_count = count};
+    *query = (struct query){.program = program, .pieces = worker->pieces, .piece_count = count, .control = &lease->control};
     for (uint32_t i = 0; i < count; i++) {
         struct piece *piece = &worker->pieces[i];
         piece->first = query->rows;

@@ -1,6 +1,9 @@
 /* The Python types InstanceEnd and Handover: requests to instances of Python models without Python. */
 #include "python.h"
 
+#include <errno.h>
+#include <math.h>
+
 #include "instance.h"
 
 PyTypeObject *instance_type;
@@ -55,6 +58,26 @@ static PyObject *instance_show(PyObject *object, PyObject *status) {
     Py_RETURN_NONE;
 }
 
+/* poll(ms): whether a message comes within this time; the wait ends before if the core is wanted. */
+static PyObject *instance_wait(PyObject *object, PyObject *milliseconds) {
+    struct instance_object *self = (struct instance_object *)object;
+    double most_ms = PyFloat_AsDouble(milliseconds);
+    if (most_ms == -1 && PyErr_Occurred()) return NULL;
+    int ready;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        ready = instance_poll(self->instance.socket, most_ms > 0 ? (uint64_t)ceil(most_ms) : 0);
+        Py_END_ALLOW_THREADS
+    } while (ready < 0 && errno == EINTR && !PyErr_CheckSignals());
+    if (PyErr_Occurred()) return NULL;
+    return ready < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyBool_FromLong(ready);
+}
+
+static PyObject *instance_wanted(PyObject *object, void *unused) {
+    (void)object, (void)unused;
+    return PyBool_FromLong(instance_must_leave());
+}
+
 static PyObject *instance_close(PyObject *object, PyObject *unused) {
     (void)unused;
     struct instance_object *self = (struct instance_object *)object;
@@ -74,15 +97,22 @@ static void instance_free(PyObject *object) {
 static PyMethodDef instance_methods[] = {
     {"share", instance_share, METH_O, NULL},
     {"show", instance_show, METH_O, NULL},
+    {"poll", instance_wait, METH_O, NULL},
     {"close", instance_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
+
+static PyGetSetDef instance_getset[] = {{"core_is_wanted", instance_wanted, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
 
 PyType_Spec instance_type_spec = {
     .name = "gangway.executor._native.InstanceEnd",
     .basicsize = sizeof(struct instance_object),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = (PyType_Slot[]){{Py_tp_init, instance_init}, {Py_tp_dealloc, instance_free}, {Py_tp_methods, instance_methods}, {0, NULL}},
+    .slots = (PyType_Slot[]){{Py_tp_init, instance_init},
+                             {Py_tp_dealloc, instance_free},
+                             {Py_tp_methods, instance_methods},
+                             {Py_tp_getset, instance_getset},
+                             {0, NULL}},
 };
 
 static bool is_inside(uint64_t at, uint64_t size, uint64_t whole) { return at <= whole && size <= whole - at; }

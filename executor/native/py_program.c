@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include "gang.h"
+#include "instance.h"
 #include "phase.h"
 #include "program.h"
 #include "slot.h"
@@ -419,7 +420,9 @@ static void call_python(void *context, struct query *query) {
     struct program_object *self = context;
     PyGILState_STATE state = PyGILState_Ensure();
     struct prepared_call *known = query->piece_count == 1 && query->cpu_count == 1 ? find_call(self, &query->pieces[0]) : NULL;
+    instance_control = query->control;
     if (known && call_prepared(known, &query->pieces[0])) {
+        instance_control = NULL;
         PyGILState_Release(state);
         return;
     }
@@ -437,6 +440,7 @@ static void call_python(void *context, struct query *query) {
     Py_XDECREF(frames);
     Py_XDECREF(cpus);
     Py_XDECREF(results);
+    instance_control = NULL;
     PyGILState_Release(state);
 }
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes, plan_frame
-from gangway.executor.python_instance import Stay
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -96,7 +95,8 @@ class Left(NamedTuple):
     """A request that an instance has kept: where to ask for its responses.
 
     `pids`: the instance's process and those that it has started, if the execution has begun and waits for something,
-    without a core. `is_begun`: the model has begun to execute it; else it waits for the instance.
+    without a core. `is_begun`: the model has begun to execute it; else it waits for the instance. `goes_on`: it
+    computes, and has lost the core to others.
     """
 
     address: str
@@ -104,6 +104,7 @@ class Left(NamedTuple):
     request: int
     pids: Sequence[int] = ()
     is_begun: bool = False
+    goes_on: bool = False
 
 
 class Waiting(NamedTuple):
@@ -150,9 +151,9 @@ class PythonCodec(Codec):
     def _common_line(self) -> bytes:
         return self._encoded({"request": self._request})
 
-    def resume_contents(self, left: Left, stay: Stay) -> Contents:
-        """Return the contents of a request that gives an execution a core for so long."""
-        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "stay": stay})]
+    def resume_contents(self, left: Left, patience_ms: int) -> Contents:
+        """Return the contents of a request that gives an execution a core until it computes little for so long."""
+        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
 
     @cached_property
     def _common(self) -> Mapping[str, Any]:

@@ -153,8 +153,8 @@ def test_one_that_waits_is_left(memory: Memory) -> None:
     handover = memory.prepared()
     memory.write(5, {SLEEPS: 0.3})
     assert handover() is True
-    address, _, request, pids, is_begun = memory.answered().status["left"]
-    assert address and request == 0 and pids and is_begun
+    address, _, request, pids, is_begun, goes_on = memory.answered().status["left"]
+    assert address and request == 0 and pids and is_begun and not goes_on
     assert memory.kept == 1
     memory.write(6)
     assert handover() is False, "the instance is occupied"

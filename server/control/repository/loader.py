@@ -460,6 +460,7 @@ class ModelLoader:
             arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
             indivisible=manifest.is_whole,
+            yields=manifest.engine is Engine.PYTHON,
             long_layers=_long_layers(manifest),
             layer_us=estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.python_instance import PATIENCE_MS, Stay
+from gangway.executor.python_instance import PATIENCE_MS
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -245,19 +245,19 @@ class GivesCore:
     async def give_core(self, patience_ms: int = PATIENCE_MS) -> Sequence[int]:
         """Have a worker give it a core until it has computed little for so long; return when that has ended.
 
-        What is decoupled may compute for very long, so it has a core by turns: others that wait have theirs in between.
+        It has the core by turns if it computes for long: others that wait have theirs in between.
         Returns the instance's processes if it waits, else none. Raises RequestError.
         """
-        clock, given = self.clock, Waiting(goes_on=True)
+        clock, given, has_had_turn = self.clock, Waiting(goes_on=True), self.left.goes_on
         while given.goes_on:
-            now_ns = time.monotonic_ns()
-            given = await self._give_core(clock, Stay(patience_ms, now_ns if self.codec.model.is_decoupled else 0))
-            clock = clock._replace(arrival_ns=time.monotonic_ns())
+            if has_had_turn:
+                clock = clock._replace(arrival_ns=time.monotonic_ns())
+            given, has_had_turn = await self._give_core(clock, patience_ms), True
         return given.pids
 
-    async def _give_core(self, clock: RequestClock, stay: Stay) -> Waiting:
+    async def _give_core(self, clock: RequestClock, patience_ms: int) -> Waiting:
         slots, codec = self.slots, self.codec
-        contents = codec.resume_contents(self.left, stay)
+        contents = codec.resume_contents(self.left, patience_ms)
         with slots.open(codec.layout(contents), 1) as submission:
             codec.write(submission, contents)
             ended = slots.expect(submission.slot, clock.end_ns)
@@ -419,7 +419,7 @@ class LeftRun:
             self._fail(fault())
         else:
             if pids:
-                self._left = self._left._replace(pids=pids)
+                self._left = self._left._replace(pids=pids, goes_on=False)
                 self._core = replace(self._core, left=self._left)
                 self._watch()
 

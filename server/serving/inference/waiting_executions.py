@@ -3,7 +3,8 @@
 The worker of an execution has seen by the CPU clock of its instance that it waits, and has ended the run as left. The
 instance goes on by itself, with little weight. Here an alarm rings when it has computed for a moment. When its clock
 has then advanced enough, a run is submitted that gives the instance a core, with deadline and priority of the request,
-until the instance waits again. All of it happens on the loop's thread.
+until the instance waits again. All of it happens on the loop's thread. One that has lost its core to others, while it
+computes, is given one at once.
 
 Beside that its clock is looked at now and then, the less often the longer it waits. So processes are found that it has
 started meanwhile, and executions that nobody wants.
@@ -87,6 +88,11 @@ class Place(Protocol):
     @property
     def pids(self) -> Sequence[int]:
         """The processes."""
+        ...
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it computes, and has lost the core to others."""
         ...
 
 
@@ -185,6 +191,8 @@ class WaitingExecutions:
             execution.failed[who] = failed
         elif not execution.failed:
             execution.wanted = wanted.unwanted()
+        if left.goes_on:
+            self._begin_to_give(self._instances[left.address], executions[left.execution])
 
     def leave_out(self, left: Place, threads: Sequence[int]) -> None:
         """Look no more at these threads of an instance, which are none of its model's."""
@@ -240,11 +248,15 @@ class WaitingExecutions:
         if execution is None:
             self._expect(instance, again_s)
         else:
+            instance.note_switch()
+            self._begin_to_give(instance, execution)
+
+    def _begin_to_give(self, instance: _Instance, execution: _Execution) -> None:
+        if not instance.has_core:
             instance.has_core = True
             drive(self._give_core(instance, execution))
 
     async def _give_core(self, instance: _Instance, execution: _Execution) -> None:
-        instance.note_switch()
         begin_s = time.monotonic()
         try:
             waits = bool(await execution.wanted.give_core(instance.patience_ms))

@@ -81,6 +81,34 @@ LATER = """
         for request in requests:
             threading.Thread(target=answer, args=(request,)).start()
 """
+# `execute` computes for so many seconds, in the way of its model.
+LONG = """
+    def execute(self, requests):
+        import time
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            end = time.thread_time() + float(x[0])
+            while time.thread_time() < end:
+                pass
+            ANSWER
+"""
+AT_ONCE = (
+    LONG.replace("ANSWER", "pass")
+    + """
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+)
+LONG_KINDS = {
+    "plain": (AT_ONCE, config_of()),
+    "coroutine": (AT_ONCE.replace("def execute", "async def execute"), config_of()),
+    "sends": (
+        LONG.replace(
+            "ANSWER",
+            "request.get_response_sender().send(pb_utils.InferenceResponse([pb_utils.Tensor('y', x)]), flags=1)",
+        ),
+        config_of(more="model_transaction_policy { decoupled: true }"),
+    ),
+}
 DECOUPLED = config_of(more="model_transaction_policy { decoupled: true }")
 
 
@@ -93,6 +121,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "pooled", POOLED)
     write(repository, "later", LATER)
     write(repository, "add", ADD)
+    for name, (code, config) in LONG_KINDS.items():
+        write(repository, name, code, config)
     flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={min(os.sched_getaffinity(0))}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository)
@@ -195,6 +225,22 @@ def test_a_thread_that_spins_rests_while_nobody_waits_for_the_model(served: Serv
         until(lambda: not rests(pid))
         answering.join()
         until(lambda: rests(pid))
+
+
+@pytest.mark.parametrize("name", LONG_KINDS)
+def test_others_have_their_turns_beside_an_execute_that_computes_for_long(served: Served, name: str) -> None:
+    """Whatever way its model has of answering. Its request is answered all the same, and counted as one."""
+    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    with triton.InferenceServerClient(served.server.url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(name, inputs_of({"x": four(1.0)}))
+        until(lambda: served.server.busy_slots(running=True) > 0)
+        for number in range(5):
+            assert np.array_equal(served.infer("add", x=four(number))["y"], four(number + 1))
+        assert answers.empty(), "it computes for a second"
+        result, error = answers.get(timeout=TIMEOUT_S)
+    assert error is None
+    assert np.array_equal(result.as_numpy("y"), four(1.0))
 
 
 def test_threads_are_where_the_main_thread_is(served: Served) -> None:
