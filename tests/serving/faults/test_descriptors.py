@@ -59,7 +59,7 @@ def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFacto
     return small_repository(tmp_path_factory.mktemp("models"), compiled_zoo, "simple")
 
 
-@pytest.fixture(scope="module", params=[256, 1024])
+@pytest.fixture(scope="module", params=[256, pytest.param(1024, marks=pytest.mark.long)])
 def server(request: pytest.FixtureRequest, compiled_zoo: CompiledZoo, repository: Path) -> Iterator[LiveServer]:
     with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"], prefix=few_files(request.param)) as running:
         yield running

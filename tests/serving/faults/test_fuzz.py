@@ -1,7 +1,6 @@
 """Hostile bytes against a live server: each is answered or refused, no process dies, no slot or buffer stays taken."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.requests.regions import RESERVED_PREFIXES
 from tests.helpers.raw_stream import RawStream
+from tests.helpers.whole_server import until
 
 ROW = np.arange(16, dtype=np.int32).tobytes()
 REFUSALS = {
@@ -77,10 +77,7 @@ def infer(gangway_server: Any) -> Iterator[Any]:
         yield call
         assert_unharmed(call)
     assert gangway_server.pids() == pids
-    deadline = time.monotonic() + 10  # a handler returns its slot just after its answer
-    while gangway_server.busy_slots() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gangway_server.busy_slots() == 0  # and its buffers, which come and go with a slot
+    until(lambda: not gangway_server.busy_slots())  # a handler returns its slot, and buffers, just after its answer
 
 
 def good_request() -> pb.ModelInferRequest:

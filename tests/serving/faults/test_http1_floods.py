@@ -15,7 +15,7 @@ from benchmarks.lib.processes import memory_of
 from tests.helpers.neighbour import BODY, nobody_else_notices
 
 TIMEOUT_S = 10.0
-QUIET_S = 0.5  # after which a flood is over
+QUIET_S = 0.25  # after which a flood is over
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST = b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATH = b"POST /v2/models/simple/infer HTTP/1.1\r\nhost: x\r\n"

@@ -31,6 +31,7 @@ from gangway.zoo import write_model
 from tests.conftest import CompiledZoo
 from tests.helpers.onnx_networks import FOREIGN, Array
 from tests.helpers.stopped_workers import stopped_workers
+from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
 START_SECONDS = 90
@@ -208,9 +209,7 @@ def test_as_many_queries_at_a_time_as_instances(served: Served) -> None:
     with ThreadPoolExecutor(3) as pool:
         with stopped_workers(server):
             calls = [pool.submit(served.infer, "loop", request, client_timeout=TIMEOUT_SECONDS) for _ in range(3)]
-            deadline = time.monotonic() + TIMEOUT_SECONDS
-            while (server.busy_slots(running=True), server.waiting_slots()) != (1, 2):
-                assert time.monotonic() < deadline
+            until(lambda: (server.busy_slots(running=True), server.waiting_slots()) == (1, 2))
             for _ in range(20):
                 assert (server.busy_slots(running=True), server.waiting_slots()) == (1, 2)
         for call in calls:

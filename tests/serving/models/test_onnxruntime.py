@@ -38,6 +38,7 @@ from gangway.zoo import write_model
 from tests.helpers.island_networks import control_flow
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
+from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
@@ -238,9 +239,8 @@ def test_native_models_beside_them(served: Served) -> None:
 
 
 def test_log_summary_and_configuration_say_so(served: Served) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while "ready: gRPC" not in (text := served.server.log.read_text()):
-        assert time.monotonic() < deadline, text
+    until(lambda: "ready: gRPC" in served.server.log.read_text())
+    text = served.server.log.read_text()
     assert "WARNING model lstm, version 1: ready after " in text.replace("supervisor: ", "")
     assert " ERROR " not in text
     lines = {line.split()[0]: line for line in text.splitlines() if " ready" in line}
@@ -311,9 +311,7 @@ def test_a_killed_worker_costs_no_request(served: Served, name: str) -> None:
     before = served.server.pids()["worker"]
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(served.infer, name, feeds)
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not served.server.busy_slots():
-            assert time.monotonic() < deadline
+        until(served.server.busy_slots)
         time.sleep(0.2)  # it runs; nobody can see how far it is
         for pid in before:
             os.kill(pid, signal.SIGKILL)

@@ -104,10 +104,9 @@ class Served:
             stack.callback(self.hold.unlink)
             answer = self.send(name, 0 if name.startswith("heavy") else UNTIL_TOLD, **more)
             begin_s = time.monotonic()
-            while not self.server.busy_slots(running=True):
-                assert time.monotonic() < begin_s + TIMEOUT_S
-                if answer.done():
-                    answer.result()  # why it does not run
+            until(lambda: answer.done() or self.server.busy_slots(running=True))
+            if answer.done():
+                answer.result()  # why it does not run
             yield answer
             assert not answer.done()
             time.sleep(max(0.0, begin_s + COMPUTE_S - time.monotonic()))

@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert server.process.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["decoder", "encoder"])
+@pytest.mark.parametrize("name", ["decoder", pytest.param("encoder", marks=pytest.mark.long)])
 def test_a_new_length_costs_no_compilation(served: Served, name: str) -> None:
     make, symbol = (decoder_feeds, "past") if name == "decoder" else (encoder_feeds, "length")
     for length in range(FIRST, FIRST + SPAN_AFTER):

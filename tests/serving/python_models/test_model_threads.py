@@ -172,7 +172,7 @@ def busy_s(served: Served) -> float:
 
 def test_a_thread_that_makes_tokens_has_a_core_in_the_scheduler_s_accounts(served: Served) -> None:
     (pid,) = served.instances("engine")
-    before_s, count = busy_s(served), 60
+    before_s, count = busy_s(served), 30
     tokens = Tokens(served.server.url, count)
     for number in range(count):
         assert tokens.next() == number
@@ -182,12 +182,13 @@ def test_a_thread_that_makes_tokens_has_a_core_in_the_scheduler_s_accounts(serve
 
 
 def test_others_have_their_turns_beside_it(served: Served) -> None:
-    tokens, count = Tokens(served.server.url, 300), 0
+    asked, count = 150, 0
+    tokens = Tokens(served.server.url, asked)
     assert tokens.next() == 0
     over = threading.Event()
 
     def take() -> None:
-        for number in range(1, 300):
+        for number in range(1, asked):
             assert tokens.next() == number
         over.set()
 
@@ -198,12 +199,12 @@ def test_others_have_their_turns_beside_it(served: Served) -> None:
         count += 1
     taking.join()
     tokens.close()
-    assert count >= 5, "it computes for three seconds"
+    assert count >= 3, "it computes for more than a second"
 
 
 def test_a_request_that_nobody_wants_holds_no_core(served: Served) -> None:
     """The thread goes on, as it does not ask whether it is wanted; others have the core."""
-    tokens = Tokens(served.server.url, 500)
+    tokens = Tokens(served.server.url, 200)
     assert tokens.next() == 0
     tokens.close(cancels=True)
     (pid,) = served.instances("engine")
@@ -220,7 +221,7 @@ def test_a_thread_that_spins_rests_while_nobody_waits_for_the_model(served: Serv
     (pid,) = served.instances("spins")
     until(lambda: rests(pid))
     for _ in range(2):
-        answering = threading.Thread(target=lambda: served.infer("spins", x=four(1.0)))
+        answering = threading.Thread(target=lambda: served.infer("spins", x=four(0.5)))
         answering.start()
         until(lambda: not rests(pid))
         answering.join()

@@ -22,6 +22,7 @@ from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving import limits as connection_limit
 from gangway.server.serving.http import front_end as http_front_end
 from gangway.server.serving.http import http1 as connections
+from tests.helpers.whole_server import until
 
 Ask = Callable[..., Any]
 GOOD = json.dumps(
@@ -73,10 +74,7 @@ def unharmed(gangway_server: Any, live_http: Ask) -> Iterator[Any]:
     yield gangway_server
     assert live_http("POST", "/v2/models/simple/infer", GOOD).content["outputs"][0]["data"] == [2] * 16
     assert gangway_server.pids() == pids
-    deadline = time.monotonic() + 10
-    while gangway_server.busy_slots() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gangway_server.busy_slots() == 0
+    until(lambda: not gangway_server.busy_slots())
 
 
 @FUZZ
