@@ -33,7 +33,7 @@ def batching(tiny_model):
     server.kill_all()
 
 
-@pytest.fixture(params=["tiny_model", "staged_model"])
+@pytest.fixture(params=sampled(["tiny_model", "staged_model"], ["staged_model"]))
 def either(request):
     """A server of either model. Ranks of the staged one see inputs, and clients outputs, only as they were copied."""
     server = BatchingServer(*request.getfixturevalue(request.param))

@@ -20,6 +20,8 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 
+pytestmark = pytest.mark.long
+
 GROUPS = Path("/sys/fs/cgroup/memory")
 LIMIT_MIB = 240
 SECONDS = 2.5

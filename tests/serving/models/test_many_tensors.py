@@ -353,6 +353,7 @@ def test_what_a_model_does_not_have_is_named(served: Served, name: str) -> None:
         client.infer(name, inputs)
 
 
+@pytest.mark.long
 def test_the_perf_client(served: Served) -> None:
     command = [*GANGWAY, "perf", served.server.url, "--mix=native=1,python=1", "--rate=20", "--seconds=1", "--warmup=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -23,13 +23,14 @@ from benchmarks.lib.live_server import live_server
 from benchmarks.lib.processes import command_of, descendants_of
 from tests.helpers import ensemble_configs
 from tests.helpers.certificates import Authority
+from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import TIMEOUT_S, Served, config_of, inputs_of, write
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 
-SEEN_WITHIN_S = 0.25  # 50 ms, and what a busy machine adds
-DEADLINE_S = 0.4
+SEEN_WITHIN_S = 0.25  # 50 ms, and what polling adds
+DEADLINE_S = 1.2  # of a client; its request has reached the last step by then, on a busy machine, too
 # `watch` notes that it has begun, and when it has seen that the request is cancelled, by the clock of all processes.
 WATCHES = """
     def initialize(self, args):
@@ -333,11 +334,13 @@ CASES = [
     ],
 )
 def test_a_model_sees_that_its_client_has_gone(served: Served, model: str, way: Any, number: int) -> None:
-    notes = Notes(served, model, number)
+    notes, own_time = Notes(served, model, number), OwnTime()
     left_s = way(served, model, {"x": np.array([number], np.float32)}, notes.begun)
-    assert -0.05 < notes.seen_s() - left_s < SEEN_WITHIN_S
+    assert notes.seen_s() - left_s > -0.05
     if model == "decoupled_chain":  # and so does the step before, which goes on
-        assert Notes(served, model, number, "decoupled").seen_s() - left_s < SEEN_WITHIN_S
+        Notes(served, model, number, "decoupled").seen_s()
+    own_time.waited(left_s)
+    assert own_time.longest_s < SEEN_WITHIN_S
     if model == "asks":  # and so does the model that has asked it
         assert Notes(served, "asks", number, model).seen_s() == 0
     y = served.infer("echo", x=np.array([3], np.float32))["y"]

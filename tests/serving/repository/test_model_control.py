@@ -132,7 +132,7 @@ class Stream(threading.Thread):
 def test_reload_under_load_drops_no_request(served: Controlled) -> None:
     write(served.repository, "changing", 1)
     served.client.load_model("changing")
-    streams = [Stream(served, "changing") for _ in range(4)]
+    streams = [Stream(served, "changing") for _ in range(2)]
     for stream in streams:
         stream.start()
     for number in (2, 3, 1):
@@ -347,10 +347,9 @@ def is_ready(served: Controlled, name: str) -> bool:
 
 
 def test_unloading_gives_everything_back(served: Controlled) -> None:
-    for _ in range(2):
-        cycle(served)
+    cycle(served)
     before = resources_of(served.server)
-    for _ in range(4):
+    for _ in range(3):
         cycle(served)
     after = resources_of(served.server)
     assert after.descriptors == before.descriptors
