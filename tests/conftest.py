@@ -99,8 +99,10 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
                 write_model(unfinished, name)
             unfinished.rename(zoo.repository)
         _drop_outdated(zoo, root / "last_run")
-    second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
-    for name in DEFAULT_NAMES[:: -1 if second else 1]:  # each compiles the other half, then finds the rest
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    first = len(DEFAULT_NAMES) * own // processes
+    for name in DEFAULT_NAMES[first:] + DEFAULT_NAMES[:first]:  # each process compiles its part, then finds the rest
         compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
     return zoo
 

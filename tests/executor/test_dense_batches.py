@@ -68,6 +68,7 @@ def test_answers_match_onnxruntime(network: Path, loaded: tuple[GangRunner, Load
             np.testing.assert_allclose(answers[name], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not for_precision(detect(), "bf16").extensions, reason="this machine has no bfloat16")
 def test_rows_in_bfloat16_are_near_float32(network: Path, tmp_path: Path) -> None:
     """Workers are processes of their own, each of which must ask for tiles."""

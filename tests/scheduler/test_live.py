@@ -11,6 +11,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.busy_core import busy_core
+from tests.helpers.sampled import sampled
 from tests.helpers.start_time import back_within_s
 from tests.helpers.tiny_model import TASKS
 from tests.scheduler.conftest import Server
@@ -64,7 +65,7 @@ def test_a_limit_that_passes_in_the_queue(server):
     assert server.outcome(running).status is SlotStatus.OK
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", sampled([0, 1], [1]))
 def test_a_killed_worker_costs_an_attempt(server, victim):
     running, waiting = server.request(hang=1), server.request()
     server.await_gang(2)
@@ -253,6 +254,7 @@ def test_a_stopped_worker_is_reported_and_replaced(stopped, task_us, hang):
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_worker_that_waits_for_a_core_is_let_be(server):
     """Whatever else runs on its core, and though the other rank waits for it."""

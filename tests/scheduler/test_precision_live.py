@@ -98,6 +98,7 @@ def test_a_queue_that_fp32_would_make_late_is_computed_in_bf16(both: BothPrecisi
     assert both.precision(both.timed(1e6)) == "fp32"
 
 
+@pytest.mark.long
 def test_requests_in_both_precisions_survive_deaths(both: BothPrecisions) -> None:
     requests = []
     for death in (both.kill_scheduler, lambda: both.kill_worker(0), lambda: both.kill_worker(1), both.kill_scheduler):
@@ -123,6 +124,7 @@ def test_without_bf16_what_waits_goes_on_in_fp32(both: BothPrecisions) -> None:
     assert both.precision(both.timed(6e3)) == "fp32"
 
 
+@pytest.mark.long
 def test_unloading_both_gives_all_memory_back(both: BothPrecisions) -> None:
     assert {both.precision(both.timed(within_us)) for within_us in (1e6, 6e3)} == {"fp32", "bf16"}
     for model_id in (FAST, EXACT):
@@ -132,6 +134,7 @@ def test_unloading_both_gives_all_memory_back(both: BothPrecisions) -> None:
     assert both.outcome(both.timed(1e6)).status is SlotStatus.UNAVAILABLE
 
 
+@pytest.mark.long
 def test_one_queue_is_full_whatever_its_requests_could_be(both: BothPrecisions) -> None:
     running = both.request(hang=1, priority=-1)  # nobody takes its cores
     both.await_gang(2)

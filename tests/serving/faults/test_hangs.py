@@ -88,6 +88,7 @@ def test_health_tells_of_a_hung_supervisor(server: LiveServer) -> None:
     until(lambda: statuses(server) == {"live": 200, "ready": 200, "model": 200})
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_who_waits_for_a_core_is_not_taken_for_hung(server: LiveServer) -> None:
     """Scheduler and front ends share a core with a process that goes before them, and has nearly all of it."""
