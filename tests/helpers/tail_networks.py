@@ -76,6 +76,31 @@ def detector(folder: Path, rows: int | str = 1) -> Path:
     return _save(folder, nodes, {"image": (FLOAT, [rows, 3, 32, 32])}, outputs, constants)
 
 
+def numbered(folder: Path) -> Path:
+    """Boxes of several images, each with the number of its image; an image of zeros has one."""
+    nodes = [
+        node("Conv", ["image", "corners", "wide"], ["e"], strides=[4, 4]),
+        node("Reshape", ["e", "four"], ["f"]),
+        node("Transpose", ["f"], ["g"], perm=[0, 2, 1]),
+        node("Sigmoid", ["g"], ["places"]),
+        node("Conv", ["image", "kinds"], ["h"], strides=[4, 4]),
+        node("Reshape", ["h", "one"], ["i"]),
+        node("Sigmoid", ["i"], ["scores"]),
+        node("NonMaxSuppression", ["places", "scores", "most", "overlap", "least"], ["kept"]),
+    ]
+    constants = {
+        "corners": _floats(4, 3, 4, 4) / 2,
+        "kinds": _floats(1, 3, 4, 4) / 2,
+        "wide": np.array([0, 0, 2, 2], np.float32),
+        "four": np.array([0, 4, -1]),
+        "one": np.array([0, 1, -1]),
+        "most": np.array([20]),
+        "overlap": np.array([0.5], np.float32),
+        "least": np.array([0.4], np.float32),
+    }
+    return _save(folder, nodes, {"image": (FLOAT, ["N", 3, 32, 32])}, {"kept": (WHOLE, ["n", 3])}, constants)
+
+
 def image(seed: int) -> Array:
     """An image; in the first one there is nothing."""
     return (np.random.default_rng(seed).standard_normal((1, 3, 32, 32)) * (seed > 0) / 2).astype(np.float32)

@@ -24,7 +24,18 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from tests.helpers import ensemble_configs
 from tests.helpers.onnx_networks import Array
-from tests.helpers.tail_networks import NAMES, accumulator, classifier, detector, first, image, labels, places, sums
+from tests.helpers.tail_networks import (
+    NAMES,
+    accumulator,
+    classifier,
+    detector,
+    first,
+    image,
+    labels,
+    numbered,
+    places,
+    sums,
+)
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
@@ -101,13 +112,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (repository / "classifier" / "config.pbtxt").write_text("max_batch_size: 8")
     ensemble_configs.write(repository, "named", NAMED)
     batching = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
-    (repository / "labels" / "config.pbtxt").write_text(f"max_batch_size: 8 {batching}")
+    numbered(repository / "numbered" / "1")
+    for name in ("labels", "numbered"):
+        (repository / name / "config.pbtxt").write_text(f"max_batch_size: 8 {batching}")
     first(repository / "first" / "1")
     accumulator(repository / "accumulator" / "1")
     (repository / "accumulator" / "config.pbtxt").write_text(SEQUENCES)
     ensemble_configs.write(repository, "both", ENSEMBLE)
     for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
-        for sizes in ({}, {"N": 1}) if path.parts[-3] == "open_detector" else ({},):
+        for sizes in ({}, {"N": 1}) if path.parts[-3] in ("open_detector", "numbered") else ({},):
             compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None, sizes)
     with (
         live_server(repository, [f"--cache-dir={cache_dir}", "--backend-config=default-max-batch-size=0"]) as server,
@@ -198,6 +211,20 @@ def test_a_batch_of_detections(served: Served) -> None:
         time.sleep(0.05)
     for seed in range(4):
         served.check("open_detector", {"image": image(seed)})
+
+
+def test_boxes_that_say_which_image_they_are_of(served: Served) -> None:
+    """No batch is made of requests, whose images would get other numbers, although zeros give a row for each image."""
+    config = served.clients["grpc"].get_model_config("numbered").config
+    assert config.parameters["batching"].string_value == "off"
+
+    def ask(seed: int) -> int:
+        images = np.concatenate([image(3 * seed + number) for number in range(1 + seed % 3)])
+        answers = served.check("numbered", {"image": images})
+        return len(answers["kept"]) - len(images)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert any(pool.map(ask, range(24)))
 
 
 def test_a_request_that_the_tail_refuses(served: Served) -> None:
