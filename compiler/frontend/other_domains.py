@@ -17,6 +17,7 @@ from gangway.compiler.frontend import (
     quantised_operators,
     tree_ensembles,
 )
+from gangway.compiler.frontend.attention import grouped
 from gangway.compiler.frontend.attention import operators as attention_operators
 from gangway.compiler.frontend.decompositions import is_defined, write_body
 from gangway.compiler.frontend.definitions import einsum, piecewise, scans
@@ -37,6 +38,7 @@ __all__ = [
     "contrib_operators",
     "define_operators",
     "einsum",
+    "grouped",
     "ml_operators",
     "packed_operators",
     "piecewise",

@@ -13,14 +13,14 @@ from gangway.compiler.frontend.contrib_operators import DOMAIN, number, optional
 from gangway.compiler.frontend.decompositions import Body, defines
 
 _MASK_FILTER_VALUE = -10000.0
-_HEADS_AND_POSITIONS = [0, 2, 1, 3]
+HEADS_AND_POSITIONS = [0, 2, 1, 3]
 
 
 @defines("Attention", domain=DOMAIN)
 def attention(body: Body) -> None:
     """Queries, keys and values are products of one input and one matrix; earlier keys and values are one tensor."""
     require_one_output(body, 1)
-    _refuse(body, {6: "past_sequence_length"}, ("do_rotary",))
+    refuse(body, {6: "past_sequence_length"}, ("do_rotary",))
     product = body.op("MatMul", *body.node.inputs[:2])
     if bias := optional(body, 2):
         product = body.op("Add", product, bias)
@@ -33,7 +33,7 @@ def attention(body: Body) -> None:
 def quantised_attention(body: Body) -> None:
     """The product with the matrix is one of integers; it is computed as floats, which hold them."""
     require_one_output(body)
-    _refuse(body, {8: "past"}, ("do_rotary",))
+    refuse(body, {8: "past"}, ("do_rotary",))
     factors = []
     for index, zero_point in ((0, 6), (1, 7)):
         whole = body.op("Cast", body.node.inputs[index], to=TensorProto.FLOAT)
@@ -50,13 +50,13 @@ def quantised_attention(body: Body) -> None:
 def multi_head_attention(body: Body) -> None:
     """Queries, keys and values are given, each in its own tensor."""
     require_one_output(body, 1, 2)
-    _refuse(body, {8: "past_sequence_length", 9: "cache_indirection"}, ())
+    refuse(body, {8: "past_sequence_length", 9: "cache_indirection"}, ())
     heads, shape = body.attribute("num_heads", 1), body.type(0).shape
     biases = _biases(body, heads)
     if len(shape) != 3 or not optional(body, 2):
         raise body.node.unsupported("queries, keys and values in one tensor")
     known = body.type(1).shape
-    lengths = (shape[1], known[2] if len(known) == len(_HEADS_AND_POSITIONS) else known[1])
+    lengths = (shape[1], known[2] if len(known) == len(HEADS_AND_POSITIONS) else known[1])
     queries, keys, values = (_headed(body, index, heads, bias) for index, bias in enumerate(biases))
     keys = _after(body, optional(body, 6), keys, _output(body, 1))
     values = _after(body, optional(body, 7), values, _output(body, 2))
@@ -77,7 +77,8 @@ def _after(body: Body, past: str, new: str, output: str) -> str:
     return body.op("Identity", new, output=output) if output else new
 
 
-def _refuse(body: Body, inputs: dict[int, str], attributes: Sequence[str]) -> None:
+def refuse(body: Body, inputs: dict[int, str], attributes: Sequence[str]) -> None:
+    """Raise UnsupportedModelError if the node has one of these inputs, or one of these attributes that is not 0."""
     given = [name for index, name in inputs.items() if optional(body, index)]
     given += [name for name in attributes if body.attribute(name, 0)]
     if given:
@@ -93,7 +94,7 @@ def _attend_parts(body: Body, product: str, sizes: Sequence[int], mask: int, add
     ends = np.cumsum(sizes).tolist()
     parts = [body.slice(product, 2, end - size, end) for size, end in zip(sizes, ends, strict=True)]
     shaped = [body.reshape(part, [0, 0, heads, size // heads]) for part, size in zip(parts, sizes, strict=True)]
-    queries, keys, values = (body.op("Transpose", part, perm=_HEADS_AND_POSITIONS) for part in shaped)
+    queries, keys, values = (body.op("Transpose", part, perm=HEADS_AND_POSITIONS) for part in shaped)
     positions, earlier = body.type(0).shape[1], 0
     if optional(body, past) and past:
         earlier = body.type(past).shape[3]
@@ -124,7 +125,7 @@ def _attend(
     for bias in biases:
         scores = body.op("Add", scores, bias) if bias else scores
     context = body.op("MatMul", body.op("Softmax", scores, axis=3), values)
-    side_by_side = body.op("Transpose", context, perm=_HEADS_AND_POSITIONS)
+    side_by_side = body.op("Transpose", context, perm=HEADS_AND_POSITIONS)
     body.reshape(side_by_side, [0, 0, _value_channels(body)], body.node.outputs[0])
 
 
@@ -134,7 +135,7 @@ def _value_channels(body: Body) -> int:
         sizes = list(body.attribute("qkv_hidden_sizes", ()))
         return int(sizes[2]) if sizes else body.type(1).shape[1] // 3
     shape = body.type(2).shape
-    return shape[1] * shape[3] if len(shape) == len(_HEADS_AND_POSITIONS) else shape[2]
+    return shape[1] * shape[3] if len(shape) == len(HEADS_AND_POSITIONS) else shape[2]
 
 
 def _mask(body: Body, index: int, lengths: tuple[int, int]) -> str:
@@ -184,12 +185,12 @@ def _biases(body: Body, heads: int) -> list[str]:
 def _headed(body: Body, index: int, heads: int, bias: str) -> str:
     """[batch, heads, positions, head size] of an input, plus the bias, if any."""
     name, shape = body.node.inputs[index], body.type(index).shape
-    if len(shape) == len(_HEADS_AND_POSITIONS):  # heads apart already
+    if len(shape) == len(HEADS_AND_POSITIONS):  # heads apart already
         if bias:
             raise body.node.unsupported("a bias for heads that lie apart")
         return name
     headed = body.reshape(name, [0, 0, heads, shape[2] // heads])
-    return body.op("Transpose", body.op("Add", headed, bias) if bias else headed, perm=_HEADS_AND_POSITIONS)
+    return body.op("Transpose", body.op("Add", headed, bias) if bias else headed, perm=HEADS_AND_POSITIONS)
 
 
 @defines("RotaryEmbedding", domain=DOMAIN)
@@ -198,7 +199,7 @@ def rotary_embedding(body: Body) -> None:
 
     Pairs are the halves of a head's first channels, or neighbours. Positions are those of each row, or the first one.
     """
-    _refuse(body, {}, ("is_packed_batching",))
+    refuse(body, {}, ("is_packed_batching",))
     x, positions, cosines, sines = body.node.inputs
     shape, half = body.type(0).shape, body.type(2).shape[1]
     flat = len(shape) == 3
@@ -215,10 +216,7 @@ def rotary_embedding(body: Body) -> None:
         raise body.node.unsupported(f"positions of shape {list(body.type(1).shape)}")
     rows = 0 if len(body.type(1).shape) == 2 else 1
     to = [rows, length, 1, half] if flat else [rows, 1, length, half]
-    cosine, sine = (body.reshape(body.op("Gather", table, positions), to) for table in (cosines, sines))
-    turned = _turn(body, x, (cosine, sine), half)
-    if size > 2 * half:
-        turned = body.op("Concat", turned, body.slice(x, 3, 2 * half, size), axis=3)
+    turned = rotate(body, x, size, (positions, cosines, sines), to, bool(body.attribute("interleaved", 0)))
     scale = body.attribute("scale", 1.0)
     turned = turned if scale == 1.0 else body.op("Mul", turned, number(body, scale))
     if flat:
@@ -227,18 +225,29 @@ def rotary_embedding(body: Body) -> None:
         body.op("Identity", turned, output=body.node.outputs[0])
 
 
-def _turn(body: Body, x: str, angle: tuple[str, str], half: int) -> str:
+def rotate(body: Body, x: str, size: int, angles: tuple[str, str, str], to: Sequence[int], in_pairs: bool) -> str:
+    """Turn the first channels of `size`. `angles`: positions, tables of cosines and sines; `to`: shape of the angles.
+
+    `in_pairs`: neighbours are turned together, not the halves.
+    """
+    positions, *tables = angles
+    half = to[-1]
+    cosine, sine = (body.reshape(body.op("Gather", table, positions), to) for table in tables)
+    turned = _turn(body, x, (cosine, sine), half, in_pairs)
+    return body.op("Concat", turned, body.slice(x, 3, 2 * half, size), axis=3) if size > 2 * half else turned
+
+
+def _turn(body: Body, x: str, angle: tuple[str, str], half: int, in_pairs: bool) -> str:
     """Turn the first 2 x `half` channels of [.., .., .., channels]; `angle`: its cosines and sines."""
     cosine, sine = angle
-    pairs = bool(body.attribute("interleaved", 0))
-    if pairs:
+    if in_pairs:
         apart = body.reshape(body.slice(x, 3, 0, 2 * half), [0, 0, -1, half, 2])
         left, right = (body.reshape(body.slice(apart, 4, index, index + 1), [0, 0, -1, half]) for index in range(2))
     else:
         left, right = body.slice(x, 3, 0, half), body.slice(x, 3, half, 2 * half)
     first = body.op("Sub", body.op("Mul", left, cosine), body.op("Mul", right, sine))
     second = body.op("Add", body.op("Mul", right, cosine), body.op("Mul", left, sine))
-    if not pairs:
+    if not in_pairs:
         return body.op("Concat", first, second, axis=3)
     wide = [body.reshape(name, [0, 0, -1, half, 1]) for name in (first, second)]
     return body.reshape(body.op("Concat", *wide, axis=4), [0, 0, -1, 2 * half])
