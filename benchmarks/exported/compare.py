@@ -175,8 +175,8 @@ def _wait_for_sizes(server: LiveServer, name: str) -> tuple[int, list[str]]:
     ready, left = 0, list[str]()
     while time.monotonic() < deadline:
         text = server.log.read_text(errors="replace")
-        title = rf"{re.escape(name)}, version 1, .*?"
-        begun = len(re.findall(rf"compiling {title}", text))
+        title = rf" {re.escape(name)}, version 1, .*?"
+        begun = len(re.findall(rf"compiling{title}", text))
         ready = len(re.findall(rf"{title}: ready", text))
         left = re.findall(rf"{title}: onnxruntime serves these sizes.*?: (.*)", text)
         if (begun, ready + len(left)) != last:
