@@ -189,6 +189,7 @@ class Manifest:
     engine: Engine = Engine.NATIVE
     fallback_reason: str = ""  # why it was not compiled; empty unless the engine is onnxruntime
     mixes_rows: str = ""  # how rows of a batch influence each other, if the compiler has found that they do
+    apart_rows: bool = False  # of onnxruntime: rows do not influence each other if all inputs have as many
     fixed_rows: bool = False  # not compiled for any number of rows, but can be for each one
     trial_sizes: dict[str, int] = field(default_factory=dict)  # of symbols, with which onnxruntime could run the model
     phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took

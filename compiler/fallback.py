@@ -11,7 +11,7 @@ ends fails, and shows nothing.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +64,7 @@ from gangway.compiler.model_file import make_readable, parse, with_weights
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
 LEAST_SAVED_BYTES = 1 << 20  # a smaller model costs little, however many sessions it has
+PART = 4  # a size that others have where one is their sum, as that of an attention mask is
 SAVING_FACTOR = 4  # times its size is the memory that onnxruntime takes to save a model, at most
 WIDE_REGISTERS = "avx512f"  # the feature by which onnxruntime chooses layouts
 VNNI = "avx512_vnni"  # the extension with which products of 8-bit numbers are exact as they are
@@ -163,7 +164,7 @@ def leave_to_onnxruntime(
         if not mark:
             signature = _with_values(signature, path)
         classes = zipped_outputs(path)
-        mixes_rows, fixed_rows = _rows(path, refusal, signature, will_be_compiled=not mark)
+        rows = _rows(path, refusal, signature, will_be_compiled=not mark)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
             key=key,
@@ -177,8 +178,9 @@ def leave_to_onnxruntime(
             files={},  # the writer knows them
             engine=Engine.ONNXRUNTIME,
             fallback_reason=reason[:LONGEST_REASON],
-            mixes_rows=mixes_rows[:LONGEST_REASON],
-            fixed_rows=fixed_rows,
+            mixes_rows=rows.mixture[:LONGEST_REASON],
+            fixed_rows=rows.are_fixed,
+            apart_rows=rows.are_apart,
             trial_sizes=signature.trial_sizes,
             phase_us=phase_us,
             parameters=count_parameters(path),
@@ -362,19 +364,33 @@ def _first_trial(trials: Trials, inputs: Sequence[Any]) -> tuple[dict[str, int] 
 
     None, and no answers, if none of the plausible can.
     """
-    for size in PLAUSIBLE_SIZES if _has_open_sizes(inputs) else PLAUSIBLE_SIZES[:1]:
-        sizes = {_symbol(tensor, 0): 1 for tensor in inputs if tensor.shape}
-        sizes |= {_symbol(tensor, axis): size for tensor in inputs for axis in range(1, len(tensor.shape))}
-        sizes.pop("", None)
+    for number, sizes in enumerate(_plausible(inputs)):
         shapes: Any = [
             [sizes.get(_symbol(tensor, axis), n) for axis, n in enumerate(tensor.shape)] for tensor in inputs
         ]
-        elements = [math.prod(shape) for shape in shapes]
-        if size != PLAUSIBLE_SIZES[0] and max(elements, default=0) > MOST_PLAUSIBLE_ELEMENTS:
+        if number and max(map(math.prod, shapes), default=0) > MOST_PLAUSIBLE_ELEMENTS:
             continue
         with suppress(Exception):  # whatever it does not like about zeros, or about this size
             return sizes, trials.run(inputs, 1, sizes)
     return None, ()
+
+
+def _plausible(inputs: Sequence[Any]) -> Iterator[dict[str, int]]:
+    """Yield sizes of all symbols: one row, and one size of all others, or one that the others add up to."""
+    first = {name: 1 for tensor in inputs if tensor.shape and (name := _symbol(tensor, 0))}
+    names = (_symbol(tensor, axis) for tensor in inputs for axis in range(1, len(tensor.shape)))
+    others = sorted(filter(None, set(names)))
+    yield first | dict.fromkeys(others, PLAUSIBLE_SIZES[0])
+    for sizes in sums_of(dict.fromkeys(others, PART), others) if len(others) > 1 else ():
+        yield first | sizes
+    for size in PLAUSIBLE_SIZES[1:] if _has_open_sizes(inputs) else ():
+        yield first | dict.fromkeys(others, size)
+
+
+def sums_of(sizes: Mapping[str, int], names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Yield sizes of which one of `names` is what the others add up to, as the length of an attention mask is."""
+    for name in names:
+        yield {**sizes, name: sum(size for other, size in sizes.items() if other != name)}
 
 
 def _keeps_rows(trials: Trials, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[Answer]) -> bool:
@@ -394,19 +410,32 @@ def _keeps_rows(trials: Trials, inputs: Sequence[Any], sizes: Mapping[str, int],
     )
 
 
-def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compiled: bool) -> tuple[str, bool]:
-    """Return how rows of the batch influence each other, and whether only a known number of rows can be compiled.
+@dataclass(frozen=True)
+class _Rows:
+    """How rows of a batch influence each other, as far as the compiler finds out.
 
-    The former is empty if the compiler does not find that they do. What it has not looked at because of symbolic
-    dimensions it reads with the sizes of the trial.
+    `mixture`: how they do. `are_fixed`: only a known number of rows can be compiled. `are_apart`: they do not.
     """
+
+    mixture: str = ""
+    are_fixed: bool = False
+    are_apart: bool = False
+
+    @classmethod
+    def refused(cls, error: ModelError | None, are_fixed: bool = False) -> "_Rows":
+        """Return what the check of the batch says."""
+        return cls(str(error) if isinstance(error, MixedRowsError) else "", are_fixed, error is None)
+
+
+def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compiled: bool) -> _Rows:
+    """Return what is known of rows. What the compiler has not looked at because of symbols it reads as in the trial."""
     if not signature.batched or not signature.trial_sizes:
-        return _mixture(refusal), False
+        return _Rows.refused(refusal)
     symbols = {name for tensor in signature.inputs for name in tensor.symbols[1:] if name}
     sizes = {name: signature.trial_sizes[name] for name in symbols}
     error = refusal if isinstance(refusal, MixedRowsError) or not sizes else _refusal(path, sizes, simplify)
     if not will_be_compiled or error is None:
-        return _mixture(error), False
+        return _Rows.refused(error)
     from gangway.compiler.lower.lowering import lower_model  # noqa: PLC0415 - few models get so far
 
     def lower(graph: Graph) -> object:
@@ -414,11 +443,7 @@ def _rows(path: Path, refusal: ModelError, signature: Signature, will_be_compile
 
     if sizes and not isinstance(error, MixedRowsError):
         error = _refusal(path, sizes, lower)  # operators become others, of which more is known
-    return _mixture(error), error is not None and _refusal(path, signature.trial_sizes, lower) is None
-
-
-def _mixture(error: ModelError | None) -> str:
-    return str(error) if isinstance(error, MixedRowsError) else ""
+    return _Rows.refused(error, error is not None and _refusal(path, signature.trial_sizes, lower) is None)
 
 
 def _refusal(path: Path, sizes: Mapping[str, int], stage: Callable[[Graph], object]) -> ModelError | None:

@@ -19,7 +19,7 @@ from gangway.compiler.errors import (
     UnsupportedModelError,
     faults_as_refusals,
 )
-from gangway.compiler.fallback import require_servable
+from gangway.compiler.fallback import PART, require_servable, sums_of
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import deciding_inputs, input_symbols, read_graph
 from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec, TensorProgramSpec
@@ -27,7 +27,6 @@ from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.lower.lowering import lower_model
 
 SIZES = (32, 224, 640)  # of symbolic dimensions, to read a file with, in this order
-PART = 4  # a size that others have where one is their sum, as that of an attention mask is
 ROWS = 1  # of a batch that is compiled for one number of rows after the other: a compilation tries one, too
 Lower = Callable[[Graph], Program]
 
@@ -132,9 +131,8 @@ def _plausible(names: set[str], values: set[str], given: Mapping[str, int]) -> I
     yield {**dict.fromkeys(free, SIZES[0]), **rest}
     if len(free) > 1 or (free and len(names) > 1):
         known = {**dict.fromkeys(free, PART), **given}
-        for whole in free:
-            parts = [size for name, size in known.items() if name in names and name != whole]
-            yield {**known, whole: sum(parts), **rest}
+        for sizes in sums_of({name: known[name] for name in sorted(names)}, free):
+            yield {**rest, **sizes}
     for size in SIZES[1:] if free else ():
         yield {**dict.fromkeys(free, size), **rest}
 

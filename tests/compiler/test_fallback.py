@@ -291,8 +291,21 @@ def test_what_is_compiled_for_a_number_of_rows_only(tmp_path: Path, compile_file
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
         manifest = compile_file(path).manifest
         assert (manifest.fixed_rows, bool(manifest.mixes_rows)) == (name == "centre", name == "centre")
+        assert manifest.apart_rows == (name == "rows")
     assert not compile_file(path, dimensions={"N": 3, "S": 2}).manifest.fallback_reason
     assert not compile_file(FOREIGN["lstm"]().save(tmp_path / "model.onnx")).manifest.fixed_rows
+
+
+def test_rows_with_lengths_that_add_up_are_tried(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
+    shapes = {"past": ["a", "P"], "new": ["a", "T"], "mask": ["b", "W"], "y": ["a", "W"]}
+    *inputs, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    nodes = [node("Concat", ["past", "new"], ["keys"], axis=1), node("Mul", ["keys", "mask"], ["y"])]
+    graph = helper.make_graph(nodes, "cache", inputs, [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    manifest = compile_file(tmp_path / "m.onnx").manifest
+    sizes = manifest.trial_sizes
+    assert (sizes["a"], sizes["b"]) == (1, 1) and sizes["P"] + sizes["T"] == sizes["W"]
+    assert manifest.apart_rows
 
 
 def test_both_reasons_are_told(refusal: Callable[[Foreign], str]) -> None:

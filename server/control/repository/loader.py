@@ -195,7 +195,8 @@ class ModelLoader:
         manifest = await self._compiler.compile(
             entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch, precision=precision
         )
-        may_differ = manifest.engine is Engine.ONNXRUNTIME and not is_one_batch(manifest.inputs)
+        is_known = manifest.engine is Engine.NATIVE or manifest.apart_rows
+        may_differ = not is_known and not is_one_batch(manifest.inputs)
         is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
         batch = 0 if is_size else self._options.models.default_max_batch_size
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)

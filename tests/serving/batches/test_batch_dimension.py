@@ -73,6 +73,8 @@ MODELS = {
         "(float[n, 2] x, float[m, 2] z) => (float[n, 2] y, float[m, 2] u) {y = Relu(x) u = Relu(z)}",
         WHOLE + 'input { name: "z" dims: [ -1, 2 ] }',
     ),
+    "masked": Model("(float[n, S] x, float[m, S] z) => (float[n, S] y) {y = Mul(x, z)}", "", ({}, {"S": 3})),
+    "scores": Model("(float[n, S] x, float[m, S] z) => (float[n, m] y) {t = Transpose(z) y = MatMul(x, t)}"),
     "detector": Model(f"(float[D0, 1, H, W] x) => (float[D3, 1, P, Q] y) {{{POOL}}}", "max_batch_size: 8"),
     "one_size": Model(
         "(float[n, 1, H, W] x) => (float[n, 1, H, W] y) {y = Relu(x)}",
@@ -212,6 +214,16 @@ def test_any_number_of_rows_of_any_size(served: Served) -> None:
 
 def test_first_dimensions_of_other_names_may_differ(served: Served) -> None:
     assert served.infer("two", x=np.ones((2, 2), np.float32), z=np.ones((3, 2), np.float32)).shape == (2, 2)
+
+
+def test_first_dimensions_of_other_names_are_the_batch_of_rows_that_are_known_to_be_apart(served: Served) -> None:
+    sizes = {name: served.client.get_model_config(name).config.max_batch_size for name in ("masked", "scores")}
+    assert sizes == {"masked": BATCH, "scores": 0}
+    two, three = np.full((2, 3), 2, np.float32), np.full((3, 3), 3, np.float32)
+    np.testing.assert_array_equal(served.infer("masked", x=three, z=three), 3 * three)
+    np.testing.assert_array_equal(served.infer("scores", x=two, z=three), np.full((2, 3), 18, np.float32))
+    with pytest.raises(InferenceServerException, match="batch"):
+        served.infer("masked", x=two, z=three)
 
 
 def test_sizes_that_trials_do_not_know_refuse_nothing(served: Served) -> None:
