@@ -43,7 +43,9 @@ def bell() -> Iterator[Bell]:
 
 
 def is_readable(bell: Bell, timeout_s: float = 0.0) -> bool:
-    return bool(select.select([bell.event_fd], [], [], timeout_s)[0])
+    poll = select.poll()  # which takes descriptors of any number
+    poll.register(bell.event_fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def test_only_the_first_ring_after_arming_makes_it_readable(bell: Bell) -> None:

@@ -55,6 +55,7 @@ def folder(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_cache_is_served(core: Path, folder: Path) -> None:
     with server(core, folder) as port:
         assert add(port, COMPILED, NUMBERS) == [number + 1 for number in NUMBERS]
@@ -78,6 +79,7 @@ def test_a_repository_is_checked_without_grpcio(core: Path, folder: Path, tmp_pa
     run(core, "check", tmp_path, f"--cache-dir={folder / 'cache'}")
 
 
+@pytest.mark.long
 def test_commands_say_what_they_need(core: Path, folder: Path, tmp_path: Path) -> None:
     compiled, cache = folder / "models" / COMPILED, folder / "cache"
     assert "gangway zoo: needs onnx: pip install 'gangway-serve[compile]'" in failure(core, "zoo", tmp_path / "zoo")

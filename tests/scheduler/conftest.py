@@ -1,6 +1,7 @@
 """A live scheduler process and real workers on a model that obeys orders; the test is supervisor and front end."""
 
 import itertools
+import os
 import struct
 import subprocess
 import threading
@@ -192,6 +193,15 @@ class Server:
             process.kill()
             process.wait()
         self.link.close()
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Close those of the segments. What is mapped goes with the last slice of it."""
+        memory = self.memory
+        segments = (memory.control.segment, memory.arenas, memory.statistics.segment, memory.cancellations.segment)
+        others = (*memory.io_fds, *memory.bell_fds, *memory.custom_metrics.fds)
+        for descriptor in (*(segment.fd for segment in segments), *others):
+            os.close(descriptor)
 
 
 def arena_bytes(artifact: Path) -> int:
@@ -335,6 +345,7 @@ class ScriptedServer(Server):
             worker.wait()
         self.link.close()
         self._theirs.close()
+        self.close_descriptors()
 
 
 @pytest.fixture
