@@ -4,6 +4,7 @@ They are written so that `patterns.py` and `attention/rules.py` find in them wha
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from onnx import TensorProto
@@ -14,7 +15,7 @@ DOMAIN = "com.microsoft"
 IN_ONNX_DOMAIN = {"LayerNormalization", "SimplifiedLayerNormalization"}  # onnxruntime has them there, too
 Parameters = tuple[str, str]
 """Scale and shift; the latter may be empty."""
-_GELU_OPSET, _LAYER_NORM_OPSET, _RMS_NORM_OPSET, _CLIP_INPUTS_OPSET = 20, 17, 23, 11
+_GELU_OPSET, _LAYER_NORM_OPSET, _RMS_NORM_OPSET, _CLIP_INPUTS_OPSET, _TRILU_OPSET = 20, 17, 23, 11, 14
 
 
 def optional(body: Body, index: int) -> str:
@@ -199,16 +200,42 @@ def skip_layer_normalization(body: Body) -> None:
 @defines("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalization(body: Body) -> None:
     """The sum of embeddings of words, positions and segments, normalised; how many words a mask shows."""
-    ids, segments, words, places, kinds, scale, shift = body.node.inputs[:7]
-    mask, positions = optional(body, 7), optional(body, 8)
-    outputs = [*body.node.outputs, "", ""]
+    tables = [optional(body, index) for index in range(2, 7)]
+    embed(body, tables, optional(body, 8), [*body.node.outputs, "", ""][2])
+
+
+def embed(body: Body, tables: Sequence[str], positions: str, sum_name: str) -> None:
+    """The same; `tables`: of words, positions and segments, then scale and shift. `sum_name`: output of the sum."""
+    ids, segments = body.node.inputs[:2]
+    words, places, kinds, scale, shift = tables
     total = body.op("Gather", words, ids)
     known = body.op("Gather", places, positions) if positions else body.slice(places, 0, 0, body.type(0).shape[1])
-    total = body.op("Add", total, known, output="" if segments else outputs[2])
+    total = body.op("Add", total, known, output="" if segments else sum_name)
     if segments:
-        total = body.op("Add", total, body.op("Gather", kinds, segments), output=outputs[2])
-    normalise(body, total, (scale, shift), outputs[0], len(body.type(0).shape) + 1)
-    if outputs[1]:
+        total = body.op("Add", total, body.op("Gather", kinds, segments), output=sum_name)
+    normalise(body, total, (scale, shift), body.node.outputs[0], len(body.type(0).shape) + 1)
+    mask, count = optional(body, 7), [*body.node.outputs, ""][1]
+    if count:
         shown = body.op("Equal", mask, number(body, 1, 7)) if mask else ""
         counted = body.op("Cast", shown, to=TensorProto.INT32) if shown else body.op("Sub", ids, ids)
-        body.op("Identity", body.reduce("ReduceSum", counted, [1], keepdims=0), output=outputs[1])
+        body.op("Identity", body.reduce("ReduceSum", counted, [1], keepdims=0), output=count)
+
+
+@defines("CDist", domain=DOMAIN)
+def distances(body: Body) -> None:
+    """Between each of some points and each of others, by products, as onnxruntime computes them."""
+    points, others = body.node.inputs
+    product = body.op("MatMul", points, body.op("Transpose", others, perm=[1, 0]))
+    squares = [body.reduce("ReduceSum", body.op("Mul", name, name), [1]) for name in (points, others)]
+    both = body.op("Add", squares[0], body.op("Transpose", squares[1], perm=[1, 0]))
+    apart = body.op("Relu", body.op("Sub", both, body.op("Mul", product, number(body, 2))))
+    root = body.attribute("metric", b"sqeuclidean") == b"euclidean"
+    body.op("Sqrt" if root else "Identity", apart, output=body.node.outputs[0])
+
+
+@defines("Trilu", domain=DOMAIN)
+def triangle(body: Body) -> None:
+    """An operator that ONNX has now, too."""
+    if body.graph.opset < _TRILU_OPSET:
+        raise body.node.unsupported(f"in opset {body.graph.opset}; at least {_TRILU_OPSET} is needed")
+    body.op("Trilu", *body.node.inputs, output=body.node.outputs[0], upper=body.attribute("upper", 1))

@@ -5,13 +5,14 @@ of them `patterns.py` finds a pair of QuantizeLinear and DequantizeLinear, and m
 """
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from gangway.compiler.frontend.contrib_operators import DOMAIN, optional
+from gangway.compiler.frontend.contrib_operators import DOMAIN, embed, optional
 from gangway.compiler.frontend.decompositions import Body, defines
 from gangway.compiler.frontend.graph import Node
 
-_PAIR_OPSET, _DYNAMIC_OPSET, _AXIS_OPSET = 10, 11, 13
+_PAIR_OPSET, _DYNAMIC_OPSET, _CLIP_OPSET, _AXIS_OPSET = 10, 11, 11, 13
+_MOST_ARITHMETIC_BYTES = 2  # of an integer that float32 holds exactly
 _SOFTMAX_SCALE = 1 / 256  # what quantisers give it
 _STEPS = 255.0  # between the ends of uint8
 
@@ -37,6 +38,44 @@ def _quantise(body: Body, x: str, scale: int, zero_point: int, output: str = "")
     """The output, by the inputs with its scale and zero point."""
     names = [_single(body, scale), _single(body, zero_point)]
     body.op("QuantizeLinear", x, *filter(None, names), output=output or body.node.outputs[0])
+
+
+@defines("QuantizeLinear", "DequantizeLinear", domain=DOMAIN)
+def either(body: Body) -> None:
+    """ONNX's own of 8 bits; in 16 bits, which came later, it is arithmetic. A quantiser writes these if asked to."""
+    x, scale, output = *body.node.inputs[:2], body.node.outputs[0]
+    zero, quantises = optional(body, 2), body.node.operator == "QuantizeLinear"
+    integer = np.dtype(body.type_of(zero).dtype if zero else "uint8" if quantises else body.type(0).dtype)
+    axis, rank = body.attribute("axis", 1), len(body.type(0).shape)
+    if integer.kind in "iu" and integer.itemsize == 1 and body.graph.opset >= _PAIR_OPSET:
+        along = {"axis": axis} if body.type(1).shape and body.graph.opset >= _AXIS_OPSET else {}
+        body.op(body.node.operator, *filter(None, body.node.inputs), output=output, **along)
+        return
+    if integer.kind not in "iu" or integer.itemsize > _MOST_ARITHMETIC_BYTES or body.graph.opset < _CLIP_OPSET:
+        raise body.node.unsupported(f"{integer.name} in opset {body.graph.opset}")
+    wide = [1] * rank
+    if body.type(1).shape not in ((), (1,)):
+        wide[axis % rank] = -1
+    scale = body.reshape(scale, wide)
+    shift = body.reshape(body.op("Cast", zero, to=TensorProto.FLOAT), wide) if zero else ""
+    if not quantises:
+        value = body.op("Cast", x, to=TensorProto.FLOAT)
+        body.op("Mul", body.op("Sub", value, shift) if shift else value, scale, output=output)
+        return
+    value = body.op("Round", body.op("Div", x, scale))
+    value = body.op("Add", value, shift) if shift else value
+    limits = [body.constant(limit, "float32") for limit in (np.iinfo(integer).min, np.iinfo(integer).max)]
+    element = helper.np_dtype_to_tensor_dtype(integer)
+    body.op("Cast", body.op("Clip", value, *limits), to=element, output=output)
+
+
+@defines("QEmbedLayerNormalization", domain=DOMAIN)
+def quantised_embeddings(body: Body) -> None:
+    """All tables have 8 bits: they become float32."""
+    tables = [
+        _dequantised(body, index, index + 6, index + 11) if optional(body, index) else "" for index in range(2, 7)
+    ]
+    embed(body, tables, "", "")
 
 
 @defines("QLinearAdd", "QLinearMul", domain=DOMAIN)

@@ -38,7 +38,8 @@ def group_query_attention(body: Body) -> None:
     begin = _begin(body, length) if kept else ""
     queries, keys, values = _parts(body, heads, shared, size)
     if body.attribute("do_rotary", 0):
-        angles = (_positions(body, begin, length), *body.node.inputs[_COSINES : _COSINES + 2])
+        cosines, sines = body.node.inputs[_COSINES : _COSINES + 2]
+        angles = (_positions(body, begin, length), cosines, sines)
         to, in_pairs = [0, length, 1, body.type(_COSINES).shape[1]], bool(body.attribute("rotary_interleaved", 0))
         queries, keys = (rotate(body, x, size, angles, to, in_pairs) for x in (queries, keys))
     queries, keys, values = (body.op("Transpose", x, perm=HEADS_AND_POSITIONS) for x in (queries, keys, values))

@@ -1,10 +1,11 @@
-"""The definition of onnxruntime's MatMulNBits (com.microsoft), whose weights are integers with a scale for each block.
+"""Definitions of onnxruntime's operators (com.microsoft) whose weights are integers with a scale for each block.
 
 What no kernel computes becomes a product with float32 weights: other numbers of bits, inputs in another order, and zero
 points that are no integers.
 """
 
 import numpy as np
+from onnx import TensorProto
 
 from gangway.compiler.frontend.contrib_operators import DOMAIN, optional
 from gangway.compiler.frontend.decompositions import Body, defines
@@ -50,6 +51,37 @@ def matmul_of_bits(body: Body) -> None:
     product = body.op("MatMul", body.node.inputs[0], body.constant(real.T, "float32"), output="" if bias else output)
     if bias:
         body.op("Add", product, bias, output=output)
+
+
+@defines("GatherBlockQuantized", domain=DOMAIN)
+def embedding_of_bits(body: Body) -> None:
+    """Rows of a table of integers, with a scale for each block of a row: integers are looked up, then scaled."""
+    table, scales, zeros = (body.value(index) for index in (0, 2, 3))
+    block, ids = int(body.attribute("block_size", 128)), body.node.inputs[1]
+    if table is None or scales is None or table.ndim != 2 or scales.dtype != np.float32:
+        raise body.node.unsupported("a table of other axes, or scales of another type than float32")
+    is_plain = table.dtype != np.uint8  # of a type of 4 bits, whose integers stand one by one
+    bits = 8 if is_plain else int(body.attribute("bits", 4))
+    inputs, middle = table.shape[1] * (8 // bits), 0 if is_plain else 1 << bits - 1
+    axes = [body.attribute(name, default) % 2 for name, default in (("gather_axis", 0), ("quantize_axis", 1))]
+    if bits not in (4, 8) or axes != [0, 1] or scales.shape[1] * block != inputs or table.dtype.itemsize != 1:
+        raise body.node.unsupported(f"{bits} bits along axes {axes}, or blocks that do not fill a row")
+    if zeros is None:
+        zeros = np.full(scales.shape, middle)
+    elif not is_plain:
+        zeros = _integers(zeros, bits, scales.shape[1])
+    table = table.astype(np.int8) if is_plain else table
+    values = body.op("Cast", body.op("Gather", body.constant(table), ids), to=TensorProto.FLOAT)
+    to = [*body.type(1).shape, -1, 1]
+    to[0] = 0
+    if bits == 4:
+        high = body.op("Floor", body.op("Mul", values, body.constant(1 / 16, "float32")))
+        low = body.op("Sub", values, body.op("Mul", high, body.constant(16, "float32")))
+        values = body.op("Concat", *(body.reshape(part, to) for part in (low, high)), axis=len(to) - 1)
+    values = body.reshape(values, [*to[:-2], -1, block])
+    scale, zero = (body.reshape(body.op("Gather", body.constant(each, "float32"), ids), to) for each in (scales, zeros))
+    scaled = body.op("Mul", body.op("Sub", values, zero), scale)
+    body.reshape(scaled, [*to[:-2], inputs], body.node.outputs[0])
 
 
 def _integers(stored: Array, bits: int, count: int) -> Array:

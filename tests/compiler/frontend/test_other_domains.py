@@ -392,3 +392,56 @@ def test_a_function_alone_imports_a_domain(compile_file: Any, load_artifact: Any
     feeds = {"x": floats(1, 8)}
     (wanted,) = onnxruntime.InferenceSession(path).run(None, feeds)
     np.testing.assert_allclose(load_artifact(compiled.folder)(feeds)["y"], wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_distances_and_triangles(same: Check) -> None:
+    constants = {"points": floats(11, 6), "square": floats(5, 5), "k": np.array(1)}
+    nodes = [
+        contrib("CDist", ["x", "points"], ["far"], metric="euclidean"),
+        contrib("CDist", ["x", "points"], ["squares"], metric="sqeuclidean"),
+        contrib("Trilu", ["square", "k"], ["upper"], upper=0),
+        helper.make_node("MatMul", ["z", "upper"], ["y"]),
+    ]
+    same(nodes, {"x": floats(1, 6), "z": floats(1, 5)}, constants)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+def test_quantisers_of_another_domain(same: Check, dtype: Any) -> None:
+    """Those of 16 bits, and of 8 bits beside them, in a set of operators without 16 bits."""
+    kind, zero = np.iinfo(dtype), np.array(np.iinfo(dtype).max // 3, dtype)
+    weights = RANDOM.integers(kind.min, kind.max, (6, 7), dtype, endpoint=True)
+    constants = {
+        "s": np.array(12 / kind.max, np.float32), "z": zero, "w": weights, "sw": abs(floats(7)) / kind.max,
+        "zw": np.arange(7).astype(dtype),
+    }  # fmt: skip
+    nodes = [
+        contrib("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        contrib("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        contrib("DequantizeLinear", ["w", "sw", "zw"], ["dw"], axis=1),
+        helper.make_node("MatMul", ["d", "dw"], ["y"]),
+    ]
+    same(nodes, {"x": floats(1, 3, 6)}, constants)
+
+
+@pytest.mark.parametrize(("bits", "with_zeros"), [(4, True), (4, False), (8, True)])
+def test_embeddings_of_integers(same: Check, bits: int, with_zeros: bool) -> None:
+    """As model builders write them; and those of 8 bits that the quantiser writes."""
+    bytes_of = {"table": 64 * bits // 8, "zeros": 4 * bits // 8}
+    stored = {name: RANDOM.integers(0, 256, (20, count), np.uint8) for name, count in bytes_of.items()}
+    tables = {f"e{n}": RANDOM.integers(0, 256, size, np.uint8) for n, size in enumerate([(20, 64), (9, 64), (2, 64)])}
+    tables |= {f"e{n}": RANDOM.integers(0, 256, 64, np.uint8) for n in (3, 4)}
+    factors = {f"s{n}": np.array(0.02 * (n + 1), np.float32) for n in range(5)}
+    names = ["table", "ids", "scales", *(["zeros"] if with_zeros else [])]
+    zeros, scales = [f"z{n}" for n in range(5)], [*factors]
+    constants = {**stored, **tables, **factors, "scales": abs(floats(20, 4)), "w": floats(64, 8)}
+    constants |= {name: np.array(120, np.uint8) for name in zeros}
+    nodes = [
+        contrib("GatherBlockQuantized", names, ["a"], bits=bits, block_size=16),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+        contrib("QEmbedLayerNormalization", ["ids", "kinds", *tables, "mask", *scales, *zeros], ["b", "count"]),
+    ]
+    feeds = {
+        "ids": RANDOM.integers(0, 20, (1, 5), np.int32), "kinds": RANDOM.integers(0, 2, (1, 5), np.int32),
+        "mask": np.array([[1, 1, 1, 0, 0]], np.int32),
+    }  # fmt: skip
+    same(nodes, feeds, constants)
