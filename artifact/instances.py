@@ -20,12 +20,14 @@ class Span:
     """Sizes of a symbol for which one artifact is made: `first` to `last`.
 
     `along`: other symbols that grow with it, and by how much each is larger, as a mask is than the past that it covers.
+    `ahead`: it is not known whether requests want them all, so each size must be cheap.
     """
 
     symbol: str
     first: int
     last: int
     along: tuple[tuple[str, int], ...] = ()
+    ahead: bool = False
 
     def sizes(self, value: int, dimensions: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all dimensions where the symbol has this one; `dimensions` has those that stay."""

@@ -21,8 +21,10 @@ from gangway.compiler.frontend.graph import Graph, TensorType
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import Figures, Job, Lowered, lower_graph, write_layers
 from gangway.compiler.kernels.codegen import WrittenWeights, choose_plans, with_batch_plans
+from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
 from gangway.compiler.kernels.objects import KernelObjects, has_extents
 from gangway.compiler.kernels.plain_specs import IslandSpec, ZerosSpec
+from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, ConvTransposeSpec, KernelSpec, VolumeConvSpec
 from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 from gangway.compiler.place.arena import keeps_zeros
 from gangway.compiler.place.memory import Buffer, Step
@@ -33,6 +35,10 @@ from gangway.compiler.target import detect
 MOST_SECONDS: Final = 60.0  # of processor time for all sizes; those that come last are left out
 _LEAST_WORDS = ALIGNMENT_BYTES // 4  # of memory that is set to zeros
 _FIRST_STAMP = 2  # 0 is that of an arena that was never used, 1 would be a constant of the kernel
+
+
+class EachSizeCostsError(UnsupportedModelError):
+    """Sizes of a model are not compiled before it is known that requests have them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class SpanJob(Job):
                 return
             try:
                 size = self._size(value, slow_nodes, objects, writer)
-            except (MixedRowsError, UnreadableModelError):
+            except (MixedRowsError, UnreadableModelError, EachSizeCostsError):
                 raise
             except (ModelError, UnsupportedSpecError):
                 continue
@@ -123,6 +129,8 @@ class SpanJob(Job):
         lowered = lower_graph(graph, self._target.lanes, slow_nodes, self._target)
         if any(isinstance(step.spec, IslandSpec) for step in lowered.steps):  # its file is of one size
             raise UnsupportedModelError("onnxruntime computes some layers")
+        if self._span.ahead and any(_is_convolution(step.spec) for step in lowered.steps):
+            raise EachSizeCostsError("each size of a convolution needs kernels")
         steps, arena_bytes = _with_zeros(lowered, _FIRST_STAMP + value, self._target.lanes)
         plans = choose_plans(steps, self._target)
         names = {step.spec: f"layer '{step.name}' ({step.operator})" for step in reversed(steps)}
@@ -168,6 +176,15 @@ def _with_zeros(lowered: Lowered, stamp: int, lanes: int) -> tuple[list[Step], i
     zeros = Buffer(kind, "plain", None, offset_bytes=begin_bytes)
     first = Step("zeros", "Zeros", ZerosSpec(words, stamp), (stamp_buffer,), zeros)
     return [first, *lowered.steps], max(end_bytes, begin_bytes + 4 * words)
+
+
+def _is_convolution(spec: KernelSpec) -> bool:
+    """Whether it slides a window over an image: such kernels decide much by the image's size."""
+    match spec:
+        case ConvSpec() | Int8ConvSpec():
+            return spec.kernel not in ((1, 1), (spec.height, spec.width))
+        case _:
+            return isinstance(spec, ConvDepthwiseSpec | ConvTransposeSpec | VolumeConvSpec | Int8DepthwiseSpec)
 
 
 def _alike(sizes: Sequence[_Size]) -> list[_Size]:

@@ -103,7 +103,8 @@ def live_server(
         options = [f"--model-repository={named}", f"--grpc-address={address}", f"--grpc-port={port}"]
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += [f"--http-address={address}", f"--http-port={http_port}"]
-        options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
+        # Nothing shall begin in the background unless it is asked for.
+        options += ["--no-profile", "--compile-ahead=0", *flags]
         begin = time.monotonic()
         command = [*prefix, *GANGWAY, "serve", *options]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)

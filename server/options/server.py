@@ -373,6 +373,9 @@ class GeneralOptions:
     scheduler: str = own_flag(_add_scheduler, "scheduler", default="")  # only the parser loads the policies
     max_shapes: int = flag("--max-shapes", 8, type=integer(0), metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
+    compile_ahead: int = flag("--compile-ahead", 512, type=integer(0), metavar="SIZE",
+        help="up to which size of a symbolic dimension models without convolutions are compiled before requests ask for"
+        " it, 0: none (%(default)s)")  # fmt: skip
     profile_seconds: float = own_flag(_add_profile_seconds, "profile_seconds", default=PROFILE_SECONDS)
     exit_delay_secs: float = flag("--exit-delay-secs", 0.0, type=seconds, metavar="SECONDS",
         help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"

@@ -30,6 +30,7 @@ MAX_VALUES = 8  # of an input that decides what is computed: one that counts upw
 SOME_ALIKE, MANY_ALIKE = 3, 16  # refused sizes, from which one concludes that all are
 SPAN_AFTER = 3  # sizes that are compiled one by one
 SPAN_SIZES = 64  # of one span
+MAX_ASKED = 1024  # sizes of one model that are remembered, to see what changes from request to request
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
 FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
 LONGEST_PAUSE_SECONDS = 3600.0
@@ -120,11 +121,19 @@ class ModelVariants:
     made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one
     reasons: dict[str, set[Sizes]] = field(default_factory=dict)  # why sizes were refused, numbers aside, and some
     spans: set[tuple[Span, Sizes]] = field(default_factory=set)  # that were tried, and the sizes of the other symbols
+    ahead: int = 0  # up to this size, spans are compiled before requests ask for them
+    asked: dict[Sizes, None] = field(default_factory=dict)  # sizes that requests had, while `ahead`
+    grown: Counter[tuple[int, ...]] = field(default_factory=Counter)  # places of symbols that did between two of these
 
     @property
     def key(self) -> tuple[str, int]:
         """Name and version."""
         return self.ready.name, self.ready.version
+
+    @property
+    def waits_for_requests(self) -> bool:
+        """Whether only requests can show which sizes change; the only symbol of a model is one that does."""
+        return not (self.ahead and len(self.symbols) == 1) or bool(self._value_symbols)
 
     def failed_for_now(self, sizes: Sizes) -> None:
         """Note that these sizes are not there, for a reason that may pass."""
@@ -151,6 +160,14 @@ class ModelVariants:
         is_known = len(alike) >= (SOME_ALIKE if differ else MANY_ALIKE)
         self.is_refused = self.is_refused or (is_known and not self.made)
 
+    def ask(self, sizes: Sizes) -> None:
+        """Note that a request had these sizes."""
+        if not self.ahead or sizes in self.asked or len(self.asked) == MAX_ASKED:
+            return
+        if self.asked and (moving := self._moving(next(reversed(self.asked)), sizes)):
+            self.grown[moving] += 1
+        self.asked[sizes] = None
+
     def has(self, sizes: Sizes) -> bool:
         """Whether a variant that is loaded computes these sizes."""
         return sizes in self.loaded or any(sizes in sizes_of(variant) for variant in self.loaded.values())
@@ -161,23 +178,68 @@ class ModelVariants:
         It is one of the symbol, or of symbols that grow together, of which so many near sizes have been compiled, where
         the others were what they are here, that more will follow.
         """
-        if self.precision != IN_FP32:
+        moving = self._line_of(sizes)
+        if self.precision != IN_FP32 or not moving or sizes[moving[0]] < 1:
             return None
-        lines = Counter(moving for made in self.made if (moving := self._moving(made, sizes)))
-        most = lines.most_common(1)
-        if not most or most[0][1] < SPAN_AFTER or sizes[most[0][0][0]] < 1:
-            return None
-        moving = most[0][0]
-        place, *others = moving
-        first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
-        along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
-        last = min(first + SPAN_SIZES - 1, *(self._most(at) - sizes[at] + sizes[place] for at in moving))
-        span = Span(self.symbols[place], first, last, along)
+        span = self._span_along(moving, sizes)
         tried = span, tuple(size for at, size in enumerate(sizes) if at not in moving)
         if tried in self.spans:
             return None
         self.spans.add(tried)
         return span
+
+    def forget_spans(self, sizes: Sizes) -> None:
+        """Let spans that have these sizes be made again."""
+        given = dict(zip(self.symbols, sizes, strict=True))
+
+        def has(span: Span, others: Sizes) -> bool:
+            moved = span.sizes(given[span.symbol], {})
+            stays = tuple(size for symbol, size in given.items() if symbol not in moved)
+            return span.first <= given[span.symbol] <= span.last and moved.items() <= given.items() and stays == others
+
+        self.spans = {(span, others) for span, others in self.spans if not has(span, others)}
+
+    def next_ahead(self) -> tuple[Sizes, Span | None] | None:
+        """Return the next span to be compiled before requests ask for it, and some sizes of it; None: there is none.
+
+        It is one of the only symbol, or of those that the first requests have shown to grow. Size 1, which often has
+        layers of its own, is compiled alone where a span lacks it.
+        """
+        start = next((sizes for sizes in self.asked if min(sizes) > 0 and self._line_of(sizes)), None)
+        if start is None and not self.waits_for_requests:
+            start = (1,)
+        moving = self._line_of(start) if start and self.ahead else ()
+        if start is None or not moving:
+            return None
+        place = moving[0]
+        for first in range(1, self.ahead + 1, SPAN_SIZES):
+            sizes = tuple(size + (first - start[place]) * (at in moving) for at, size in enumerate(start))
+            if all(self._most(at) >= sizes[at] for at in moving) and (span := self.span_of(sizes)):
+                return sizes, span
+            if first == 1 and self.loaded and self.may_try(sizes):
+                return sizes, None
+        return None
+
+    def _line_of(self, sizes: Sizes) -> tuple[int, ...]:
+        """Return the places of symbols that will change from these sizes on, all alike; none: that is not known.
+
+        If sizes are compiled ahead, a second request shows it, for other sizes of the symbols that stay, too. The only
+        symbol needs none.
+        """
+        if not self.waits_for_requests:
+            return (0,)
+        lines = self.grown
+        if not self.ahead:
+            lines = Counter(moving for made in self.made if (moving := self._moving(made, sizes)))
+        found, count = next(iter(lines.most_common(1)), ((), 0))
+        return found if count >= (1 if self.ahead else SPAN_AFTER) else ()
+
+    def _span_along(self, moving: Sequence[int], sizes: Sizes) -> Span:
+        place, *others = moving
+        first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
+        along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
+        last = min(first + SPAN_SIZES - 1, *(self._most(at) - sizes[at] + sizes[place] for at in moving))
+        return Span(self.symbols[place], first, last, along, bool(self.ahead))
 
     def _most(self, place: int) -> int:
         """Return the largest size that requests may have: of the batch, where it is a size, max_batch_size."""
@@ -187,15 +249,20 @@ class ModelVariants:
 
     def _moving(self, before: Sizes, sizes: Sizes) -> tuple[int, ...]:
         """Return the places of symbols that have grown together, and not much, while the others stayed; none: no."""
-        own = {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
+        own = self._value_symbols
         steps = [after - size for size, after in zip(before, sizes, strict=True)]
         moving = tuple(place for place, step in enumerate(steps) if step)
-        alike = len({steps[place] for place in moving}) == 1 and abs(steps[moving[0]]) < SPAN_SIZES
-        return moving if alike and own.isdisjoint(self.symbols[place] for place in moving) else ()
+        alike = len({steps[place] for place in moving}) == 1
+        is_near = alike and (self.ahead or abs(steps[moving[0]]) < SPAN_SIZES)
+        return moving if is_near and own.isdisjoint(self.symbols[place] for place in moving) else ()
+
+    @property
+    def _value_symbols(self) -> set[str]:
+        return {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
 
     def _takes_values(self, sizes: Sizes) -> bool:
         """Note the values that inputs have; return whether they are some of the first MAX_VALUES of each."""
-        own = {spec.value_symbol for spec in self.ready.inputs if spec.value_symbol}
+        own = self._value_symbols
         pairs = [(symbol, value) for symbol, value in zip(self.symbols, sizes, strict=True) if symbol in own]
         if any(len(self.values.get(symbol, set()) | {value}) > MAX_VALUES for symbol, value in pairs):
             return False

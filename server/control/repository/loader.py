@@ -140,7 +140,7 @@ class ModelLoader:
         self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._spec)
         self._variants = ShapeCache(
             compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles,
-            self._pairs,
+            self._pairs, options.general.compile_ahead,
         )  # fmt: skip
         general = options.general
         self.schedules = FoundSchedules(general.cache_dir, self._workers, scheduler, lambda: compiler.target)
@@ -545,8 +545,9 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
     level, served_by = logging.INFO, "compiled"
     if model.variants is not None:
         symbols = ", ".join(model.variants.symbols)
+        begins = "with its first request" if model.variants.waits_for_requests else "now"
         served_by = (
-            f"served by onnxruntime until a size of ({symbols}) has been compiled, which begins with its first request;"
+            f"served by onnxruntime until a size of ({symbols}) has been compiled, which begins {begins};"
             " to compile before, set dims or gangway_buckets"
         )
         if model.variants.loaded:

@@ -3,9 +3,9 @@
 onnxruntime answers all sizes. Each size that has answered a request is compiled once, in the background and one at a
 time; what is loaded takes over the requests of its sizes. At most `limit` per model stay loaded, the least recently
 used one goes first. Sizes that the model's owner declared (`gangway_buckets`) are compiled before the model is ready,
-and stay. When some sizes have been compiled, a further one is compiled along with all others of its span, by one
-program. What the compiler cannot do is not tried again; what has failed for another reason (a full disk, a killed job)
-is, when requests ask for it after a pause.
+and stay. When it is known which size changes, all sizes of a span are compiled by one program. If each of them is
+cheap, further spans are compiled ahead of requests, while nothing else waits. What the compiler cannot do is not tried
+again; what has failed for another reason (a full disk, a killed job) is, when requests ask for it after a pause.
 """
 
 import asyncio
@@ -103,6 +103,7 @@ class ShapeCache:
     trials: Trials
     profiles: BackgroundProfiler
     pairs: PrecisionPairs
+    ahead: int = 0  # up to this size of a symbol, spans are compiled before requests ask for them
     _models: dict[tuple[str, int], ModelVariants] = field(default_factory=dict, init=False)
     _queue: ShapeQueue = field(default_factory=ShapeQueue, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -125,7 +126,8 @@ class ShapeCache:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
-        model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared))
+        ahead = 0 if declared else self.ahead
+        model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared), ahead=ahead)
         model.stamp = model_stamp(path)
         try:
             for sizes in declared:
@@ -140,6 +142,7 @@ class ShapeCache:
         self._models[model.key] = model
         for variant in model.loaded.values():
             self.clients.announce_variant(variant)
+        self._news.set()
 
     def forget(self, model: ModelVariants) -> None:
         """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
@@ -161,6 +164,7 @@ class ShapeCache:
         for sizes in message.oldest:  # in the order of use: whatever was used last goes to the end
             if sizes in model.loaded:
                 model.loaded[sizes] = model.loaded.pop(sizes)
+        model.ask(message.sizes)
         if model.may_try(message.sizes):
             self._queue.ask(model.key, message.sizes)
             self._news.set()
@@ -190,14 +194,23 @@ class ShapeCache:
     async def run(self) -> None:
         """Compile what is wanted, until cancelled."""
         while True:
-            await self._news.wait()
+            self._news.clear()
             while wanted := self._queue.next():
                 key, sizes = wanted
                 model = self._models.get(key)
                 if model is not None and not model.has(sizes):
                     await self._make_wanted(model, sizes)
                 self._queue.done(key, sizes)
-            self._news.clear()
+            if not await self._make_ahead():
+                await self._news.wait()
+
+    async def _make_ahead(self) -> bool:
+        """Compile what no request has asked for yet; return False if there is nothing."""
+        for model in sorted(self._models.values(), key=lambda model: len(model.spans)):
+            if len(model.loaded) < self.limit and (found := model.next_ahead()):
+                await self._make(model, *found)
+                return True
+        return False
 
     async def _make_wanted(self, model: ModelVariants, sizes: Sizes) -> None:
         """Compile sizes, along with others of their span if that is of use and possible."""
@@ -234,6 +247,8 @@ class ShapeCache:
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if span is not None:
                 _log.info("%s: compiled one by one: %s", title, error)
+                if span.ahead:
+                    model.ahead = 0
                 return
             if isinstance(error, CompileError) and error.is_final:
                 _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
@@ -296,6 +311,7 @@ class ShapeCache:
 
     def _unload(self, model: ModelVariants, sizes: Sizes) -> None:
         model_id = model.loaded.pop(sizes).model_id
+        model.forget_spans(sizes)
         self.pairs.unload(model_id)
         self.profiles.remove(model_id)
         self.scheduler.unload(model_id)

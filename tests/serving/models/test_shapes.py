@@ -443,3 +443,48 @@ def test_symbols_that_grow_together_have_one_span() -> None:
     assert span == Span("mask", 65, 128, (("past", -1),))
     assert span.sizes(65, {"sequence": 1}) == {"sequence": 1, "mask": 65, "past": 64}
     assert model.span_of((1, 501, 500)) is None  # far from what has been compiled
+
+
+def variants(ahead: int, *symbols: str) -> ModelVariants:
+    """A model whose sizes are compiled ahead of requests."""
+    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    spec = LoadModel(1, "decoder", "", 1, 1, 0, 1)
+    return ModelVariants(ready, Path("model.onnx"), symbols, spec, ahead=ahead)
+
+
+def test_the_only_symbol_is_compiled_ahead_of_requests() -> None:
+    model = variants(130, "T")
+    assert model.span_of((70,)) == Span("T", 65, 128, ahead=True)
+    made = [found[1] for _ in range(2) if (found := model.next_ahead())]
+    assert made == [Span("T", 1, 64, ahead=True), Span("T", 129, 192, ahead=True)]
+    assert model.next_ahead() is None
+    model.forget_spans((128,))
+    assert model.next_ahead() == ((65,), Span("T", 65, 128, ahead=True))
+
+
+def test_nothing_is_compiled_ahead_unless_that_is_wanted() -> None:
+    assert variants(0, "T").next_ahead() is None
+    assert variants(512, "H", "W").next_ahead() is None
+
+
+def test_a_second_request_shows_what_grows() -> None:
+    model = variants(100, "sequence", "past", "mask")
+    model.ask((1, 0, 1))
+    assert model.span_of((1, 0, 1)) is None
+    assert model.next_ahead() is None
+    model.ask((1, 1, 2))
+    assert model.next_ahead() == ((1, 1, 2), Span("past", 1, 64, (("mask", 1),), ahead=True))
+    assert model.next_ahead() == ((1, 65, 66), Span("past", 65, 128, (("mask", 1),), ahead=True))
+    assert model.next_ahead() is None
+
+
+def test_what_grows_does_so_for_other_sizes_of_the_other_symbols() -> None:
+    model = variants(64, "source", "past")
+    for past in (1, 2):
+        model.ask((7, past))
+    assert model.span_of((7, 3)) == Span("past", 1, 64, ahead=True)
+    assert model.span_of((30, 1)) == Span("past", 1, 64, ahead=True)
+    assert model.span_of((30, 2)) is None
+    model.forget_spans((7, 64))
+    assert model.span_of((30, 2)) is None
+    assert model.span_of((7, 2)) == Span("past", 1, 64, ahead=True)

@@ -1,15 +1,18 @@
 """`gangway serve` with lengths that change from request to request: one program computes all of them, native."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.lib.decoders import SMALL, decoder_feeds, encoder_feeds, save_decoder, save_encoder
@@ -49,17 +52,32 @@ class Served:
         return self.server.log.read_text().count(text)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp("repository")
-    paths = {name: folder / name / "1" / "model.onnx" for name in ("decoder", "encoder")}
-    save_decoder(paths["decoder"])
-    save_encoder(paths["encoder"])
+def save_filter(path: Path) -> Path:
+    """A convolution over a sequence of any length."""
+    path.parent.mkdir(parents=True)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4, "T"]) for name in "xy")
+    weights = np.random.default_rng(0).standard_normal((4, 4, 3), np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])
+    graph = helper.make_graph([node], "filter", [x], [y], [numpy_helper.from_array(weights, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@contextmanager
+def serving(folder: Path, saved: Mapping[str, Callable[[Path], Path]], *flags: str) -> Iterator[Served]:
+    paths = {name: save(folder / "models" / name / "1" / "model.onnx") for name, save in saved.items()}
     sessions = {name: onnxruntime.InferenceSession(path) for name, path in paths.items()}
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
-    with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
+    flags = (f"--cache-dir={folder}/cache", *flags)
+    with live_server(folder / "models", flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, sessions)
     assert server.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    models = {"decoder": save_decoder, "encoder": save_encoder}
+    with serving(tmp_path_factory.mktemp("served"), models) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", ["decoder", pytest.param("encoder", marks=pytest.mark.long)])
@@ -74,3 +92,16 @@ def test_a_new_length_costs_no_compilation(served: Served, name: str) -> None:
     for length in np.random.default_rng(0).permutation(range(FIRST, LAST + 1)).tolist():
         served.check(name, make(length, 1 + length % 3))
     assert served.count("compiled, ") == compiled
+
+
+@pytest.mark.long
+def test_lengths_are_compiled_before_requests_have_them(tmp_path: Path) -> None:
+    models = {"encoder": save_encoder, "filter": save_filter}
+    with serving(tmp_path, models, f"--compile-ahead={SPAN_SIZES}") as ahead:
+        ahead.wait_for("filter, version 1, T=1 to 64: compiled one by one: each size of a convolution needs kernels")
+        ahead.wait_for("length=1 to 64: ready")
+        ahead.wait_for("length=1: ready")  # whose layers are others
+        compiled = ahead.count("compiled, ")
+        for length in (1, 2, SPAN_SIZES - 1, SPAN_SIZES):
+            ahead.check("encoder", encoder_feeds(length, 1 + length % 3))
+        assert ahead.count("compiled, ") == compiled
