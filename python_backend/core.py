@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from gangway.python_backend.calls import ATTACH_SECONDS
+from gangway.python_backend.cpu_clock import CpuClock
 from gangway.python_backend.executions import Execution
 from gangway.python_backend.messages import WAITING_NICE, Connection
 from gangway.python_backend.model_threads import ModelThreads, Status
@@ -39,7 +40,7 @@ class Core:
         self._is_light = False  # the main thread has little weight
         self._may_raise = _may_raise(self.nice)
         own = [each.native_id or 0 for each in threading.enumerate() if each.name == THREAD_NAME]
-        self.threads = ModelThreads(status, (self._main, *own), self.nice, self._may_raise)
+        self.threads = ModelThreads(status, (self._main, *own), self.nice, self._may_raise, CpuClock(self._main))
 
     @property
     def waiting_threads(self) -> list[int]:

@@ -58,6 +58,10 @@ class CpuClock:
         """Return their threads. Raises OSError when the process has ended."""
         return [(pid, thread) for pid in self.pids for thread in self._threads(pid)]
 
+    def others_threads(self) -> list[int]:
+        """Return the threads of the processes that it has started, as there are now. Raises OSError as above."""
+        return [int(thread) for pid in self._descendants() for thread in self._threads(pid)]
+
     def _add(self, others: Sequence[int]) -> None:
         for pid in others:
             if pid not in self._others:

@@ -1,4 +1,4 @@
-"""The threads that a model starts: they have the cores and the weight of their instance.
+"""The threads that a model starts, and those of its processes: they have the cores and the weight of their instance.
 
 While the instance has a core they are on it, as its main thread is. While it waits without one they go on where there
 is room, with little weight. One that computes while nobody waits for anything of the model rests: it runs in the idle
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
+from gangway.python_backend.cpu_clock import CpuClock
 from gangway.python_backend.messages import WAITING_NICE
 
 _OWN_AT = 64  # bytes, in the status: how many threads are not the model's, and their numbers
@@ -21,6 +22,7 @@ _MOST_OWN = (mmap.PAGESIZE - _OWN_AT) // 4 - 1
 _LOWEST_NICE = 19
 _TASKS = "/proc/self/task"
 RESTLESS_SHARE = 0.1  # of the time, if nobody waits for anything
+LOOK_AGAIN_SECONDS = 0.1  # at what they compute, when a request has ended
 
 
 class Status:
@@ -80,20 +82,22 @@ def place_thread(thread: int, cores: Set[int], nice: int | None, wakes: bool) ->
 
 
 class ModelThreads:
-    """All threads of an instance's process but its own. Used with the host's lock held.
+    """All threads of an instance's process but its own, and of processes that it has started.
 
-    `own`: numbers of those that are not the model's. `nice`: of threads that have a core. `may_raise`: a thread may
-    have that again after a larger one.
+    Used with the host's lock held. `own`: numbers of those that are not the model's. `nice`: of threads that have a
+    core. `may_raise`: a thread may have that again after a larger one. `processes`: the instance's.
     """
 
-    def __init__(self, status: Status, own: Iterable[int], nice: int, may_raise: bool) -> None:
+    def __init__(self, status: Status, own: Iterable[int], nice: int, may_raise: bool, processes: CpuClock) -> None:
         self._status, self._own = status, set(own)
+        self._processes = processes
         self._nice, self._may_raise = nice, may_raise
         self._cores = os.sched_getaffinity(0)
         self._tasks = os.open(_TASKS, os.O_RDONLY | os.O_DIRECTORY)  # each request looks at it
         self._resting: set[int] = set()
         self._restless: set[int] = set()  # those that have computed while nobody waited for anything
-        self._placed: tuple[int | None, int] = None, 0  # core, and how many threads there were
+        self._placed: tuple[int | None, int, bool] | None = None  # core, how many threads, any processes
+        self._looked_at = 0.0
         self._seen: dict[int, tuple[int, int]] = {}  # of each: when it was looked at, and how long it has computed
         status.own_threads = self._own
 
@@ -114,32 +118,36 @@ class ModelThreads:
 
     def place(self, core: int | None) -> None:
         """Have all of them this core; None: all cores, with little weight."""
-        count = self._count()
-        if (core, count) == self._placed and not self._resting:
+        placed = core, self._count(), _has_children()
+        if placed == self._placed and not self._resting:
             return
-        self._placed = core, count
-        if count:
+        self._placed = placed
+        if any(placed[1:]):
             cores = self._cores if core is None else {core}
             nice = self._nice + WAITING_NICE * (core is None) if self._may_raise else None
             for thread in self._found():
-                place_thread(thread, cores, nice, wakes=thread in self._resting)
+                place_thread(thread, cores, nice, wakes=bool(self._resting))  # what rests may have started others
         self._resting.clear()
         self._status.rests = False
 
     def rest(self, looks: bool) -> None:
         """Nobody waits for anything of the model. `looks`: at what they have computed since the last such call."""
-        if looks and self._count():
+        looks = looks or time.monotonic() - self._looked_at > LOOK_AGAIN_SECONDS
+        if looks and (self._count() or _has_children()):
             self._look()
         for thread in self._restless - self._resting:
             self._let_rest(thread)
         self._status.rests = bool(self._resting)
 
     def _look(self) -> None:
-        """Find out which of them compute, or would if they had a core."""
-        before, self._seen = self._seen, {}
+        """Find out which of them compute, or would if they had a core. New ones have little weight."""
+        before, self._seen, self._looked_at = self._seen, {}, time.monotonic()
         for thread in self._found():
+            if thread not in before:
+                place_thread(thread, self._cores, self._nice + WAITING_NICE if self._may_raise else None, wakes=False)
+                self._placed = None
             with suppress(OSError, ValueError, IndexError):  # it has ended
-                computed_ns, queued_ns = map(int, Path(f"{_TASKS}/{thread}/schedstat").read_text().split()[:2])
+                computed_ns, queued_ns = map(int, Path(f"/proc/{thread}/schedstat").read_text().split()[:2])
                 now_ns = time.monotonic_ns()
                 self._seen[thread] = now_ns, computed_ns + queued_ns
                 begin_ns, had_ns = before.get(thread, self._seen[thread])
@@ -152,7 +160,7 @@ class ModelThreads:
 
     def _let_rest(self, thread: int) -> None:
         """Have a thread the idle class, or the least weight where it could not leave that class again."""
-        self._placed = None, 0
+        self._placed = None
         if self._may_raise:
             with suppress(OSError):
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
@@ -163,4 +171,14 @@ class ModelThreads:
         return os.fstat(self._tasks).st_nlink - 2 - len(self._own)
 
     def _found(self) -> list[int]:
-        return [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
+        found = [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
+        return found + self._processes.others_threads() if _has_children() else found
+
+
+def _has_children() -> bool:
+    """Whether this process has any, ended ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

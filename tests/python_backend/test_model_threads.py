@@ -2,11 +2,13 @@
 
 import mmap
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from gangway.python_backend.cpu_clock import CpuClock
 from gangway.python_backend.messages import WAITING_NICE
 from gangway.python_backend.model_threads import ModelThreads, Status
 from tests.helpers.whole_server import until
@@ -55,11 +57,19 @@ def rests(threads: ModelThreads, thread: int) -> bool:
     return os.sched_getscheduler(thread) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, thread) == LOWEST_NICE
 
 
-def test_they_have_the_cores_and_the_weight_of_their_instance(status: Status) -> None:
+@pytest.fixture
+def alone() -> Iterator[int]:
+    """A process that has started no others."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_they_have_the_cores_and_the_weight_of_their_instance(status: Status, alone: int) -> None:
     nice, cores = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
     may_raise = os.geteuid() == 0
     own = {thread.native_id or 0 for thread in threading.enumerate()} | set(map(int, os.listdir("/proc/self/task")))
-    threads = ModelThreads(status, own, nice, may_raise)
+    threads = ModelThreads(status, own, nice, may_raise, CpuClock(alone))
     spinner = Spinner()
     thread, core = spinner.number, min(cores)
     try:
@@ -81,8 +91,8 @@ def test_they_have_the_cores_and_the_weight_of_their_instance(status: Status) ->
         spinner.end()
 
 
-def test_threads_that_come_and_go_are_not_the_model_s(status: Status) -> None:
-    threads = ModelThreads(status, {1, 2}, 0, False)
+def test_threads_that_come_and_go_are_not_the_model_s(status: Status, alone: int) -> None:
+    threads = ModelThreads(status, {1, 2}, 0, False, CpuClock(alone))
     threads.begin_own(7)
     assert status.own_threads == threads.own == {1, 2, 7}
     threads.end_own(1)

@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,20 @@ SPINS = """
         import time
         time.sleep(float(requests[0].inputs()[0].as_numpy()[0]))
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+# Processes that compute, the second one of them started by the first, and itself in a session of its own.
+LEAVES = """
+    def execute(self, requests):
+        import os
+        if not hasattr(self, "child"):
+            self.child = os.fork()
+            if not self.child:
+                os.setsid()
+                os.fork()
+                while True:
+                    pass
+        y = np.array([self.child, *os.sched_getaffinity(0), 0, 0][:4], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])]
 """
 POOLED = """
     def initialize(self, args):
@@ -118,6 +133,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     write(repository, "engine", ENGINE, DECOUPLED)
     write(repository, "spins", SPINS)
+    write(repository, "leaves", LEAVES)
     write(repository, "pooled", POOLED)
     write(repository, "later", LATER)
     write(repository, "add", ADD)
@@ -226,6 +242,17 @@ def test_a_thread_that_spins_rests_while_nobody_waits_for_the_model(served: Serv
         until(lambda: not rests(pid))
         answering.join()
         until(lambda: rests(pid))
+
+
+def test_processes_that_a_model_leaves_behind_rest(served: Served) -> None:
+    """While no request is open, as its threads do, and whatever they have started."""
+    child = int(served.infer("leaves", x=four(0))["y"][0])
+    until(lambda: rests(child))
+    (grandchild,) = map(int, Path(f"/proc/{child}/task/{child}/children").read_text().split())
+    until(lambda: rests(grandchild))
+    for _ in range(2):
+        served.infer("leaves", x=four(0))
+        until(lambda: rests(child) and rests(grandchild))
 
 
 @pytest.mark.parametrize("name", LONG_KINDS)
