@@ -186,6 +186,8 @@ class Host:
             self._end(execution)
             return
         execution.begin()
+        for front_end in execution.attached:
+            tell(front_end, {"begun": execution.number})
         with working_for.working_for(execution):
             try:
                 result = self._model.execute([each.take_request() for each in execution.responders])

@@ -16,6 +16,7 @@ bytes, in the order of the header. Most headers are equal to earlier ones, and a
 | instance | `left`: number | the memory of that run is not used any more; the only answer to one without a core |
 | front end | `attach`: execution, `request` | send this request's responses here; BACKGROUND: `infer` only |
 | instance | `grant` | have a worker resume the execution |
+| instance | `begun` | the model begins to execute what has waited for it |
 | instance | `infer`: number, and a request | execute a request to another model |
 | instance | `cancel`: number | end that request: no response to it is wanted |
 | front end | `result`: number, and a response, `final` | one response to it |

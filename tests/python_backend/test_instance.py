@@ -119,8 +119,9 @@ def number_of(worker: Instance, execution: int) -> float:
         assert "hello" in front_end.receive().header
         front_end.send({"attach": execution, "request": 0})
         response = front_end.receive()
-        while "grant" in response.header:
-            worker.ask({"resume": execution, "core": min(os.sched_getaffinity(0))}, [], TIMEOUT_S)
+        while "final" not in response.header:
+            if "grant" in response.header:
+                worker.ask({"resume": execution, "core": min(os.sched_getaffinity(0))}, [], TIMEOUT_S)
             response = front_end.receive()
         assert response.header["final"]
         return float(np.frombuffer(response.payload[:4], np.float32)[0])
@@ -211,8 +212,9 @@ def test_a_core_that_is_taken_before_the_model_has_seen_it_is_asked_for_again(ho
                     worker.send({"leave": 5})
                     os.kill(host.pid, signal.SIGCONT)
                     response = next(headers(front_end))
-                    while "grant" in response:
-                        first.ask({"resume": execution, "core": core}, [], TIMEOUT_S)
+                    while "final" not in response:
+                        if "grant" in response:
+                            first.ask({"resume": execution, "core": core}, [], TIMEOUT_S)
                         response = next(headers(front_end))
                 assert response["final"]
             until(lambda: first.load == 0)

@@ -123,7 +123,7 @@ class EnsembleRun:
         terms: Terms,
         clock: RequestClock,
         envelope: Envelope,
-        left_run: Callable[[PythonCodec, Left, Terms], LeftRun],
+        left_run: Callable[[PythonCodec, Left, Terms, ModelRun], LeftRun],
         begin: Begin,
         chain: tuple[str, ...],
     ) -> None:
@@ -356,7 +356,7 @@ class EnsembleRun:
             running.answer = found
             return
         running.leave_slot(self._plane)
-        run = self._left[running] = self._left_run(codec, found, self._terms)
+        run = self._left[running] = self._left_run(codec, found, self._terms, running)
         if self._cancelled:
             run.cancel()
         try:

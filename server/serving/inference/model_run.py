@@ -206,11 +206,16 @@ class ModelRun:
                 by_bell,
                 compound=compound,
                 last=last,
-                queue_end_ns=self.submitted_ns + queue.queue_us * 1000 if queue.queue_us else 0,
+                queue_end_ns=self.queue_end_ns,
                 delays=queue.delays,
             )
         except PoolExhaustedError as error:
             raise no_room(error) from error
+
+    @property
+    def queue_end_ns(self) -> int:
+        """Until when it may wait to begin, once it is handed over; 0: as long as it takes."""
+        return self.submitted_ns + self.queue.queue_us * 1000 if self.queue.queue_us else 0
 
     def failure(self, outcome: SlotOutcome) -> RequestError:
         """Return the error for an outcome that is not OK."""

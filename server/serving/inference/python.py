@@ -278,7 +278,10 @@ class GivesCore:
 
 
 class LeftRun:
-    """One request that an instance has kept. `begin` executes a request to another model. Its maker calls `cancel`."""
+    """One request that an instance has kept. `begin` executes a request to another model. Its maker calls `cancel`.
+
+    `wait_end_ns`: it is refused if it has not begun by then; 0: it waits as long as it takes.
+    """
 
     def __init__(
         self,
@@ -289,6 +292,7 @@ class LeftRun:
         terms: Terms,
         begin: Begin,
         chain: tuple[str, ...],
+        wait_end_ns: int,
     ) -> None:
         """Begin to take the responses. Raises RequestError."""
         self._slots, self._codec, self._left = slots, codec, left
@@ -308,7 +312,10 @@ class LeftRun:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
         self._calls = InnerCalls(slots, begin, self._chain, self._connection)
         left_ns = max(0, clock.end_ns - time.monotonic_ns())
-        self._timer = serving.loop.call_later(left_ns / 1e9, self._expire)
+        self._timers = [serving.loop.call_later(left_ns / 1e9, self._expire)]
+        if wait_end_ns and not left.is_begun:
+            wait_ns = max(0, wait_end_ns - time.monotonic_ns())
+            self._timers.append(serving.loop.call_later(wait_ns / 1e9, self._end_wait))
         self._connection.send({"attach": left.execution, "request": left.request})
         if not codec.model.is_decoupled:
             self._core.hold(self)
@@ -352,7 +359,8 @@ class LeftRun:
         self._is_over = True
         self._slots.waiting.leave(self._left, self, self._has_final)
         self._core.drop(self)
-        self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         if self._has_final and self._error is None and not self._calls.are_waited_for:
             self._is_given = True
             self._calls.end()
@@ -377,6 +385,10 @@ class LeftRun:
     def _expire(self) -> None:
         self._fail(failure(self._codec.model.name, self._clock.status_at_end, 0))
 
+    def _end_wait(self) -> None:
+        if not self._begun_ns:
+            self._fail(failure(self._codec.model.name, SlotStatus.LATE, 0))
+
     def _lost(self, error: Exception) -> None:
         if isinstance(error, PayloadTooLargeError):
             self._fail(self._codec.too_large(error.size_bytes))
@@ -388,9 +400,10 @@ class LeftRun:
 
     def _received(self, message: Message) -> None:
         if "grant" in message.header:
+            drive(self._resume())
+        elif "begun" in message.header:
             if not (self._left.is_begun or self._begun_ns):
                 self._begun_ns = time.monotonic_ns()
-            drive(self._resume())
         elif "hello" in message.header:
             self._slots.waiting.leave_out(self._left, message.header["idle"])
         elif "infer" in message.header:

@@ -278,7 +278,7 @@ class ClientRequest(ModelRun):
         self.is_whole = self.by_slot = False
         outcome = submission.outcome()
         submission.close()
-        run = self._left_run(codec, found, self.plan.terms)
+        run = self._left_run(codec, found, self.plan.terms, self)
         self._resources.cancel_with(self.call, run)
         try:
             if self.call.takes_many and self.model.is_decoupled:
@@ -312,9 +312,10 @@ class ClientRequest(ModelRun):
             except RequestError as error:  # of this response alone
                 self.call.respond(error.without_traceback())
 
-    def _left_run(self, codec: PythonCodec, left: Left, terms: Terms) -> LeftRun:
-        """Return what goes on with a request that an instance of a Python model has kept. Raises RequestError."""
-        return LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain)
+    def _left_run(self, codec: PythonCodec, left: Left, terms: Terms, run: ModelRun) -> LeftRun:
+        """Return what goes on with a run that an instance of a Python model has kept. Raises RequestError."""
+        wait_end_ns = 0 if run.queue.delays else run.queue_end_ns
+        return LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain, wait_end_ns)
 
     @property
     def _chain(self) -> tuple[str, ...]:

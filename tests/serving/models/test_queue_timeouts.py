@@ -4,6 +4,8 @@ How long a request computes stands in it, or its test says when it ends. Each mo
 request waits.
 """
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ COMPUTE_S = 0.7  # what a request takes at least that keeps others waiting
 REJECTED = "Request timeout expired for model '{}'"
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 UNTIL_TOLD = -1.0
+COMPUTES_FIRST = -1.5  # and waits until it is told
 SLEEPS = """
     def execute(self, requests):
         import os, time
@@ -40,6 +43,9 @@ SLEEPS = """
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
             seconds = float(x.ravel()[0])
+            end = time.thread_time() + (seconds < -1) * 0.1
+            while time.thread_time() < end:
+                pass
             time.sleep(max(seconds, 0))
             while seconds < 0 and os.path.exists("HOLD"):
                 time.sleep(0.005)
@@ -206,6 +212,27 @@ def test_a_request_s_own_timeout(served: Served, kind: str, name: str) -> None:
             served.infer(name, 0, timeout=int(QUEUE_S * 1e6))
     for answer in (patient, long):
         answer.result(TIMEOUT_S)
+
+
+def test_a_request_that_waits_for_an_instance_instead(served: Served) -> None:
+    """Its timeout holds there, too. A front end that is away does not tell that a model waits, as if it had ended."""
+    (front_end,) = served.server.pids()["front end"]
+    until(lambda: not served.server.busy_slots())
+    served.hold.touch()
+    try:
+        first = served.send("python_overrides", COMPUTES_FIRST)
+        second = served.send("python_overrides", 0, timeout=int(COMPUTE_S * 1e6))
+        until(lambda: served.server.waiting_slots() == 1)
+        os.kill(front_end, signal.SIGSTOP)
+        until(lambda: served.server.waiting_slots() == 0)
+        os.kill(front_end, signal.SIGCONT)
+        with pytest.raises(InferenceServerException, match=REJECTED.format("python_overrides")):
+            second.result(TIMEOUT_S)
+        assert not first.done()
+    finally:
+        os.kill(front_end, signal.SIGCONT)
+        served.hold.unlink()
+    first.result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("kind", KINDS)
