@@ -44,6 +44,8 @@ PLAUSIBLE_SIZES = (8, 32, 64, 224, 16, 1, 128, 512, 640)  # of symbolic dimensio
 MOST_PLAUSIBLE_ELEMENTS = 1 << 22  # but no more in an input: a trial shall not take all memory
 MAX_TASKS = 1 << 22  # of one layer, all rows together
 
+STAND_IN = "its kernels are being compiled"  # the reason of an artifact that serves in the place of another meanwhile
+
 # Sizes of Triton's datatypes. Without numpy, which datatypes.py imports: a front end starts sooner without it.
 ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
@@ -219,6 +221,16 @@ class Manifest:
     def is_whole(self) -> bool:
         """Whether it is one task, of which only who executes it knows more."""
         return self.engine is not Engine.NATIVE
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether onnxruntime executes it until the compiled artifact takes its place; rows are apart if it says so."""
+        return self.engine is Engine.ONNXRUNTIME and self.fallback_reason == STAND_IN
+
+    @property
+    def is_compilable(self) -> bool:
+        """Whether kernels compute it, or will."""
+        return self.engine is Engine.NATIVE or self.is_stand_in
 
     @property
     def is_optimised(self) -> bool:

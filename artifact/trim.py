@@ -78,6 +78,12 @@ def trim(root: Path, limit_bytes: int) -> int:
     return total
 
 
+def discard(root: Path, key: str) -> None:
+    """Remove an artifact that nobody will look for, unless a running server has told that it uses it. Never raises."""
+    if key not in _used_keys(root):
+        _remove(root / key)
+
+
 def _used_keys(root: Path) -> set[str]:
     """The keys that running servers have told; files of those that have ended are removed."""
     keys: set[str] = set()

@@ -42,6 +42,7 @@ class _Writer(ABC):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_flushed = True
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(folder), dir=folder.parent))
 
@@ -62,7 +63,7 @@ class _Writer(ABC):
             if (mode := path.stat().st_mode) & OTHERS_WRITE:
                 path.chmod(mode & ~OTHERS_WRITE)  # as the umask may have it, and the reader would refuse it
         read_manifest(self._temporary)
-        for path in paths:
+        for path in paths if self._is_flushed else ():
             _sync(path)
         self._temporary.chmod(0o755)  # mkdtemp makes it private; other users' servers may share the cache
         try:
@@ -70,7 +71,8 @@ class _Writer(ABC):
         except OSError:
             if not self._folder.is_dir():
                 raise
-        _sync(self._folder.parent)
+        if self._is_flushed:
+            _sync(self._folder.parent)
         return manifest
 
     def _encoded(self, manifest: Manifest) -> bytes:
@@ -180,7 +182,14 @@ class VariantWriter(_Writer):
 
 
 class OnnxArtifactWriter(_Writer):
-    """Writes a model for onnxruntime: copies of the ONNX file and of the files with its external data."""
+    """Writes a model for onnxruntime: copies of the ONNX file and of the files with its external data.
+
+    `is_brief`: it is of use for minutes, so nothing is flushed. What a crash of the machine damages, checksums tell.
+    """
+
+    def __init__(self, folder: Path, is_brief: bool = False) -> None:
+        super().__init__(folder)
+        self._is_flushed = not is_brief
 
     @property
     def model_path(self) -> Path:

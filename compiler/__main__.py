@@ -15,7 +15,14 @@ With --serve there is no PATH: jobs are read from standard input, one JSON objec
 as above. TVM stays loaded from one to the next. The process ends with its input, or when it has become too large, which
 the last line says: {..., "ends": true}
   {"path": "PATH", "dimensions": {"NAME": SIZE}, "precision": {"name": "fp32", "min_cosine": 0.999}}
+With "stand_in": true the model is not compiled: unless the cache has it, onnxruntime is to serve it meanwhile, by an
+artifact that is not found by other jobs. With sizes there is none, but an error. With "batch": true it is refused if
+its first dimension cannot be a batch.
+A line {"look_up": ["PATH", ...]} asks for what --look-up finds. The last line, {"absent": 1}, says how many are not
+there. If any is not, what makes stand-ins is imported before the next line is read.
 With "span": {"symbol": "NAME", "first": 1, "last": 64} there is one artifact for all these sizes, in float32.
+
+SIGTERM ends it, and leaves nothing unfinished in the cache.
 
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
@@ -24,10 +31,12 @@ error. After 5 another attempt may succeed.
 """
 
 import argparse
+import importlib
 import json
 import logging
 import os
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -36,14 +45,15 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
+from gangway.artifact.extras import COMPILER, missing_packages
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.json_codec import decode
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.pipeline import Compiled, compile_model, find_compiled
-from gangway.compiler.precision import compile_in_precision
+from gangway.compiler.pipeline import Compiled, compile_model, find_compiled, make_stand_in
+from gangway.compiler.precision import compile_in_precision, find_in_precision
 from gangway.compiler.progress import Progress
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
@@ -63,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("one PATH is compiled at a time")
     if bool(options.path) == options.serve:
         parser.error("--serve takes no PATH" if options.serve else "a PATH is needed")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is unfinished is removed
     report = _reporter(1 if options.json else options.progress_fd)
     logger = logging.getLogger("gangway")
     logger.setLevel(logging.INFO)
@@ -71,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
         cache = Cache(usable_cache_dir(options.cache_dir))
         target = detect(options.target)
         if options.look_up:
-            return _look_up(options.path, cache, target, report)
+            _look_up(options.path, cache, target, report)
+            return 0
         if options.serve:
             return _serve(cache, target, report)
         name, path = _entered(options.path[0])
@@ -110,23 +122,40 @@ def _entered(model: Path) -> tuple[str, Path]:
 
 
 def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Report) -> int:
-    """Report what the cache has. What is wrong with a model is said by the job that is to compile it."""
+    """Report what the cache has; return how many it has not.
+
+    What is wrong with a model is said by the job that is to compile it.
+    """
+    absent = 0
     for path in paths:
         with suppress(ModelError, OSError):
             if compiled := find_compiled(path, cache, target):
                 report({"found": str(path), "folder": str(compiled.folder.resolve())})
-    return 0
+            else:
+                absent += 1
+    return absent
 
 
 def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
     """Compile what standard input asks for, until its end."""
     for line in sys.stdin.buffer:
         job = json.loads(line)
+        if "look_up" in job:
+            absent = _look_up([Path(path) for path in job["look_up"]], cache, target, report)
+            report({"absent": absent})
+            if absent and not missing_packages(COMPILER):
+                importlib.import_module("gangway.compiler.stand_in")
+            continue
         last: dict[str, Any]
         try:
             name, path = _entered(Path(job["path"]))
             wanted = decode(WantedPrecision, json.dumps(job["precision"]), "precision")
-            if "span" in job:
+            if job.get("stand_in"):
+                found = find_in_precision(path, name, cache, target, wanted, job["dimensions"])
+                if not found and job["dimensions"]:
+                    raise UnsupportedModelError("it is not compiled for these sizes")
+                compiled = found or make_stand_in(path, name, cache, target, _progress(report), job["batch"])
+            elif "span" in job:
                 span = decode(Span, json.dumps(job["span"]), "span")
                 progress, dimensions = _progress(report), job["dimensions"]
                 compiled = compile_model(path, name, cache, target, progress, dimensions, span=span)

@@ -149,7 +149,7 @@ def leave_to_onnxruntime(
             writer.copy(path, list(external_files(path)))
             if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
-            _make_readable(writer)
+            make_readable_copy(writer)
             must_run = not isinstance(refusal, UnsupportedModelError)
             found = _look_at(writer.model_path, optional, must_run)
             signature, session_bytes = found.signature, found.session_bytes
@@ -172,7 +172,7 @@ def leave_to_onnxruntime(
             batched=signature.batched,
             inputs=signature.inputs,
             outputs=tuple(replace(spec, classes=classes.get(spec.name, ())) for spec in signature.outputs),
-            layers=(_whole_layer(),),
+            layers=(whole_layer(),),
             arena_bytes=0,
             target=target,
             files={},  # the writer knows them
@@ -291,12 +291,12 @@ def require_servable(path: Path) -> None:
             session = open_session(path) if parts is None else open_session(b"".join(parts), beside=path.parent)
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
-        _check_tensors(session.get_inputs(), session.get_outputs())
+        check_tensors(session.get_inputs(), session.get_outputs())
 
     run_apart(opened, is_limited=False)
 
 
-def _make_readable(writer: OnnxArtifactWriter) -> None:
+def make_readable_copy(writer: OnnxArtifactWriter) -> None:
     """Rewrite the copy of an ONNX file, if requests cannot hold its outputs, or onnxruntime does not read it.
 
     Raises ModelError.
@@ -317,7 +317,7 @@ def read_signature(trials: Trials, optional: Sequence[str] = ()) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
     session = trials.session
     inputs, outputs = [*session.get_inputs(), *_optional_inputs(session, optional)], session.get_outputs()
-    _check_tensors(inputs, outputs)
+    check_tensors(inputs, outputs)
     trial, answers = _first_trial(trials, inputs)
     keeps_rows = not _takes_files(inputs) if trial is None else _keeps_rows(trials, inputs, trial, answers)
     batched = _may_be_batch(inputs, outputs) and keeps_rows
@@ -485,7 +485,8 @@ def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int]) -> Any:
     return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, STORAGE[datatype])
 
 
-def _check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Raise UnsupportedModelError for what a request cannot hold."""
     for kind, tensors in (("input", inputs), ("output", outputs)):
         if not 1 <= len(tensors) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(tensors)} {kind}s; 1 to {MAX_TENSORS} are possible")
@@ -535,6 +536,7 @@ def _fixed_elements(tensor: Any) -> int:
     return math.prod(size for size in tensor.shape if isinstance(size, int) and size >= 0)
 
 
-def _whole_layer() -> Layer:
+def whole_layer() -> Layer:
+    """Return the one layer of a model that onnxruntime executes as a whole."""
     version = Version("onnxruntime", tasks=1, description="onnxruntime")
     return Layer("onnxruntime", "whole model", "", (), (version,), flops=0, bytes=0, max_ranks=1)

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from onnx.external_data_helper import set_external_data
 
-from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import (
     ISLAND_SUFFIX,
     LEAST_MAPPED_BYTES,
@@ -22,7 +21,6 @@ from gangway.artifact.format import (
     Precision,
     Space,
     TargetSpec,
-    TensorSpec,
     Version,
 )
 from gangway.artifact.host_limits import anonymous_bytes
@@ -32,7 +30,7 @@ from gangway.compiler.candidate import Candidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
-from gangway.compiler.frontend.importer import batch_symbols, read_graph, zipped_outputs
+from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.kernels.codegen import (
     Plan,
     WrittenWeights,
@@ -43,7 +41,7 @@ from gangway.compiler.kernels.codegen import (
     write_weights,
 )
 from gangway.compiler.kernels.objects import Kernel, KernelObjects
-from gangway.compiler.kernels.plain_specs import Answer, IslandSpec, TailSpec
+from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec
 from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.key import SIZED, compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
@@ -64,10 +62,9 @@ from gangway.compiler.place.memory import Step
 from gangway.compiler.place.precision import with_precision
 from gangway.compiler.place.written import require_whole_outputs
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
+from gangway.compiler.signature import signature_of
 from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
-
-_DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "bfloat16": "BF16", "string": "BYTES"}
 
 
 @dataclass(frozen=True)
@@ -192,14 +189,13 @@ class Job:
         figures: Figures,
         tail: TailSpec | None = None,
     ) -> Manifest:
-        outputs = _answers(tail.outputs, graph.batched) if tail else _tensors(graph, graph.outputs, {})
-        classes = zipped_outputs(self._path)
+        inputs, outputs = signature_of(graph, self._path, tail)
         return Manifest(
             key=self._key,
             model_name=self._model_name,
             batched=graph.batched,
-            inputs=_tensors(graph, graph.inputs, batch_symbols(self._path)),
-            outputs=tuple(replace(spec, classes=classes.get(spec.name, ())) for spec in outputs),
+            inputs=inputs,
+            outputs=outputs,
             layers=layers,
             arena_bytes=lowered.arena_bytes,
             target=self._target,
@@ -271,25 +267,6 @@ def write_layers(
         for step, plan, version, *places in zip(steps, plans, versions, offsets, extents, strict=True)
     )
     return layers, session_bytes
-
-
-def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> tuple[TensorSpec, ...]:
-    """Return the specs of inputs or outputs; `batch`: what their first dimensions are called."""
-    specs = []
-    for name in names:
-        kind = graph.types[name]
-        shape = (-1, *kind.shape[1:]) if graph.batched else kind.shape
-        symbols = (batch[name], *[""] * (len(shape) - 1)) if graph.batched and name in batch else ()
-        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes, symbols))
-    return tuple(specs)
-
-
-def _answers(answers: Sequence[Answer], batched: bool) -> tuple[TensorSpec, ...]:
-    """Return the specs of a tail's outputs."""
-    return tuple(
-        TensorSpec(each.name, _DATATYPES[each.dtype], (-1, *each.shape[1:]) if batched else each.shape, 0)
-        for each in answers
-    )
 
 
 def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> tuple[dict[KernelSpec, str], int]:

@@ -55,6 +55,11 @@ def model_key(
     return cache_key(files, compiler or compiler_version(), target, {**dimensions, **marks})
 
 
+def stand_in_key(key: str) -> str:
+    """Return the key of what onnxruntime executes until the artifact of a key is compiled."""
+    return hashlib.sha256(f"stand-in for {key}".encode()).hexdigest()
+
+
 def with_optional(names: Iterable[str]) -> dict[str, int]:
     """Return what tells the key of a model with optional inputs from that of the same file without."""
     return {f"{_OPTIONAL}{name}": 1 for name in names}

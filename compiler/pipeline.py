@@ -7,10 +7,12 @@ import gc
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.cache import Cache
+from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Manifest, Precision, TargetSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
@@ -22,7 +24,15 @@ from gangway.compiler.errors import (
     UnsupportedModelError,
     faults_as_refusals,
 )
-from gangway.compiler.key import UNCOMPILED, WHOLE, known_compiler, model_key, require_compiler, with_optional
+from gangway.compiler.key import (
+    UNCOMPILED,
+    WHOLE,
+    known_compiler,
+    model_key,
+    require_compiler,
+    stand_in_key,
+    with_optional,
+)
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 from gangway.compiler.target import for_file, for_precision
 
@@ -115,15 +125,44 @@ def find_compiled(
     target: TargetSpec,
     precision: Precision = "fp32",
     keep_fp32: Collection[str] = (),
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
 ) -> Compiled | None:
     """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
     choice = _choice(target, precision, keep_fp32)
     target = for_file(path, target, choice.precision)
-    key = _key(path, target, NO_DIMENSIONS, cache, choice)
+    key = _key(path, target, dimensions, cache, choice)
     if tuning := find_tuning(cache.root, key, target.name):
         key = tuning.tuned_key
     manifest = cache.lookup(key)
     return Compiled(manifest, cache.folder(key), True) if manifest else None
+
+
+def make_stand_in(
+    path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress, with_batch: bool = False
+) -> Compiled:
+    """Return what serves a model until it is compiled: by onnxruntime, under a key of its own, made in a second.
+
+    A model of open sizes is left to onnxruntime at once, as `compile_model` does. So is one that cannot have a stand-in
+    for another reason, after the compiler has been imported. Errors as of `compile_static`.
+    """
+    stamp = model_stamp(path)
+    target = for_file(path, target, "fp32")
+    key = stand_in_key(_key(path, target, NO_DIMENSIONS, cache, _Choice()))
+    with cache.lock(key):
+        if manifest := cache.lookup(key):
+            return Compiled(manifest, cache.folder(key), True)
+        require_compiler()
+        with suppress(ModelError), faults_as_refusals():
+            from gangway.compiler.frontend.importer import require_batch, require_sizes  # noqa: PLC0415 - onnx, numpy
+            from gangway.compiler.stand_in import make_stand_in as make  # noqa: PLC0415 - and onnxruntime
+
+            if with_batch:
+                require_batch(path)
+            require_sizes(path)
+            manifest = make(path, model_name, key, target, cache.folder(key), stamp)
+            _tell_zip_maps(path, model_name)
+            return Compiled(manifest, cache.folder(key), False)
+    return compile_model(path, model_name, cache, target, progress, with_batch=with_batch)
 
 
 def _choice(target: TargetSpec, precision: Precision, keep_fp32: Collection[str]) -> _Choice:

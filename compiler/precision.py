@@ -16,7 +16,7 @@ from gangway.artifact.writer import write_whole
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerFaultError, faults_as_refusals
 from gangway.compiler.key import known_compiler, model_key
-from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.pipeline import Compiled, compile_model, find_compiled
 from gangway.compiler.progress import AGREEMENT_PHASE, Progress
 from gangway.compiler.target import for_precision
 
@@ -66,6 +66,28 @@ def compile_in_precision(
         write_whole(record, encode(chosen))
     compiled = exact if chosen.name == FP32 else job.compiled(chosen.kept)
     return replace(noted(compiled, str(chosen)), cached=compiled.cached and is_known)
+
+
+def find_in_precision(
+    path: Path,
+    model_name: str,
+    cache: Cache,
+    target: TargetSpec,
+    wanted: WantedPrecision,
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
+) -> Compiled | None:
+    """Return what `compile_in_precision` finds in the cache; None if it must compile. Raises ModelError, OSError."""
+    exact = find_compiled(path, cache, target, dimensions=dimensions)
+    if exact is None or wanted.name == FP32 or exact.manifest.engine is not Engine.NATIVE:
+        return exact
+    if not for_precision(target, BF16).extensions:
+        return noted(exact, NO_INSTRUCTIONS)
+    job = _Job(path, model_name, cache, target, lambda *_: None, dimensions)
+    chosen = _read(job.record(wanted.min_cosine, ()))
+    if chosen is None:
+        return None
+    found = exact if chosen.name == FP32 else find_compiled(path, cache, target, BF16, chosen.kept, dimensions)
+    return found and noted(found, str(chosen))
 
 
 def noted(compiled: Compiled, note: str) -> Compiled:

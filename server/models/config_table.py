@@ -59,6 +59,8 @@ BATCHING_OFF = "off"
 PRECISION_PARAMETER = "precision"  # of products in kernels
 MIN_COSINE_PARAMETER = "precision_min_cosine"  # between the answers in low precision and in fp32
 
+WHILE_COMPILING_PARAMETER = "serve_while_compiling"  # whether onnxruntime serves the model until then
+
 CONCURRENCY_PARAMETER = "gangway_python_concurrency"
 MOST_CONCURRENCY = 1000  # each execution may have a connection and a thread
 
@@ -263,6 +265,10 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     ),
     MIN_COSINE_PARAMETER: _honoured(
         "answers in bf16 agree with those in fp32 by at least so much, else layers stay in fp32; 0.999"
+    ),
+    WHILE_COMPILING_PARAMETER: _honoured(
+        "`true`: onnxruntime serves the model until it is compiled, `false`: it is ready only then; the default"
+        " is that of `--serve-while-compiling`; see model-life.md"
     ),
     "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
     "gangway_python_timeout_s": _honoured(

@@ -148,6 +148,7 @@ class ServedModel:
     isolated_us: float = 0.0
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
+    statistics_row: int = -1
     uses: RefCount = field(default_factory=RefCount)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sequence: SequenceTensors | None = None
@@ -186,6 +187,7 @@ class ServedModel:
             isolated_us=message.isolated_us,
             policies=QueuePolicies.of(config),
             statistics=make_statistics(message.statistics_row, response_bounds_ns(config)),
+            statistics_row=message.statistics_row,
             labels={each.name: each.classes for each in message.outputs if each.classes}
             | labels_of(dict(message.labels)),
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
@@ -343,7 +345,14 @@ class Models:
         ended = (message.name, WHOLE_MODEL) if is_of_use(message) else None
         entries = {key: entry for key, entry in self.entries.items() if key != ended}
         key = (message.name, message.version)
+        before = self.entries.get(key)
         if isinstance(message, ModelReady):
+            if isinstance(before, ServedModel) and before.statistics_row == message.statistics_row != -1:
+                counting = before.statistics  # a row has one writer in a process
+
+                def make_statistics(_row: int, _response_bounds_ns: tuple[int, ...]) -> Statistics:
+                    return counting
+
             entries[key] = ServedModel.of(message, make_statistics, self.most_answer_bytes)
         elif isinstance(message, ModelUnavailable):
             entries[key] = message

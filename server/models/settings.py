@@ -28,6 +28,7 @@ from gangway.server.models.config_table import (
     BATCHING_PARAMETER,
     MIN_COSINE_PARAMETER,
     PRECISION_PARAMETER,
+    WHILE_COMPILING_PARAMETER,
     parameter_of,
 )
 from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
@@ -102,6 +103,14 @@ def precision_of(config: ModelConfig, default: str = FP32) -> WantedPrecision:
     if not 0 <= least <= 1:
         raise ConfigError(f'parameter {MIN_COSINE_PARAMETER}: expected a number from 0 to 1, got "{shortened(text)}"')
     return WantedPrecision(name, least)
+
+
+def serves_while_compiling(config: ModelConfig, default: bool) -> bool:
+    """Whether onnxruntime is to serve the model until it is compiled. Raises ConfigError."""
+    text = parameter_of(config, WHILE_COMPILING_PARAMETER, str(default).lower())
+    if text not in ("true", "false"):
+        raise ConfigError(f'parameter {WHILE_COMPILING_PARAMETER}: expected "true" or "false", got "{shortened(text)}"')
+    return text == "true"
 
 
 def tell_batching(config: ModelConfig, enabled: bool) -> None:

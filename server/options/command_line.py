@@ -232,6 +232,7 @@ COMMON = (
     "--cache-config",
     "--batching",
     "--precision",
+    "--serve-while-compiling",
     "--cores",
     "--cache-dir",
     "--scheduler",

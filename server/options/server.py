@@ -178,7 +178,8 @@ class ModelOptions:
     `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
     `python_environment`: of Python models whose configuration names none; empty: the server's own.
     `python_start_seconds`: how long an instance of one may take until it is initialised. `strict_python_outputs`: their
-    answers must be as their configurations say.
+    answers must be as their configurations say. `serve_while_compiling`: onnxruntime serves models until they are
+    compiled, whose configurations do not say whether.
     `warnings`: a sentence for each setting that has no effect.
     """
 
@@ -190,6 +191,7 @@ class ModelOptions:
     python_environment: str = ""
     python_start_seconds: int = 600
     strict_python_outputs: bool = False
+    serve_while_compiling: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -214,6 +216,9 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
         help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
         help="of products in kernels, in models whose configuration names none (%(default)s)")  # fmt: skip
+    add("--serve-while-compiling", action="store_true",
+        help="have onnxruntime serve models that are not in the cache until they are compiled, instead of their being"
+        " ready only then")  # fmt: skip
 
 
 def read_models(arguments: argparse.Namespace) -> ModelOptions:
@@ -232,6 +237,7 @@ def read_models(arguments: argparse.Namespace) -> ModelOptions:
         _python_environment(arguments.backend_config),
         int(_last(arguments.backend_config, START_SETTING, str(ModelOptions.python_start_seconds))),
         arguments.strict_python_outputs,
+        arguments.serve_while_compiling,
         tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
     )
 

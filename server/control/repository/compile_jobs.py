@@ -2,7 +2,8 @@
 (`supervisor/job_share.py`).
 
 Jobs for sizes of symbolic dimensions follow each other in one process, which keeps TVM and the model in memory, and
-ends after a pause.
+ends after a pause. So do jobs for stand-ins, by which onnxruntime serves models while they are compiled. They take a
+second, and have a process of their own, so they wait for no compilation.
 
 A job has as much time as its model's size deserves, not counting what it waits for a core
 (`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
@@ -18,7 +19,7 @@ import os
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -30,7 +31,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
-from gangway.artifact.trim import UsedKeys, trim
+from gangway.artifact.trim import UsedKeys, discard, trim
 from gangway.executor.process import use_idle_priority
 from gangway.executor.python_process import start_of
 from gangway.scheduler.watchdog import Blame
@@ -90,7 +91,8 @@ class ProgressDisplay:
             self._jobs.end(self._job)
 
 
-JOB_END_SECONDS = 10.0  # from the job's last word to its end
+JOB_END_SECONDS = 10.0  # from the job's last word, or from SIGTERM, to its end
+STOP_SECONDS = 2.0  # from SIGTERM to its end when the server stops
 LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
@@ -106,6 +108,14 @@ def job_timeout_seconds(path: Path) -> float:
         with contextlib.suppress(FileNotFoundError):  # what lies beside a model may come and go
             size_bytes += file.stat().st_size if file.is_file() else 0
     return LEAST_TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_MIB * (size_bytes >> 20)
+
+
+@dataclass(eq=False)
+class _Lane:
+    """Jobs of a kind, one after the other. `kept`: the process that waits for the next one, if there is any."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    kept: "CompilerProcess | None" = None
 
 
 class Compiler:
@@ -136,9 +146,9 @@ class Compiler:
         self._jobs = jobs
         self._used_keys: UsedKeys | None = None
         self._stopping = False
-        self._job: Child | None = None
-        self._kept: CompilerProcess | None = None
-        self._turn = asyncio.Lock()
+        self._jobs_running: set[Child] = set()
+        self._compilations, self._stand_ins = _Lane(), _Lane()
+        self._ends: set[asyncio.Task[None]] = set()  # of jobs that were given up
         self._gives_way = False
         self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
         self._recipes: dict[str, Callable[[], Coroutine[Any, Any, Manifest]]] = {}  # by key of what was made last
@@ -159,30 +169,40 @@ class Compiler:
         whole: bool = False,
         precision: WantedPrecision = IN_FP32,
         span: Span | None = None,
+        stand_in: bool = False,
     ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
 
         `precision`: what is asked for; the manifest's note says what came of it.
 
-        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
-        that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
-        whose first dimension cannot be a batch is an error, found before anything is compiled. `whole`: onnxruntime
-        is to execute it. `span`: one artifact for several sizes of a symbol, of which `dimensions` has any.
+        One job at a time: further calls wait. Who gives a call up ends its job.
+
+        `dimensions`: values for symbolic dimensions. `optional`: inputs that requests may leave out. `stamp`: of the
+        files, if they may have been looked up. `with_batch`: a model whose first dimension cannot be a batch is an
+        error, found before anything is compiled. `whole`: onnxruntime is to execute it. `span`: one artifact for
+        several sizes of a symbol, of which `dimensions` has any. `stand_in`: unless the cache has the model, return at
+        once what onnxruntime executes until it is compiled.
         """
-        async with self._turn:
+        async with (self._stand_ins if stand_in else self._compilations).turn:
             begin = time.monotonic()
             flags = [*["--batch"] * with_batch, *["--whole"] * whole]
             is_plain = not (dimensions or optional or whole or precision != IN_FP32)
             folder = None if not is_plain else self._found.pop((path, stamp), None)
             report: dict[str, Any] = {"folder": folder, "cached": True}
+            killed = False
             if folder is None:
                 with ProgressDisplay(name, self._jobs) as display:
-                    report = await self._job_for(path, dimensions, optional, flags, precision, display.update, span)
+                    report = await self._job_for(
+                        path, dimensions, optional, flags, precision, display.update, span, stand_in
+                    )
                     killed = "error" in report and "kind" not in report and not self._stopping
-                    if killed and not (dimensions or optional or whole):
+                    if killed and not (dimensions or optional or whole or stand_in):
                         _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
                         flags = [*flags, f"--uncompiled={report['error']}"]
                         report = await self._job_for(path, {}, (), flags, IN_FP32, display.update)
+        if killed and stand_in and not dimensions:
+            _log.warning("%s: nothing serves it until it is compiled: %s", name, report["error"])
+            return await self.compile(name, path, with_batch=with_batch, precision=precision)
         if "error" in report:
             raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
         try:
@@ -195,7 +215,7 @@ class Compiler:
             manifest = replace(manifest, precision_note=note)
         self._remember(
             manifest.key,
-            partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision, span),
+            partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision, span, stand_in),
         )
         self.target = manifest.target.name
         await self._limit(manifest.key, bool(report["cached"]))
@@ -214,6 +234,13 @@ class Compiler:
             if not is_cached:
                 await asyncio.to_thread(trim, self._cache_dir, self._limit_bytes)
 
+    async def discard(self, key: str) -> None:
+        """Remove an artifact that is of no use any more, unless another server has told that it uses it."""
+        with contextlib.suppress(OSError):
+            self._used_keys = self._used_keys or UsedKeys(self._cache_dir)
+            self._used_keys.tell(set(self._in_use()) - {key})
+            await asyncio.to_thread(discard, self._cache_dir, key)
+
     async def compile_again(self, key: str) -> None:
         """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
         if key in self._recipes:
@@ -225,9 +252,12 @@ class Compiler:
         if len(self._recipes) > MAX_RECIPES:
             del self._recipes[next(iter(self._recipes))]
 
-    async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
-        """Ask the cache for many models by one job, so that `compile` of those that it has needs none."""
-        if len(files) < 2:
+    async def look_up(self, files: Sequence[tuple[Path, Stamp]], stand_ins: bool = False) -> None:
+        """Ask the cache for many models by one job, so that `compile` of those that it has needs none.
+
+        `stand_ins`: what it has not will get one, so the process for that gets ready.
+        """
+        if len(files) < 2 - stand_ins:
             return
         stamps = dict(files)
 
@@ -236,25 +266,46 @@ class Compiler:
                 path = Path(report["found"])
                 self._found[path, stamps[path]] = report["folder"]
 
-        async with self._turn:
+        if stand_ins:
+            async with self._stand_ins.turn:
+                await self._run_kept(self._stand_ins, {"look_up": list(map(str, stamps))}, found, math.inf)
+            return
+        async with self._compilations.turn:
             await self._run(["--look-up", *map(str, stamps)], found)
 
     @property
     def busy(self) -> bool:
         """Whether a job runs."""
-        return self._job is not None and self._job.returncode is None
+        return any(job.returncode is None for job in self._jobs_running)
 
     def stop(self) -> None:
-        """Kill the job that runs, if any; there is none afterwards."""
+        """End the jobs that run, if any. `ended` waits for that."""
         self._stopping = True
-        for process in (self._job, self._kept.child if self._kept else None):
-            if process is not None and process.returncode is None:
-                process.kill()
-        if self._kept is not None:
-            self._kept.stay()
-            self._kept.close()
+        for lane in (self._compilations, self._stand_ins):
+            if lane.kept is not None:
+                lane.kept.stay()
+                self._give_up(lane.kept, STOP_SECONDS)
+        for job in self._jobs_running:
+            self._end(job, STOP_SECONDS)
         if self._used_keys is not None:
             self._used_keys.close()
+
+    async def ended(self) -> None:
+        """Return when no job runs any more that was given up."""
+        if self._ends:
+            await asyncio.wait(self._ends)
+
+    def _give_up(self, process: "CompilerProcess", timeout_seconds: float = JOB_END_SECONDS) -> None:
+        process.close()  # what it is to report next is an answer to nothing
+        self._end(process.child, timeout_seconds)
+
+    def _end(self, job: Child, timeout_seconds: float) -> None:
+        """Have a job remove what is unfinished, and end; it is killed if that takes too long."""
+        if job.returncode is None:
+            job.terminate()
+            task = asyncio.get_running_loop().create_task(job.wait(timeout_seconds))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
 
     async def _job_for(
         self,
@@ -265,6 +316,7 @@ class Compiler:
         precision: WantedPrecision,
         progress: Callable[[str, int, int], None],
         span: Span | None = None,
+        stand_in: bool = False,
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
         arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
@@ -278,11 +330,14 @@ class Compiler:
                 last.update(report)
 
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
-        if dimensions and not optional and not flags:
-            job = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
+        job: dict[str, Any] = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
+        if stand_in:
+            job |= {"stand_in": True, "batch": "--batch" in flags}
+            ending = await self._run_kept(self._stand_ins, job, take, timeout_seconds)
+        elif dimensions and not optional and not flags:
             if span is not None:
                 job["span"] = asdict(span)
-            ending = await self._run_kept(job, take, timeout_seconds)
+            ending = await self._run_kept(self._compilations, job, take, timeout_seconds)
         else:
             ending = await self._run(arguments, take, timeout_seconds)
         return last or {"error": f"the compile job {ending}"}
@@ -292,30 +347,38 @@ class Compiler:
     ) -> str:
         """Run a job to its end, or for `timeout_seconds`; return how it ended. All that it reports is taken."""
         process = self._start(arguments)
+        self._jobs_running.add(process.child)
         try:
             end = await self._attend(process, take, timeout_seconds, until_last=False)
-        finally:
             process.close()
-        await process.child.wait(JOB_END_SECONDS)
+            await process.child.wait(JOB_END_SECONDS)
+        except BaseException:
+            self._give_up(process)
+            raise
+        finally:
+            self._jobs_running.discard(process.child)
         return end or process.child.exit_text()
 
     async def _run_kept(
-        self, job: Mapping[str, Any], take: Callable[[dict[str, Any]], None], timeout_seconds: float
+        self, lane: _Lane, job: Mapping[str, Any], take: Callable[[dict[str, Any]], None], timeout_seconds: float
     ) -> str:
         """Run a job in the process that is kept for jobs of its kind; return how that ended, if it did."""
-        if self._kept is None or self._kept.child.returncode is not None:
-            self._kept = self._start(["--serve"])
-        process, self._kept = self._kept, None
+        process, lane.kept = lane.kept, None
+        if process is None or process.child.returncode is not None:
+            process = self._start(["--serve"])
         process.stay()
         process.ask(job)
+        self._jobs_running.add(process.child)
         try:
             end = await self._attend(process, take, timeout_seconds, until_last=True)
         except BaseException:
-            process.close()  # what it is to report next is an answer to nothing
+            self._give_up(process)
             raise
+        finally:
+            self._jobs_running.discard(process.child)
         if process.is_open and self._idle_seconds and not self._stopping:
             process.end_after(self._idle_seconds)
-            self._kept = process
+            lane.kept = process
             return ""
         process.close()
         await process.child.wait(JOB_END_SECONDS)
@@ -334,7 +397,7 @@ class Compiler:
         until_last: bool,
     ) -> str:
         """Take the reports of a job until they end; return why it was killed, if it was. Its warnings are logged."""
-        self._job = job = process.child
+        job = process.child
         is_looking_up = True  # in the cache, which takes little
         if self._gives_way:
             use_idle_priority(job.pid)
@@ -352,12 +415,11 @@ class Compiler:
                     continue
                 is_looking_up = is_looking_up and report.get("phase", "key") == "key"
                 take(report)
-                if until_last and "phase" not in report:
+                if until_last and not report.keys() & {"phase", "found"}:
                     break
         finally:
             share.cancel()
             end.cancel()
-            self._job = None if until_last else job
         is_overdue = end.done() and not end.cancelled()
         return f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else ""
 

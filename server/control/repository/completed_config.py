@@ -139,10 +139,10 @@ def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
     A model that can be compiled for each number of rows only is, unless it has sequences. So is what onnxruntime
     executes, if buckets name its first dimension.
     """
-    is_open = manifest.engine is not Engine.NATIVE and not config.HasField("sequence_batching")
+    is_open = not manifest.is_compilable and not config.HasField("sequence_batching")
     if is_open and (manifest.fixed_rows or names_first_dimension(config, manifest.inputs)):
         return False
-    if config.max_batch_size or manifest.engine is Engine.NATIVE:
+    if config.max_batch_size or manifest.is_compilable:
         return manifest.batched
     return manifest.batched and not manifest.mixes_rows and is_one_batch(manifest.inputs)
 

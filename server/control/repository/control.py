@@ -1,8 +1,9 @@
 """How what is served follows what the repositories hold, or what clients ask for.
 
-A model is reloaded while it serves. The new version is compiled, loaded, warmed up and measured beside the old one.
-Then the front ends give it to all further requests, and the old one is unloaded when its last request has ended. A
-model that cannot be loaded leaves in place what is served already.
+A model is reloaded while it serves. The new version is compiled, loaded, warmed up and measured beside the old one. So
+is a model that onnxruntime serves until it is compiled. Then the front ends give it to all further requests, and the
+old one is unloaded when its last request has ended. A model that cannot be loaded leaves in place what is served
+already.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from gangway.server.control.repository.ensembles import (
     needs_of,
     with_members,
 )
-from gangway.server.control.repository.loaded import LoadedModel
+from gangway.server.control.repository.loaded import LoadedModel, require_loaded_files
 from gangway.server.control.repository.loader import ModelLoader
 from gangway.server.control.repository.remote import sync
 from gangway.server.control.repository.repository import (
@@ -37,7 +38,7 @@ from gangway.server.control.repository.repository import (
 )
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.model_life import State, state_of
-from gangway.server.errors import LOAD_ERRORS, ConfigError, RequestError, unavailable
+from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
@@ -52,6 +53,7 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
 FIRST_QUARANTINE_SECONDS: Final = 60.0
 LONGEST_QUARANTINE_SECONDS: Final = 3600.0
+FIRST_COMPILE_PAUSE_SECONDS: Final = 30.0
 
 MAX_REASON_CHARACTERS = 2000
 
@@ -75,7 +77,7 @@ class ModelControl:
         self._options = options
         self._loader = loader
         self._clients = clients
-        self.served = ServedModels(loader, clients, overrides, self._load_again)
+        self.served = ServedModels(loader, clients, overrides, self._load_again, self._complete)
         self._ensembles = self.served.ensembles
         self._along: set[str] = set()  # models that were loaded because ensembles need them
         # There only while a task holds one or waits for it, which has them in their order.
@@ -281,7 +283,7 @@ class ModelControl:
             self.served.announce_loading(entry)
         if entry.is_ensemble:
             return self._ensembles.make(entry, self.served.by_name)
-        return await self._loader.load(entry)
+        return await self._loader.load(entry, at_once=True)
 
     async def _load_again(self, entry: ModelVersion, broken: BrokenModel) -> None:
         """Load a version again that has failed while it is wanted, until it is served, or something else becomes of it.
@@ -303,12 +305,41 @@ class ModelControl:
             if not self.served.is_refused(broken):
                 return True
             try:
-                loaded = [await self._loader.load(entry)]
+                loaded = [await self._loader.load(entry, at_once=not broken.at_fault)]
             except LOAD_ERRORS as error:
                 _log.error("model %s: loading it again failed, and is tried again later: %s", entry.title, error)
                 return False
             self.served.serve(loaded)
         return True
+
+    async def _complete(self, model: LoadedModel) -> None:
+        """Compile a model that onnxruntime serves meanwhile, and serve it compiled. No lock is held while that lasts.
+
+        What will never succeed, or has failed for the files' sake, leaves it as it is. What may succeed later is tried
+        again after growing pauses.
+        """
+        entry, meanwhile = model.entry, model.meanwhile
+        assert meanwhile is not None, "otherwise there is nothing to complete"
+        pauses = Backoff(FIRST_COMPILE_PAUSE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+        loaded: list[LoadedModel] = []
+        try:
+            while not loaded:
+                try:
+                    require_loaded_files(entry.path, meanwhile.files)
+                    loaded.append(await self._loader.load(entry))
+                    require_loaded_files(entry.path, meanwhile.files)
+                except LOAD_ERRORS as error:
+                    self.served.drop(loaded)
+                    is_final = error.is_final if isinstance(error, CompileError) else isinstance(error, ConfigError)
+                    then = "" if is_final else "; compiling it is tried again later"
+                    _log.warning("model %s: onnxruntime goes on serving it%s: %s", entry.title, then, error)
+                    if is_final:
+                        return
+                    await asyncio.sleep(pauses.failed())
+            async with self._lock_of(entry.name):
+                self.served.complete(model, loaded)
+        finally:
+            self.served.drop(loaded)
 
     async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
         """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
@@ -402,7 +433,8 @@ class ServedModels:
     """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
 
     A model that is served no more is unloaded when the last request has ended that uses it. Nothing
-    takes time here. `load_again` does so with a version that is refused for a reason.
+    takes time here. `load_again` does so with a version that is refused for a reason, `complete` with a model that
+    onnxruntime serves until it is compiled; that ends when the model is not served any more.
     """
 
     def __init__(
@@ -411,6 +443,7 @@ class ServedModels:
         clients: Announcements,
         overrides: OverrideStore,
         load_again: Callable[[ModelVersion, BrokenModel], Coroutine[Any, Any, None]],
+        complete: Callable[[LoadedModel], Coroutine[Any, Any, None]],
     ) -> None:
         self._loader = loader
         self._clients = clients
@@ -421,6 +454,8 @@ class ServedModels:
         self._load_again = load_again
         self._failed: dict[asyncio.Task[None], ModelVersion] = {}  # versions that are being brought back
         self._releases: set[asyncio.Task[None]] = set()
+        self._complete = complete
+        self._completions: dict[int, asyncio.Task[None]] = {}  # by number of the model that serves meanwhile
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -447,8 +482,11 @@ class ServedModels:
 
     # -- what is served
 
-    def serve(self, loaded: list[LoadedModel]) -> None:
-        """Give these models to all requests from now on; empties the list."""
+    def serve(self, loaded: list[LoadedModel], continues: bool = False) -> None:
+        """Give these models to all requests from now on; empties the list.
+
+        `continues`: for clients they are the same as before, so their counters go on.
+        """
         for model in loaded:
             entry = model.entry
             versions = self.by_name.setdefault(entry.name, {})
@@ -456,14 +494,28 @@ class ServedModels:
             versions[entry.version] = model
             self._broken.pop((entry.name, entry.version), None)
             self._broken.pop((entry.name, WHOLE_MODEL), None)
-            self._clients.announce(model.ready)
+            self._clients.announce(model.ready, before.ready.model_id if before is not None and continues else None)
             self._loader.announced(model)
             if before is not None:
                 self._release(before)
+            if model.meanwhile is not None:
+                self._begin_to_complete(model)
         names = {model.entry.name for model in loaded}
         loaded.clear()
         for name in names:
-            self._follow(name)
+            self._follow(name, continues)
+
+    def complete(self, before: LoadedModel, loaded: list[LoadedModel]) -> None:
+        """Give a model that is compiled to all requests from now on, if the same before that is still served."""
+        served = self.of(before.entry.name).get(before.entry.version)
+        if served is not None and served.ready.model_id == before.ready.model_id:
+            self.serve(loaded, continues=True)
+
+    def _begin_to_complete(self, model: LoadedModel) -> None:
+        number = model.ready.model_id
+        task = asyncio.get_running_loop().create_task(self._complete(model))
+        self._completions[number] = task
+        task.add_done_callback(lambda _: self._completions.pop(number, None))
 
     def first_answer(self, message: FirstAnswer) -> None:
         """Let the target of a model count whose time alone was not known, and those of ensembles with it."""
@@ -502,7 +554,7 @@ class ServedModels:
             self.ensembles.remove(model)
         loaded.clear()
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, name: str, continues: bool = False) -> None:
         """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do."""
         for entry in self.ensembles.users_of(name):
             before = self.of(entry.name).get(entry.version)
@@ -513,7 +565,7 @@ class ServedModels:
             except ConfigError as error:
                 self._unmade(entry, before, error)
             else:
-                self.serve([model])
+                self.serve([model], continues)
 
     def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
         """An ensemble does not go together, and may have done so before."""
@@ -532,6 +584,9 @@ class ServedModels:
         None: another one has its place.
         """
         self._loader.withdrawn(model)
+        completion = self._completions.pop(model.ready.model_id, None)
+        if completion not in (None, asyncio.current_task()):
+            completion.cancel()
         task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
@@ -544,6 +599,7 @@ class ServedModels:
         self._loader.unload(model)
         if not await self._loader.unloaded(model, UNLOAD_SECONDS):
             _log.warning("%s: workers still hold its memory %.0f s after it was unloaded", title, UNLOAD_SECONDS)
+        await self._loader.discard(model)
         self.remove_unused(model.entry.override)
         _log.info("model %s: %s unloaded", title, "is" if leaving else "the previous files are")
         if leaving is not None and self._clients.entries.get((name, version)) is leaving:
@@ -557,7 +613,7 @@ class ServedModels:
 
     def stop(self) -> None:
         """Wait for nothing any more, and bring back nothing."""
-        for task in (*self._releases, *self._failed):
+        for task in (*self._releases, *self._failed, *self._completions.values()):
             task.cancel()
 
     def is_refused(self, broken: BrokenModel) -> bool:

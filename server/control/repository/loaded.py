@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
@@ -18,12 +19,14 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.server.control.repository.repository import ModelVersion
+from gangway.server.errors import CompileError
 from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.config import DIFFERENCE_PARAMETER, Qos
 from gangway.server.models.settings import ModelBatching, QueuePolicies
 
 _log = logging.getLogger(__name__)
 
+FilesStamp = tuple[tuple[object, ...], ...]  # as of `model_stamp`
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
 MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
@@ -115,7 +118,7 @@ class ModelVariants:
     is_refused: bool = False  # a reason has been found that holds for all sizes
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
-    stamp: tuple[tuple[object, ...], ...] = ()  # of its files, when it was loaded
+    stamp: FilesStamp = ()  # of its files, when it was loaded
     difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
     made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one
@@ -284,12 +287,24 @@ class ModelVariants:
         return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
 
 
+@dataclass(frozen=True)
+class Meanwhile:
+    """What is known of a model that is not compiled yet. `files`: what it is to be compiled of.
+
+    `stand_in`: the key of the artifact that serves so long; empty: it is the model's own.
+    """
+
+    files: FilesStamp
+    stand_in: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model in the scheduler and its workers.
 
     `isolated`: how fast it is when it is alone, if that is known. `variants`: what is compiled for certain sizes.
-    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was.
+    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was. `meanwhile`: it is served by
+    onnxruntime until it is compiled.
     """
 
     entry: ModelVersion
@@ -298,6 +313,13 @@ class LoadedModel:
     engine: Engine
     variants: ModelVariants | None
     bf16_id: int = -1
+    meanwhile: Meanwhile | None = None
+
+
+def require_loaded_files(path: Path, stamp: FilesStamp) -> None:
+    """Raise CompileError if the files of a model are others than those that are loaded. Raises OSError."""
+    if model_stamp(path) != stamp:
+        raise CompileError("its files have changed since it was loaded: load it anew")
 
 
 def part_of(whole: LoadModel, part: LoadModel) -> LoadModel:

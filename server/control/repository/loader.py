@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.precision import DEADLINE, IN_FP32, WantedPrecision
@@ -43,6 +44,7 @@ from gangway.server.control.repository.completed_config import (
 from gangway.server.control.repository.loaded import (
     IsolatedLatency,
     LoadedModel,
+    Meanwhile,
     Trials,
     config_of,
     profile_message,
@@ -80,6 +82,7 @@ from gangway.server.models.settings import (
     ModelLimits,
     label_files,
     precision_of,
+    serves_while_compiling,
     show_dynamic_batching,
     tell_batching,
 )
@@ -96,7 +99,8 @@ class MadeModel:
     """What workers can load: a completed configuration, the compiled model, and what the scheduler is told of it.
 
     `labels`, `initial_states`: files in the model's folder that the configuration names, by output, by input.
-    `declared`: sizes of symbolic dimensions that are compiled before the model is ready.
+    `declared`: sizes of symbolic dimensions that are compiled before the model is ready. `meanwhile`: as of the loaded
+    model.
     """
 
     entry: ModelVersion
@@ -108,6 +112,7 @@ class MadeModel:
     declared: Sequence[tuple[int, ...]] = ()
     wanted: WantedPrecision = IN_FP32
     in_bf16: InBf16 = NOT_WANTED
+    meanwhile: Meanwhile | None = None
 
 
 class ModelLoader:
@@ -150,24 +155,28 @@ class ModelLoader:
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
         """Find in one go what the cache has of models that are about to be loaded."""
         await self._compiler.look_up(
-            [(entry.path, entry.stamp) for entry in entries if not (entry.is_ensemble or entry.is_python)]
+            [(entry.path, entry.stamp) for entry in entries if not (entry.is_ensemble or entry.is_python)],
+            self._options.models.serve_while_compiling,
         )
 
-    async def load(self, entry: ModelVersion) -> LoadedModel:
-        """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
+    async def load(self, entry: ModelVersion, at_once: bool = False) -> LoadedModel:
+        """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind.
+
+        `at_once`: one that is not compiled is served by onnxruntime, if it is to be served meanwhile.
+        """
         try:
-            return await self._load(entry)
+            return await self._load(entry, at_once)
         except LOAD_ERRORS:
             raise
         except Exception as error:  # a fault of the server with one model is no other model's
             _log.exception("model %s: loading failed by a fault of the server", entry.title)
             raise ModelLoadError("internal error, see the server's log") from error
 
-    async def _load(self, entry: ModelVersion) -> LoadedModel:
+    async def _load(self, entry: ModelVersion, at_once: bool) -> LoadedModel:
         begin = time.monotonic()
         if not self._options.repository.complete_configs:
             require_complete(entry.config)
-        made = await (self._initialised(entry) if entry.is_python else self._compiled(entry))
+        made = await (self._initialised(entry) if entry.is_python else self._compiled(entry, at_once))
         model_id = made.spec.model_id
         await self._scheduler.load(made.spec)
         self._mapped_bytes[model_id] = made.manifest.weights_bytes
@@ -181,8 +190,8 @@ class ModelLoader:
         _log_ready(model, made.manifest, seconds)
         return replace(model, ready=replace(model.ready, load_seconds=seconds))
 
-    async def _compiled(self, entry: ModelVersion) -> MadeModel:
-        """Complete the configuration of a model, and compile it."""
+    async def _compiled(self, entry: ModelVersion, at_once: bool) -> MadeModel:
+        """Complete the configuration of a model, and compile it, unless it is to be served before that."""
         require_one_front_end(entry.config, self._options.general.front_ends)
         labels = tuple(label_files(entry.folder, entry.config).items())
         initial_states = tuple(initial_state_files(entry.folder, entry.config).items())
@@ -192,15 +201,25 @@ class ModelLoader:
         with_batch = entry.config.max_batch_size > 0
         wanted = precision_of(entry.config, self._options.models.precision)
         precision = wanted.each[0]
+        is_wanted = serves_while_compiling(entry.config, self._options.models.serve_while_compiling)
+        # The state of a sequence is an artifact's, and optional inputs are never compiled.
+        at_once = at_once and is_wanted and not (optional or entry.config.HasField("sequence_batching"))
+        files = model_stamp(entry.path) if at_once else ()
         manifest = await self._compiler.compile(
-            entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch, precision=precision
+            entry.name,
+            entry.path,
+            optional=optional,
+            stamp=entry.stamp,
+            with_batch=with_batch,
+            precision=precision,
+            stand_in=at_once,
         )
-        is_known = manifest.engine is Engine.NATIVE or manifest.apart_rows
+        is_known = manifest.is_compilable or manifest.apart_rows
         may_differ = not is_known and not is_one_batch(manifest.inputs)
         is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
         batch = 0 if is_size else self._options.models.default_max_batch_size
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
-        if not config.max_batch_size and manifest.engine is Engine.NATIVE and not is_one_batch(manifest.inputs):
+        if not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs):
             manifest = await self._compiler.compile(entry.name, entry.path, whole=True)
         tell_batching(config, self._options.models.batching)
         batched = counts_rows(config, manifest)
@@ -212,7 +231,12 @@ class ModelLoader:
                 f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
             )
         sizes: Mapping[str, int] = {}
-        if symbols and len(fixed) == len(symbols):
+        is_sized = bool(symbols) and len(fixed) == len(symbols)
+        meanwhile = Meanwhile(files, manifest.key) if manifest.is_stand_in else None
+        known = [fixed] if is_sized else [dict(zip(symbols, each, strict=True)) for each in declared]
+        if at_once and not meanwhile and not await self._are_cached(entry, manifest, known, precision):
+            meanwhile, declared = Meanwhile(files), []
+        elif is_sized:
             manifest = await self._compiled_for(entry, manifest, fixed, batched, precision)
             declared, sizes = [], fixed
         in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, wanted, sizes)
@@ -223,7 +247,7 @@ class ModelLoader:
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = limits.applied_to(batching.applied_to(self._spec(entry.title, manifest, rows)))
-        return MadeModel(entry, config, manifest, spec, labels, initial_states, declared, wanted, in_bf16)
+        return MadeModel(entry, config, manifest, spec, labels, initial_states, declared, wanted, in_bf16, meanwhile)
 
     async def _initialised(self, entry: ModelVersion) -> MadeModel:
         """Start the instances of a Python model, which complete its configuration."""
@@ -304,6 +328,11 @@ class ModelLoader:
         if model.variants is not None:
             self._variants.forget(model.variants)
 
+    async def discard(self, model: LoadedModel) -> None:
+        """Remove what was in the cache for a model until it was compiled."""
+        if model.meanwhile is not None and model.meanwhile.stand_in:
+            await self._compiler.discard(model.meanwhile.stand_in)
+
     async def unloaded(self, model: LoadedModel, timeout_seconds: float) -> bool:
         """Return when that has happened; False if it takes too long."""
         ids = (model.ready.model_id, model.bf16_id)
@@ -362,6 +391,23 @@ class ModelLoader:
         """Remove what was unpacked for Python models, whose instances have ended."""
         self._environments.close()
 
+    async def _are_cached(
+        self,
+        entry: ModelVersion,
+        manifest: Manifest,
+        known: Sequence[Mapping[str, int]],
+        precision: WantedPrecision,
+    ) -> bool:
+        """Whether a model need not be compiled for any of these sizes of its symbolic dimensions, or cannot be."""
+        if _is_never_compiled(manifest):
+            return True
+        try:
+            for sizes in known:
+                await self._compiler.compile(entry.name, entry.path, sizes, precision=precision, stand_in=True)
+        except CompileError:
+            return False
+        return True
+
     async def _compiled_for(
         self,
         entry: ModelVersion,
@@ -371,7 +417,7 @@ class ModelLoader:
         precision: WantedPrecision,
     ) -> Manifest:
         """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
-        if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in manifest.inputs):
+        if _is_never_compiled(manifest):
             return manifest
         title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
         try:
@@ -436,15 +482,17 @@ class ModelLoader:
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         warn_of_difference(entry.title, manifest)
-        shaped = await self._variants.prepare(ready, entry.path, made.declared, spec, entry.qos, made.wanted)
+        shaped = None
+        if made.meanwhile is None:
+            shaped = await self._variants.prepare(ready, entry.path, made.declared, spec, entry.qos, made.wanted)
         if shaped is not None:
             ready = shaped.ready  # it may say how declared sizes differ
-        if shaped is None and bucket_sizes(config) and ready.symbols:
+        if shaped is None and made.meanwhile is None and bucket_sizes(config) and ready.symbols:
             why = "nothing is compiled with optional inputs or strings"
             log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
-        if tried.isolated is not None:
+        if tried.isolated is not None and made.meanwhile is None:
             self._profiles.add(spec.model_id, manifest)
-        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, bf16_id)
+        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, bf16_id, made.meanwhile)
 
     def _take_id(self) -> int:
         if not self._free_ids:
@@ -522,6 +570,11 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
         )
 
 
+def _is_never_compiled(manifest: Manifest) -> bool:
+    """Whether no size of a model is compiled, since an optional input would be a constant, or strings are none."""
+    return any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in manifest.inputs)
+
+
 def _long_layers(manifest: Manifest) -> tuple[int, ...]:
     """Return the layers that onnxruntime computes."""
     return tuple(number for number, layer in enumerate(manifest.layers) if manifest.is_whole or layer.onnx_file)
@@ -553,6 +606,8 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         if model.variants.loaded:
             sizes = ", ".join("x".join(map(str, each)) for each in model.variants.loaded)
             served_by = f"compiled for ({symbols}) of {sizes}; onnxruntime serves other sizes until they are compiled"
+    elif model.meanwhile is not None:
+        served_by = "served by onnxruntime until it is compiled"
     elif model.engine is Engine.PYTHON:
         served_by = "computed by Python"
     elif model.engine is Engine.ONNXRUNTIME:

@@ -29,6 +29,7 @@ from gangway.server.control.repository.loaded import (
     Trials,
     part_of,
     profile_message,
+    require_loaded_files,
     resolve_qos_us,
     sizes_of,
     warn_of_difference,
@@ -82,12 +83,6 @@ def instances_of(manifest: Manifest, symbols: Sequence[str]) -> tuple[VariantSiz
         VariantSizes(tuple(each.sizes[place] for place in order), each.inputs, each.outputs)
         for each in manifest.instances.each
     )
-
-
-def _require_loaded_files(model: ModelVariants) -> None:
-    """Raise CompileError if the files of a model are others than those that are loaded. Raises OSError."""
-    if model_stamp(model.path) != model.stamp:
-        raise CompileError("its files have changed since it was loaded: load it anew")
 
 
 @dataclass(eq=False)
@@ -224,12 +219,12 @@ class ShapeCache:
     async def _make(self, model: ModelVariants, sizes: Sizes, span: Span | None = None) -> None:
         title = model.title(sizes, span)
         try:
-            _require_loaded_files(model)
+            require_loaded_files(model.path, model.stamp)
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             precision = model.precision.each[0]
             manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision, span=span)
             in_bf16 = await self.pairs.compiled(title, model.path, manifest, model.precision, dimensions)
-            _require_loaded_files(model)
+            require_loaded_files(model.path, model.stamp)
             if manifest.batched != model.ready.batched:
                 raise CompileError(
                     "with these sizes the first dimension of its tensors has another meaning than without them"

@@ -92,15 +92,22 @@ PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asl
 
 
 def measure_isolated(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event, request_cost_us: float
+    plane: DataPlane,
+    model: ServedModel,
+    sizes: Sequence[SymbolSizes],
+    stop: threading.Event,
+    request_cost_us: float,
+    is_brief: bool = False,
 ) -> IsolatedLatency:
     """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
+
+    `is_brief`: it is to be served for minutes only, so one run is enough if that takes so long.
 
     It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
     outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in
     another way.
     """
-    outcomes = list(_outcomes(plane, model, sizes, stop))
+    outcomes = list(_outcomes(plane, model, sizes, stop, is_brief))
     return IsolatedLatency(
         statistics.median(outcome.compute_us for outcome in outcomes),
         request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
@@ -109,20 +116,21 @@ def measure_isolated(
 
 
 def _outcomes(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event
+    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event, is_brief: bool
 ) -> Iterator[SlotOutcome]:
-    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), stop))
+    warm_ups, least = (1, 1) if is_brief else (WARM_UP_RUNS, MIN_RUNS)
+    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), warm_ups, stop))
     end = time.monotonic() + BUDGET_SECONDS
     for run in range(MAX_RUNS):
-        if run >= MIN_RUNS and time.monotonic() > end:
+        if run >= least and time.monotonic() > end:
             return
         stop.wait(PAUSE_SECONDS)
         yield run_once(plane, call, contents, stop, rows)
 
 
-def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
+def _warmed_up(plane: DataPlane, trial: Trial, runs: int, stop: threading.Event) -> Trial:
     call, contents, rows = trial
-    for _ in range(WARM_UP_RUNS):
+    for _ in range(runs):
         run_once(plane, call, contents, stop, rows)
     return trial
 

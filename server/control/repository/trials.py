@@ -13,7 +13,7 @@ import ssl
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,12 +57,12 @@ MAX_SAMPLES_BYTES: Final = 1 << 30  # of all samples together, which are in memo
 
 
 class ModelTrials:
-    """One model at a time. `plane`: the supervisor's own. `grpc` returns how gRPC is served, once it is.
+    """One model at a time. `plane`: the supervisor's own. `grpc` returns how gRPC is served, as soon as it is.
 
     `way_back_us`: what policies reckon with for an answer's way to the client where others keep the machine busy.
     """
 
-    def __init__(self, plane: DataPlane, grpc: Callable[[], GrpcOptions], way_back_us: float) -> None:
+    def __init__(self, plane: DataPlane, grpc: Callable[[], Awaitable[GrpcOptions]], way_back_us: float) -> None:
         self._plane = plane
         self._grpc = grpc
         self._way_back_us = way_back_us
@@ -86,12 +86,12 @@ class ModelTrials:
         async with self._turn:
             samples = await asyncio.to_thread(samples_of, config, folder)
             if not self.request_cost_us:  # before that, processes that start have the cores
-                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._grpc())
+                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, await self._grpc())
             warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
             sizes = possible_sizes(ServedModel.of(ready), *declared, *warmed, manifest.trial_sizes)
-            isolated = await self._measure(ready, manifest.key, sizes)
+            isolated = await self._measure(ready, manifest.key, sizes, manifest.is_stand_in)
             mixed_rows, is_untested = "", False
-            if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
+            if manifest.engine is Engine.ONNXRUNTIME and not manifest.is_stand_in and ModelBatching.of(config).joins:
                 mixed_rows, is_untested = await self._mixed_rows(ready, manifest, sizes, isolated)
         known = isolated if isinstance(isolated, IsolatedLatency) else None
         return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows, is_untested)
@@ -125,7 +125,7 @@ class ModelTrials:
         return self.request_cost_us + self._way_back_us
 
     async def _measure(
-        self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes]
+        self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes], is_brief: bool
     ) -> IsolatedLatency | ModelLoadError:
         """Return how fast the model is alone, or why no run has succeeded of one that may not take zeros.
 
@@ -136,7 +136,13 @@ class ModelTrials:
             return ModelLoadError("a Python model gets no trial requests")
         try:
             isolated = await asyncio.to_thread(
-                measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
+                measure_isolated,
+                self._plane,
+                ServedModel.of(ready),
+                sizes,
+                self._stop,
+                self.request_cost_us,
+                is_brief,
             )
         except ModelLoadError as error:
             may_fail = ready.engine is Engine.ONNXRUNTIME or ready.tail  # zeros need not be valid there

@@ -74,8 +74,11 @@ class Announcements:
         ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]
         return [model for model in ready if model.statistics_row != NO_ROW]
 
-    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
-        """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
+    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved, continues: int | None = None) -> None:
+        """Tell clients about a model. What was compiled of it for certain sizes is forgotten.
+
+        `continues`: the number of the model whose counters go on, which is about to retire.
+        """
         key = (message.name, message.version)
         whole = self._models.get((message.name, WHOLE_MODEL))
         if whole is not None and is_of_use(message):
@@ -84,6 +87,8 @@ class Announcements:
         self._note(message)
         self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
         if isinstance(message, ModelReady):
+            if continues is not None:
+                self._rows.share(continues, message.model_id)
             message = replace(message, statistics_row=self._rows.take(message.model_id))
         if isinstance(message, ModelRemoved):
             self._models.pop(key, None)
@@ -201,9 +206,14 @@ class RowAllocator:
         self._taken[model_id] = row
         return row
 
+    def share(self, before: int, model_id: int) -> None:
+        """Let a model have the row of the one before it, if that has one."""
+        if before in self._taken:
+            self._taken[model_id] = self._taken[before]
+
     def give_back(self, model_id: int) -> None:
         """No request counts for a model any more."""
         row = self._taken.pop(model_id, NO_ROW)
-        if row != NO_ROW:
+        if row != NO_ROW and row not in self._taken.values():
             self._table.end(row)
             heapq.heappush(self._free, row)

@@ -345,11 +345,11 @@ class FrontEndControl:
 
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
-        return await self._listening
+        return await asyncio.shield(self._listening)  # several wait for it, of which one may be given up
 
-    @property
-    def grpc(self) -> GrpcOptions:
-        """How gRPC is served, once it is: with the port that clients connect to."""
+    async def serving_grpc(self) -> GrpcOptions:
+        """Return how gRPC is served, once it is: with the port that clients connect to. Raises BindError."""
+        await self.listening()
         return self._serve.grpc
 
     def answer(self, message: RepositoryAnswer) -> None:

@@ -182,6 +182,10 @@ class Child:
         """Send SIGKILL, if it still runs."""
         self._process.kill()
 
+    def terminate(self) -> None:
+        """Send SIGTERM, if it still runs."""
+        self._process.terminate()
+
     async def wait(self, timeout_seconds: float) -> None:
         """Wait until it has ended, and kill it when that takes longer than the timeout."""
         try:

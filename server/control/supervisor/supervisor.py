@@ -105,7 +105,7 @@ class Supervisor:
             log,
             jobs,
         )
-        self._trials = ModelTrials(memory.own_data_plane(), lambda: self._front_ends.grpc, placement.way_back_us)
+        self._trials = ModelTrials(memory.own_data_plane(), self._front_ends.serving_grpc, placement.way_back_us)
         model_calls = ModelCalls(
             perform=lambda call: self._repository.perform(call),
             is_ready=self._announcements.is_ready,
@@ -181,8 +181,7 @@ class Supervisor:
         self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        address = await self._front_ends.listening()
-        found = await self._models.start()
+        address, found = await asyncio.gather(self._front_ends.listening(), self._models.start())
         self._compiler.give_way()
         metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
         loaded, broken = self._models.served.loaded, self._models.served.broken
@@ -242,6 +241,7 @@ class Supervisor:
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
+        await self._compiler.ended()
         await self._python.stop()
         self._loader.close()
         self._overrides.close()
@@ -341,7 +341,7 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
         ready = model.ready
         target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
         alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
-        status = "ready, ensemble" if model.entry.is_ensemble else _status(model.engine)
+        status = "ready, ensemble" if model.entry.is_ensemble else _status(model)
         table.add_row(ready.name, str(ready.version), alone, target, _batches(model), status)
     for entry in broken:
         version = "-" if entry.is_whole else str(entry.version)
@@ -361,8 +361,9 @@ def _batches(model: LoadedModel) -> str:
     return "-" if model.entry.is_ensemble else describe_batching(config_of(model.ready))
 
 
-def _status(engine: Engine) -> str:
-    return "ready" if engine is Engine.NATIVE else f"ready, served by {engine}"
+def _status(model: LoadedModel) -> str:
+    until = " until it is compiled" if model.meanwhile else ""
+    return "ready" if model.engine is Engine.NATIVE else f"ready, served by {model.engine}{until}"
 
 
 def milliseconds(microseconds: float) -> str:

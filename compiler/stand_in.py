@@ -1,0 +1,80 @@
+"""What serves a model until its kernels are compiled: onnxruntime, by an artifact that takes a second, not minutes.
+
+The file is read and lowered as a compilation does, so inputs, outputs and the meaning of the first dimension are those
+that the compiled artifact will have. No code is made, TVM is imported only for operators that nothing else computes.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gangway.artifact.files import model_stamp
+from gangway.artifact.format import STAND_IN, Engine, Manifest, TargetSpec
+from gangway.artifact.host_limits import anonymous_bytes
+from gangway.artifact.onnx_session import open_session, reason_of
+from gangway.artifact.writer import OnnxArtifactWriter
+from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
+from gangway.compiler.fallback import Trials, check_tensors, make_readable_copy, whole_layer
+from gangway.compiler.frontend.importer import count_parameters, read_graph
+from gangway.compiler.kernels.plain_specs import TailSpec
+from gangway.compiler.key import compiler_version, external_files
+from gangway.compiler.lower.lowering import lower_model
+from gangway.compiler.lower.reference import run_apart
+from gangway.compiler.signature import signature_of
+
+
+def make_stand_in(
+    path: Path, model_name: str, key: str, target: TargetSpec, folder: Path, stamp: tuple[tuple[object, ...], ...]
+) -> Manifest:
+    """Make the artifact `folder` of the ONNX file `path`, whose files had this stamp when `key` was computed.
+
+    Raises ModelError if the compiler refuses the model, or onnxruntime does not open it; OSError.
+    """
+    start_ns = time.monotonic_ns()
+    graph = read_graph(path)
+    layers = lower_model(graph, slow=(), is_checked=False).layers
+    tail = last if layers and isinstance(last := layers[-1].spec, TailSpec) else None
+    inputs, outputs = signature_of(graph, path, tail)
+    with OnnxArtifactWriter(folder, is_brief=True) as writer:
+        writer.copy(path, list(external_files(path)))
+        make_readable_copy(writer)
+        session_bytes = run_apart(_opens(writer.model_path), is_limited=False)
+        if model_stamp(path) != stamp:
+            raise UnreadableModelError(f"{path.name} changed while it was read")
+        manifest = Manifest(
+            key=key,
+            model_name=model_name,
+            batched=graph.batched,
+            inputs=inputs,
+            outputs=outputs,
+            layers=(whole_layer(),),
+            arena_bytes=0,
+            target=target,
+            files={},  # the writer knows them
+            engine=Engine.ONNXRUNTIME,
+            fallback_reason=STAND_IN,
+            phase_us={"onnxruntime": (time.monotonic_ns() - start_ns) // 1000},
+            parameters=count_parameters(path),
+            session_bytes=session_bytes,
+            compiler_version=compiler_version(),
+        )
+        return writer.commit(manifest)
+
+
+def _opens(path: Path) -> Callable[[], int]:
+    """Return what opens a file in onnxruntime, runs it once if zeros are possible, and returns the session's memory."""
+
+    def opened() -> int:
+        try:
+            before_bytes = anonymous_bytes()
+            session = open_session(path)
+            session_bytes = anonymous_bytes() - before_bytes
+        except Exception as error:  # onnxruntime's own exceptions have no common base
+            raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
+        check_tensors(session.get_inputs(), session.get_outputs())
+        with suppress(Exception):  # whatever it does not like about zeros
+            Trials(session, are_apart=False).run(session.get_inputs(), rows=1, sizes={})
+        return max(0, session_bytes)
+
+    return opened
