@@ -1,0 +1,192 @@
+"""`gangway serve --serve-while-compiling`: onnxruntime answers until the kernels are there, which nobody notices.
+
+A test keeps the locks of artifacts, so their compilations wait as long as it wants. Then the artifacts are put into the
+cache, as if another server had compiled them.
+"""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as triton
+
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.processes import command_of, descendants_of
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import MANIFEST_FILE, Engine
+from gangway.artifact.reader import read_manifest
+from gangway.compiler.key import model_key
+from gangway.compiler.target import detect, for_file
+from tests.helpers import ensemble_configs
+from tests.helpers.adder_models import Controlled, adder, fill_cache, write
+
+OFF = 'parameters { key: "serve_while_compiling" value: { string_value: "false" } }'
+STATES = """sequence_batching { control_input { name: "x" control { kind: CONTROL_SEQUENCE_START } } }"""
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    """A cache in which compilations wait, and another one that has all artifacts."""
+
+    cache: Cache
+    full: Cache
+    held: ExitStack
+
+    def key(self, number: float) -> str:
+        """Return the key of an adder."""
+        path = self.full.root.parent / "of_key.onnx"
+        path.write_bytes(adder(number))
+        return model_key(path, for_file(path, detect(), "fp32"))
+
+    def hold(self, *numbers: float) -> None:
+        """Let no adder of these numbers be compiled from now on."""
+        for number in numbers:
+            self.held.enter_context(self.cache.lock(self.key(number)))
+
+    def serve_up(self, *numbers: float) -> None:
+        """Let these be compiled, and all others go on."""
+        for number in numbers:
+            shutil.copytree(self.full.root / self.key(number), self.cache.root / self.key(number))
+        self.held.close()
+
+    def stand_ins(self) -> list[Path]:
+        """Return the artifacts that serve until others are compiled."""
+        folders = [path.parent for path in self.cache.root.glob(f"[!.]*/{MANIFEST_FILE}")]
+        return [folder for folder in folders if read_manifest(folder).is_stand_in]
+
+    def unfinished(self) -> list[Path]:
+        return list(self.cache.root.glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(fill_cache(tmp_path_factory.mktemp("full")))
+
+
+@pytest.fixture
+def kitchen(full: Cache, tmp_path: Path) -> Iterator[Kitchen]:
+    (tmp_path / "cache").mkdir()
+    with ExitStack() as held:
+        yield Kitchen(Cache(tmp_path / "cache"), full, held)
+
+
+@contextmanager
+def served(kitchen: Kitchen, repository: Path, *more: str) -> Iterator[Controlled]:
+    flags = [f"--cache-dir={kitchen.cache.root}", "--serve-while-compiling", *more]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Controlled(server, client, repository, repository, repository)
+    assert server.process.returncode in (0, -signal.SIGKILL)
+
+
+def is_native(server: Controlled, name: str) -> bool:
+    parameters = server.client.get_model_config(name).config.parameters
+    return bool(parameters["gangway_engine"].string_value == Engine.NATIVE)
+
+
+def answers_of(server: Controlled, name: str) -> int:
+    return int(server.client.get_inference_statistics(name).model_stats[0].inference_stats.success.count)
+
+
+def shown(server: Controlled, name: str) -> Any:
+    """Return what clients see of a model, but for what the server says of how it executes it."""
+    config = server.client.get_model_config(name).config
+    config.ClearField("parameters")
+    return config, server.client.get_model_metadata(name), server.index()[name, "1"]
+
+
+def compilations(server: Controlled) -> list[int]:
+    """Return the processes that compile a model; those that wait for stand-ins, or for sizes, are others."""
+    commands = {pid: command_of(pid) for pid in descendants_of(server.server.process.pid)}
+    return [pid for pid, text in commands.items() if "-m gangway.compiler" in text and "--serve" not in text]
+
+
+def test_nobody_notices_that_kernels_take_over(kitchen: Kitchen, tmp_path: Path) -> None:
+    repository, names = tmp_path / "models", ("one", "two", "both")
+    for name, number in (("one", 1), ("two", 2)):
+        write(repository, name, number)
+    steps = [("one", "x=x", "y=t"), ("two", "x=t", "y=y")]
+    ensemble_configs.write(repository, "both", ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps))
+    kitchen.hold(1, 2)
+    with served(kitchen, repository) as server:
+        assert [server.added(name) for name in names] == [1, 2, 3]
+        assert not (is_native(server, "one") or is_native(server, "two")) and len(kitchen.stand_ins()) == 2
+        before = [shown(server, name) for name in names]
+        over, sent, wrong = threading.Event(), [1], list[float]()
+
+        def ask() -> None:
+            client = triton.InferenceServerClient(server.server.url)
+            asking = Controlled(server.server, client, repository, repository, repository)
+            while not over.is_set():
+                wrong.extend(number for number in (asking.added("both"),) if number != 3)
+                sent[0] += 1
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        kitchen.serve_up(1, 2)
+        server.wait_until(lambda: is_native(server, "one") and is_native(server, "two"))
+        over.set()
+        asking.join()
+        assert server.added("both") == 3 and not wrong
+        assert [shown(server, name) for name in names] == before
+        assert [answers_of(server, name) for name in names] == [sent[0] + 2, sent[0] + 2, sent[0] + 1]
+        server.wait_until(lambda: not kitchen.stand_ins())
+        assert not kitchen.unfinished()
+
+
+def test_whatever_ends_a_model_ends_its_compilation(kitchen: Kitchen, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write(repository, "one", 1)
+    write(repository, "slow", 3, config=OFF)
+    kitchen.hold(1, 2, 3)
+    with served(kitchen, repository, "--model-control-mode=explicit", "--load-model=one") as server:
+        server.wait_until(lambda: len(compilations(server)) == 1)
+        first = compilations(server)
+        write(repository, "one", 2)
+        server.client.load_model("one")
+        assert server.added("one") == 2
+        server.wait_until(lambda: first != compilations(server) != [])
+        server.client.unload_model("one")
+        server.wait_until(lambda: not compilations(server))
+        server.wait_for_unloaded("one")
+        server.wait_until(lambda: not (kitchen.stand_ins() or kitchen.unfinished()))
+        loading = threading.Thread(target=server.client.load_model, args=("slow",))
+        loading.start()  # its configuration says that it is ready only when it is compiled
+        server.wait_until(lambda: len(compilations(server)) == 1)
+        server.client.load_model("one")
+        assert server.added("one") == 2
+        assert server.state("slow")[0] == "LOADING"
+        kitchen.serve_up(3)
+        loading.join()
+        assert is_native(server, "slow")
+
+
+def test_killed_processes(kitchen: Kitchen, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write(repository, "one", 1)
+    write(repository, "two", 2)
+    kitchen.hold(1, 2)
+    with served(kitchen, repository) as server:
+        server.wait_until(lambda: len(compilations(server)) == 1)
+        server.server.process.kill()
+    with served(kitchen, repository) as server:
+        os.kill(server.server.pids()["worker"][0], signal.SIGKILL)
+        assert (server.added("one"), server.added("two")) == (1, 2)
+        assert len(kitchen.stand_ins()) == 2  # nothing took them for what was compiled
+        server.wait_until(lambda: len(compilations(server)) == 1)
+        os.kill(compilations(server)[0], signal.SIGKILL)
+        server.wait_until(lambda: "the compiler failed, so onnxruntime serves it" in server.server.log.read_text())
+        kitchen.serve_up(1, 2)
+        server.wait_until(lambda: is_native(server, "one") or is_native(server, "two"))
+        assert (server.added("one"), server.added("two")) == (1, 2)
+        server.wait_until(lambda: not kitchen.stand_ins())
+        assert sorted(is_native(server, name) for name in ("one", "two")) == [False, True]
+    with served(kitchen, repository) as server:  # once more, and all are there
+        assert is_native(server, "one") and is_native(server, "two")
+        assert not kitchen.stand_ins()
