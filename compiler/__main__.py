@@ -154,7 +154,8 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
                 found = find_in_precision(path, name, cache, target, wanted, job["dimensions"])
                 if not found and job["dimensions"]:
                     raise UnsupportedModelError("it is not compiled for these sizes")
-                compiled = found or make_stand_in(path, name, cache, target, _progress(report), job["batch"])
+                progress = _progress(report, lowers_at="kernels")  # what comes before is quick, and waited for
+                compiled = found or make_stand_in(path, name, cache, target, progress, job["batch"])
             elif "span" in job:
                 span = decode(Span, json.dumps(job["span"]), "span")
                 progress, dimensions = _progress(report), job["dimensions"]
@@ -166,6 +167,7 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
         else:
             last = _made(compiled)
         ends = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_KIB
+        ends = ends or ("stand_in" in job and "gangway.compiler.job" in sys.modules)  # its priority is the lowest
         report({**last, "ends": True} if ends else last)
         if ends:
             break
@@ -227,11 +229,11 @@ def _reporter(descriptor: int | None) -> Report:
     return report
 
 
-def _progress(report: Report) -> Progress:
+def _progress(report: Report, lowers_at: str = "import") -> Progress:
     """Report every step. A lookup in the cache runs at normal priority, what comes after it at the lowest."""
 
     def progress(phase: str, done: int, total: int) -> None:
-        if phase == "import":
+        if phase == lowers_at:
             _lower_priority()
         report({"phase": phase, "done": done, "total": total})
 

@@ -89,12 +89,12 @@ def _compared(server: LiveServer, file: Exported) -> Row:
         settings = described["config"].get("parameters", {})
         row["engine"] = settings["gangway_engine"]["string_value"]
         row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
-        wanted, row["unanswered"] = _reference(file)
+        wanted, row["unanswered"] = reference(file)
         for _ in range(2 if wanted else 0):
             row["refusals"] = []
             for request, answers in wanted:
                 try:
-                    served = _ask(client, file.name, request, list(answers))
+                    served = ask(client, file.name, request, list(answers))
                 except InferenceServerException as error:
                     row["refusals"].append(error.message())
                     continue
@@ -111,7 +111,7 @@ def _compared(server: LiveServer, file: Exported) -> Row:
     return row
 
 
-def _reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], str]:
+def reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], str]:
     """Return requests with onnxruntime's answers, and why it answers no others: exporters fix lengths of an example."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
@@ -142,7 +142,8 @@ def _as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _ask(client: Any, name: str, request: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+def ask(client: Any, name: str, request: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Return a served model's answer. Raises InferenceServerException."""
     tensors = []
     for key, value in request.items():
         tensors.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
