@@ -62,7 +62,7 @@ WITHIN_S = 15.0
 EXPORTED = ("yolo11", "hf_bert", "tv_convnext")
 MEANWHILE_WITHIN_S = 2.0
 ASKS_AFTER = 100  # the kernels have taken over
-TAKEN_OVER = r"ready after .*compiled$|ready, compiled for these sizes"  # a line of the log
+TAKEN_OVER = r"ready after [0-9.]+ s, compiled|ready, compiled for these sizes"  # a line of the log
 
 
 def first_answer(path: Path, shapes: Sequence[str]) -> Row:
