@@ -20,7 +20,7 @@ from gangway.compiler.frontend.importer import count_parameters, read_graph
 from gangway.compiler.kernels.plain_specs import TailSpec
 from gangway.compiler.key import compiler_version, external_files
 from gangway.compiler.lower.lowering import lower_model
-from gangway.compiler.lower.reference import run_apart
+from gangway.compiler.lower.reference import working_apart
 from gangway.compiler.signature import signature_of
 
 
@@ -32,14 +32,15 @@ def make_stand_in(
     Raises ModelError if the compiler refuses the model, or onnxruntime does not open it; OSError.
     """
     start_ns = time.monotonic_ns()
-    graph = read_graph(path)
-    layers = lower_model(graph, slow=(), is_checked=False).layers
-    tail = last if layers and isinstance(last := layers[-1].spec, TailSpec) else None
-    inputs, outputs = signature_of(graph, path, tail)
     with OnnxArtifactWriter(folder, is_brief=True) as writer:
         writer.copy(path, list(external_files(path)))
         make_readable_copy(writer)
-        session_bytes = run_apart(_opens(writer.model_path), is_limited=False)
+        with working_apart(_opens(writer.model_path), is_limited=False) as session_bytes:
+            graph = read_graph(path)
+            layers = lower_model(graph, slow=(), is_checked=False).layers
+            tail = last if layers and isinstance(last := layers[-1].spec, TailSpec) else None
+            inputs, outputs = signature_of(graph, path, tail)
+            own_bytes = session_bytes()
         if model_stamp(path) != stamp:
             raise UnreadableModelError(f"{path.name} changed while it was read")
         manifest = Manifest(
@@ -56,7 +57,7 @@ def make_stand_in(
             fallback_reason=STAND_IN,
             phase_us={"onnxruntime": (time.monotonic_ns() - start_ns) // 1000},
             parameters=count_parameters(path),
-            session_bytes=session_bytes,
+            session_bytes=own_bytes,
             compiler_version=compiler_version(),
         )
         return writer.commit(manifest)

@@ -5,7 +5,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,25 +31,40 @@ def run_apart(work: Callable[[], Result], is_limited: bool = True) -> Result:
 
     Raises UnsupportedModelError if it takes longer or raises an exception, EndedApartError if it does not live so long.
     """
+    with working_apart(work, is_limited) as result:
+        return result()
+
+
+@contextmanager
+def working_apart(work: Callable[[], Result], is_limited: bool = True) -> Iterator[Callable[[], Result]]:
+    """Have a process work beside this one, as `run_apart` does; yield what waits for the result.
+
+    It ends with the block. Its time counts from when its result is waited for.
+    """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work, os.getpid(), is_limited))
     process.start()
     theirs.close()
+
+    def result() -> Result:
+        try:
+            answer: tuple[bool, Any] = (
+                ours.recv() if ours.poll(WALL_S if is_limited else None) else (False, "it does not end")
+            )
+        except EOFError:
+            process.join(END_S)
+            raise _ending(process.exitcode, is_limited) from None
+        is_done, result = answer
+        if not is_done:
+            raise UnsupportedModelError(result)
+        return result  # type: ignore[no-any-return]
+
     try:
-        answer: tuple[bool, Any] = (
-            ours.recv() if ours.poll(WALL_S if is_limited else None) else (False, "it does not end")
-        )
-    except EOFError:
-        process.join(END_S)
-        raise _ending(process.exitcode, is_limited) from None
+        yield result
     finally:
         process.kill()
         process.join()
         ours.close()
-    is_done, result = answer
-    if not is_done:
-        raise UnsupportedModelError(result)
-    return result  # type: ignore[no-any-return]
 
 
 def _ending(status: int | None, is_limited: bool) -> UnsupportedModelError:
