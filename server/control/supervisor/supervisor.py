@@ -181,7 +181,12 @@ class Supervisor:
         self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        address, found = await asyncio.gather(self._front_ends.listening(), self._models.start())
+        loading = self._loop.create_task(self._models.start())
+        try:
+            address = await self._front_ends.listening()
+            found = await loading
+        finally:
+            loading.cancel()
         self._compiler.give_way()
         metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
         loaded, broken = self._models.served.loaded, self._models.served.broken
