@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 from benchmarks.lib.live_server import live_server
 from benchmarks.lib.processes import command_of, descendants_of
@@ -23,12 +26,16 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import MANIFEST_FILE, Engine
 from gangway.artifact.reader import read_manifest
 from gangway.compiler.key import model_key
+from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_file
 from tests.helpers import ensemble_configs
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 
 OFF = 'parameters { key: "serve_while_compiling" value: { string_value: "false" } }'
-STATES = """sequence_batching { control_input { name: "x" control { kind: CONTROL_SEQUENCE_START } } }"""
+WRONG = OFF.replace("false", "perhaps")
+STATES = "max_batch_size: 4 sequence_batching { }"
+TEXT, LENGTH = "(float[N, S, 4] x) => (float[N, S, 4] y) { y = Relu(x) }", 5
+FIXED = f'max_batch_size: 4 input {{ name: "x" dims: [ {LENGTH}, 4 ] }}'
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,10 @@ class Kitchen:
     held: ExitStack
 
     def key(self, number: float) -> str:
-        """Return the key of an adder."""
+        """Return the key of an adder; of 0 that of the text of one length."""
         path = self.full.root.parent / "of_key.onnx"
-        path.write_bytes(adder(number))
-        return model_key(path, for_file(path, detect(), "fp32"))
+        path.write_bytes(adder(number) if number else text())
+        return model_key(path, for_file(path, detect(), "fp32"), {} if number else {"S": LENGTH})
 
     def hold(self, *numbers: float) -> None:
         """Let no adder of these numbers be compiled from now on."""
@@ -67,7 +74,16 @@ class Kitchen:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(fill_cache(tmp_path_factory.mktemp("full")))
+    folder = tmp_path_factory.mktemp("full")
+    cache = Cache(fill_cache(folder))
+    path = folder / "text.onnx"
+    path.write_bytes(text())
+    compile_model(path, "text", cache, detect(), lambda *_: None, {"S": LENGTH})
+    return cache
+
+
+def text() -> bytes:
+    return bytes(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {TEXT}').SerializeToString())
 
 
 @pytest.fixture
@@ -165,6 +181,44 @@ def test_whatever_ends_a_model_ends_its_compilation(kitchen: Kitchen, tmp_path: 
         kitchen.serve_up(3)
         loading.join()
         assert is_native(server, "slow")
+
+
+def test_sizes_that_dims_name_are_compiled_later(kitchen: Kitchen, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    folder = write(repository, "text", 1, config=FIXED)
+    (folder / "1" / "model.onnx").write_bytes(text())
+    kitchen.hold(0)
+    x = np.random.default_rng(0).standard_normal((2, LENGTH, 4)).astype(np.float32)
+    tensor = triton.InferInput("x", x.shape, "FP32")
+    tensor.set_data_from_numpy(x)
+    with served(kitchen, repository) as server:
+        before = shown(server, "text")
+        np.testing.assert_array_equal(server.client.infer("text", [tensor]).as_numpy("y"), np.maximum(x, 0))
+        assert not is_native(server, "text")
+        kitchen.serve_up(0)
+        server.wait_until(lambda: is_native(server, "text"))
+        np.testing.assert_array_equal(server.client.infer("text", [tensor]).as_numpy("y"), np.maximum(x, 0))
+        assert shown(server, "text") == before and answers_of(server, "text") == 2
+    with served(kitchen, repository) as server:
+        assert "until it is compiled" not in server.server.log.read_text()
+
+
+def test_sequences_and_wrong_settings(kitchen: Kitchen, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write(repository, "states", 1, config=STATES)
+    write(repository, "wrong", 2, config=WRONG)
+    write(repository, "other", 3)
+    kitchen.hold(1)
+    with served(kitchen, repository, "--model-control-mode=explicit", "--load-model=other") as server:
+        loading = threading.Thread(target=server.client.load_model, args=("states",))
+        loading.start()
+        with pytest.raises(InferenceServerException, match='expected "true" or "false", got "perhaps"'):
+            server.client.load_model("wrong")
+        server.wait_until(lambda: compilations(server) != [])
+        assert server.state("states")[0] == "LOADING"  # what a sequence has kept would be lost
+        kitchen.serve_up(1)
+        loading.join()
+        assert is_native(server, "states")
 
 
 def test_killed_processes(kitchen: Kitchen, tmp_path: Path) -> None:
