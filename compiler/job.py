@@ -45,6 +45,7 @@ from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec
 from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.key import SIZED, compiler_version, model_key
 from gangway.compiler.lower.lowering import lower_model
+from gangway.compiler.lower.signature import signature_of
 from gangway.compiler.place.arena import plan_arena
 from gangway.compiler.place.costs import (
     Passes,
@@ -62,7 +63,6 @@ from gangway.compiler.place.memory import Step
 from gangway.compiler.place.precision import with_precision
 from gangway.compiler.place.written import require_whole_outputs
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
-from gangway.compiler.signature import signature_of
 from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
 

@@ -21,7 +21,7 @@ from gangway.compiler.kernels.plain_specs import TailSpec
 from gangway.compiler.key import compiler_version, external_files
 from gangway.compiler.lower.lowering import lower_model
 from gangway.compiler.lower.reference import working_apart
-from gangway.compiler.signature import signature_of
+from gangway.compiler.lower.signature import signature_of
 
 
 def make_stand_in(
