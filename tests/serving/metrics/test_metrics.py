@@ -178,9 +178,7 @@ def test_names_types_and_labels_are_tritons(served: Served) -> None:
         assert all('version="1"' in line for line in of_model)
     scrape = served.scrape()
     assert scrape("nv_inference_count", model="quick", version="1", _the_team=TEAM) >= 0
-    end = time.monotonic() + TIMEOUT_S
-    while not 0 < served.scrape()("nv_cpu_utilization") <= 1:  # of the last second, in which it may have been idle
-        assert time.monotonic() < end
+    until(lambda: 0 < served.scrape()("nv_cpu_utilization") <= 1)  # of the last second: it may have been idle
     assert 0 < scrape("nv_cpu_memory_used_bytes") < scrape("nv_cpu_memory_total_bytes")
     per_model = [line for line in lines if line.startswith("nv_cache") and "_per_model" in line]
     assert per_model and all('model="cached"' in line for line in per_model), "others have no cache"
@@ -240,7 +238,7 @@ def test_requests_that_wait_and_run_are_seen(served: Served) -> None:
     for _, end in sent:
         end.result(TIMEOUT_S)
     until(lambda: served.scrape()("gangway_requests_in_flight", model="slow") == 0)
-    assert served.scrape()("gangway_request_slots_in_use") == 0
+    until(lambda: served.scrape()("gangway_request_slots_in_use") == 0)  # just after their ends
 
 
 def test_calls_that_an_overloaded_server_refuses_unread_are_counted(served: Served) -> None:

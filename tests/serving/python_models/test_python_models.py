@@ -1,7 +1,6 @@
 """`gangway serve` with Python models: what they get and give, alone, in batches, and as steps of ensembles."""
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -386,10 +385,8 @@ def test_steps_of_an_ensemble(served: Served) -> None:
 
 def test_what_it_writes_is_in_the_log(served: Served) -> None:
     served.infer("noisy", x=four(0))
-    deadline = time.monotonic() + TIMEOUT_S
-    while "printed by execute" not in served.log():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    for text in ("printed by initialize", "printed by execute", "warned by the model"):  # each by a way of its own
+        until(lambda text=text: text in served.log())
     lines = {line.split("instance 0: ")[-1]: line for line in served.log().splitlines() if "noisy" in line}
     assert " INFO noisy" in lines["printed by initialize"]
     assert " WARNING noisy" in lines["warned by the model"]
