@@ -3,17 +3,20 @@
     python -m benchmarks.exported.compare [--cache DIR] [--only REGEX ...] [--json FILE]
 
 Each model is loaded alone, without a config.pbtxt, and answers all requests of its description twice: as it is loaded,
-and when its sizes are compiled. `--json` keeps a row for each file, and adds to those that are there already.
+and when its sizes are compiled. Weights that are one number, again and again, are varied before. `--json` keeps a row
+for each file, and adds to those that are there already.
 """
 
 import argparse
 import json
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import onnxruntime
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.exported.graphs import Exported, exported_files
+from benchmarks.exported.graphs import Exported, exported_files, vary
 from benchmarks.exported.make import CACHE
 from benchmarks.lib.live_server import LiveServer, live_server
 
@@ -51,14 +54,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         repository = Path(scratch, "models")
         repository.mkdir()
-        for file in files:
-            version = repository / file.name / "1"
-            version.mkdir(parents=True)
-            (version / "model.onnx").symlink_to(file.path.resolve())
         compiled = options.compiled or Path(scratch, "compiled")
         with live_server(repository, [*FLAGS, f"--cache-dir={compiled}"]) as server:
             for file in files:
-                rows[file.name] = row = _compared(server, file)
+                folder = repository / file.name
+                varied = replace(file, path=folder / "1" / "model.onnx")
+                varied.path.parent.mkdir(parents=True)
+                vary(file.path, varied.path)
+                rows[file.name] = row = _compared(server, varied)
+                shutil.rmtree(folder)
                 print(_line(file.name, row), flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
@@ -90,6 +94,7 @@ def _compared(server: LiveServer, file: Exported) -> Row:
         row["engine"] = settings["gangway_engine"]["string_value"]
         row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
         wanted, row["unanswered"] = reference(file)
+        row["flat"] = sorted({name for _, answers in wanted for name, answer in answers.items() if _is_flat(answer)})
         for _ in range(2 if wanted else 0):
             row["refusals"] = []
             for request, answers in wanted:
@@ -129,6 +134,11 @@ def reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]
             continue
         pairs.append((request, {name: _as_array(value) for name, value in zip(outputs, values, strict=True)}))
     return pairs, why
+
+
+def _is_flat(answer: Any) -> bool:
+    """Whether an answer is one number, again and again: it would hide what is wrong before it."""
+    return bool(answer.dtype.kind == "f" and answer.size > 1 and not np.ptp(answer))
 
 
 def _shown(error: Exception) -> str:

@@ -26,6 +26,8 @@ MOST_KEPT = 0.2  # of its bytes, compressed, of the first ones: a table or a mas
 MOST_COMPRESSED = 1 << 16
 MOST_DRAWN = 1 << 16  # numbers of an initializer; they are repeated
 LEFT_OUT = "left out"
+LEAST_VARIED, MOST_VARIED = 4, 1e3  # numbers of a weight, and the largest of them
+LEAST_SCALE = 1e-2  # a smaller number switches a layer off
 Request = Mapping[str, Any]
 
 
@@ -102,6 +104,32 @@ def pack(files: Sequence[Exported], archive: Path) -> None:
             _add(tar, f"{file.name}.json", json.dumps(file.described).encode())
 
 
+def vary(path: Path, target: Path) -> None:
+    """Write a file in which weights that are one number, again and again, differ.
+
+    Networks begin with biases of 0, variances of 1, and layers that a scale or a head of 0 switches off. Answers would
+    not show what is wrong there. Scales of quantised numbers stay.
+    """
+    model = onnx.load(path)
+    kept = {name for node in model.graph.node if _is_quantised(node.op_type) for name in node.input}
+    for name, tensor in _named_weights(model):
+        array = numpy_helper.to_array(tensor)
+        if name in kept or array.dtype.kind != "f" or array.size < LEAST_VARIED or np.ptp(array):
+            continue
+        value = float(array.flat[0])
+        if not abs(value) <= MOST_VARIED:  # what is masked, and what is no number
+            continue
+        random = np.random.default_rng(zlib.crc32(f"{name} {tensor.dims}".encode()))
+        drawn = random.uniform(-0.5, 0.5, array.shape)
+        drawn = drawn / max(1.0, np.sqrt(np.prod(array.shape[1:]))) if abs(value) < LEAST_SCALE else value * (1 + drawn)
+        tensor.CopyFrom(numpy_helper.from_array(drawn.astype(array.dtype), tensor.name))
+    onnx.save(model, target)
+
+
+def _is_quantised(operator: str) -> bool:
+    return "Quant" in operator or "NBits" in operator or operator.startswith("QLinear")
+
+
 def names_in(archive: Path) -> list[str]:
     """Return the names of the files of an archive."""
     with lzma.open(archive) as packed, tarfile.open(fileobj=packed) as tar:
@@ -124,11 +152,15 @@ def unpack(archive: Path, folder: Path, part: slice = slice(None)) -> list[Expor
 
 
 def _weights(model: Any) -> Iterator[Any]:
+    return (tensor for _, tensor in _named_weights(model))
+
+
+def _named_weights(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the initializers, and the tensors of constants, which some exporters write instead."""
-    yield from model.graph.initializer
+    yield from ((tensor.name, tensor) for tensor in model.graph.initializer)
     for node in model.graph.node:
         if node.op_type == "Constant":
-            yield from (item.t for item in node.attribute if item.name == "value")
+            yield from ((node.output[0], item.t) for item in node.attribute if item.name == "value")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from benchmarks.exported.compare import difference
-from benchmarks.exported.graphs import exported_files, names_in, pack, unpack
+from benchmarks.exported.graphs import exported_files, names_in, pack, unpack, vary
 
 
 def test_weights_are_left_out_and_drawn_again(tmp_path: Path) -> None:
@@ -39,6 +40,23 @@ def test_weights_are_left_out_and_drawn_again(tmp_path: Path) -> None:
     assert again.sizes({"B": 2, "T": 5}) == {"length": 5}
     (request,) = again.requests()
     assert request["x"].shape == (2, 5, 8)
+
+
+def test_weights_of_one_number_are_varied(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, 1, [2, 8]) for name in "xy")
+    same = {"ones": 1, "off": 1e-6, "masked": -3e38, "scale": 1}
+    weights: dict[str, Any] = {name: np.full(8, number, np.float32) for name, number in same.items()}
+    weights |= {"drawn": np.arange(8, dtype=np.float32), "zero": np.zeros(8, np.int8)}
+    nodes = [helper.make_node("Sum", ["x", "ones", "off", "masked", "drawn"], ["s"]),
+             helper.make_node("QuantizeLinear", ["s", "scale", "zero"], ["q"], axis=1),
+             helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"], axis=1)]  # fmt: skip
+    initial = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], initial)), tmp_path / "one.onnx")
+    vary(tmp_path / "one.onnx", tmp_path / "varied.onnx")
+    varied = {each.name: numpy_helper.to_array(each) for each in onnx.load(tmp_path / "varied.onnx").graph.initializer}
+    changed = {name for name, array in weights.items() if not np.array_equal(array, varied[name])}
+    assert changed == {"ones", "off"}
+    assert varied["ones"].min() >= 0.5 and np.ptp(varied["off"]) > 0.1
 
 
 def test_differences() -> None:
