@@ -186,7 +186,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         _refuse_parts(node, made.types)
     made = without_empty_parts(made)
     if batched:
-        _refuse_empty(made.types)
+        _refuse_empty(made)
     return made
 
 
@@ -457,10 +457,15 @@ def _open_types(outputs: Iterable[Any], types: Container[str]) -> dict[str, Tens
     return found
 
 
-def _refuse_empty(types: Mapping[str, TensorType]) -> None:
-    """Raise ModelError if a tensor that is computed from a batch has no numbers."""
-    for name, kind in types.items():
-        if 0 in kind.shape and kind.shape != (0,):  # a vector may be the shape of a number
+def _refuse_empty(graph: Graph) -> None:
+    """Raise ModelError if a tensor that is computed from a batch has no numbers.
+
+    Inputs without numbers, such as a decoder's past at the first step, are possible where only their shapes are read.
+    """
+    read = {name for node in graph.nodes if node.operator not in ("Shape", "Size") for name in node.inputs}
+    for name, kind in graph.types.items():
+        may_be_empty = name in graph.inputs and name not in (*read, *graph.outputs)
+        if 0 in kind.shape and kind.shape != (0,) and not may_be_empty:  # a vector may be the shape of a number
             raise ModelError(f"tensor '{name}' is empty: shape {list(kind.shape)}")
 
 

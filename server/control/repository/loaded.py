@@ -205,22 +205,23 @@ class ModelVariants:
     def next_ahead(self) -> tuple[Sizes, Span | None] | None:
         """Return the next span to be compiled before requests ask for it, and some sizes of it; None: there is none.
 
-        It is one of the only symbol, or of those that the first requests have shown to grow. Size 1, which often has
+        It is one of the only symbol, or of those that requests have shown to grow, such as the length of a prompt and
+        then the past, where the others are what they were first. Size 1, which often has
         layers of its own, is compiled alone where a span lacks it.
         """
-        start = next((sizes for sizes in self.asked if min(sizes) > 0 and self._line_of(sizes)), None)
-        if start is None and not self.waits_for_requests:
-            start = (1,)
-        moving = self._line_of(start) if start and self.ahead else ()
-        if start is None or not moving:
-            return None
-        place = moving[0]
+        starts: dict[tuple[int, ...], Sizes] = {(0,): (1,)}
+        if self.waits_for_requests:
+            starts = {moving: sizes for sizes in reversed(self.asked) if (moving := self._line_of(sizes))}
         for first in range(1, self.ahead + 1, SPAN_SIZES):
-            sizes = tuple(size + (first - start[place]) * (at in moving) for at, size in enumerate(start))
-            if all(self._most(at) >= sizes[at] for at in moving) and (span := self.span_of(sizes)):
-                return sizes, span
-            if first == 1 and self.loaded and self.may_try(sizes):
-                return sizes, None
+            for moving, start in starts.items():
+                step = first - start[moving[0]]
+                sizes = tuple(size + step * (at in moving) for at, size in enumerate(start))
+                if any(self._most(at) < sizes[at] for at in moving):
+                    continue
+                if span := self.span_of(sizes):
+                    return sizes, span
+                if first == 1 and self.loaded and self.may_try(sizes):
+                    return sizes, None
         return None
 
     def _line_of(self, sizes: Sizes) -> tuple[int, ...]:
@@ -231,7 +232,7 @@ class ModelVariants:
         """
         if not self.waits_for_requests:
             return (0,)
-        lines = self.grown
+        lines = Counter({line: count for line, count in self.grown.items() if min(sizes[at] for at in line) > 0})
         if not self.ahead:
             lines = Counter(moving for made in self.made if (moving := self._moving(made, sizes)))
         found, count = next(iter(lines.most_common(1)), ((), 0))

@@ -488,3 +488,15 @@ def test_what_grows_does_so_for_other_sizes_of_the_other_symbols() -> None:
     model.forget_spans((7, 64))
     assert model.span_of((30, 2)) is None
     assert model.span_of((7, 2)) == Span("past", 1, 64, ahead=True)
+
+
+def test_prompts_and_steps_grow_each_for_itself() -> None:
+    model = variants(64, "sequence", "past")
+    for sizes in ((3, 0), (5, 0), (1, 5), (1, 6), (1, 7)):
+        model.ask(sizes)
+    made = [found for _ in range(2) if (found := model.next_ahead())]
+    assert sorted(made) == [
+        ((1, 0), Span("sequence", 1, 64, ahead=True)),
+        ((1, 1), Span("past", 1, 64, ahead=True)),
+    ]
+    assert model.next_ahead() is None

@@ -94,6 +94,13 @@ def test_a_new_length_costs_no_compilation(served: Served, name: str) -> None:
     assert served.count("compiled, ") == compiled
 
 
+def test_a_decoder_begins_without_past(served: Served) -> None:
+    served.check("decoder", decoder_feeds(0, 1))
+    served.wait_for("past=0: ready, compiled for these sizes")
+    for rows in (1, 3):
+        served.check("decoder", decoder_feeds(0, rows))
+
+
 @pytest.mark.long
 def test_lengths_are_compiled_before_requests_have_them(tmp_path: Path) -> None:
     models = {"encoder": save_encoder, "filter": save_filter}
