@@ -13,6 +13,7 @@ import numpy as np
 
 from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (
@@ -606,11 +607,17 @@ def _copy(name: str, kind: TensorType, source: Buffer, target: Buffer) -> Step:
 
 
 def _can_move_out(memory: Memory, home: Buffer) -> bool:
-    """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and without readers."""
+    """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and without readers.
+
+    Attention reads keys and values wherever a request has them, also those that a decoder returns.
+    """
     written = [buffer for step in memory.steps for buffer in (step.output, *step.more) if buffer.is_in(home)]
-    read = any(buffer.is_in(home) for step in memory.steps for buffer in step.inputs)
-    plain = home.layout == "plain" or (home.is_vector and not home.surplus(memory.lanes))
-    return bool(written) and home.space == Space.ARENA and not home.parent and plain and not read
+    readers = [step for step in memory.steps if any(buffer.is_in(home) for buffer in step.inputs)]
+    if readers:
+        plain = home.layout == "plain" and all(isinstance(step.spec, AttentionSpec) for step in readers)
+    else:
+        plain = home.layout == "plain" or (home.is_vector and not home.surplus(memory.lanes))
+    return bool(written) and home.space == Space.ARENA and not home.parent and plain
 
 
 def _settle_halos(steps: list[Step]) -> None:

@@ -127,3 +127,20 @@ def test_concatenation_of_the_batch_is_not_compiled(compile_file: Any, network: 
     manifest = compile_file(graph.save(tmp_path / "model.onnx"), detect().name).manifest
     assert "mixes rows" in manifest.fallback_reason
     assert not manifest.batched
+
+
+def test_attention_reads_keys_and_values_where_the_request_gets_them(check: Any, network: Any) -> None:
+    """Each step of a decoder returns them: past and new ones are joined in the output, and copied there only."""
+    nodes = [
+        node("Concat", ["past_k", "k"], ["keys"], axis=2),
+        node("Concat", ["past_v", "v"], ["values"], axis=2),
+        node("Transpose", ["keys"], ["turned"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "turned"], ["scores"]),
+        node("Softmax", ["scores"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "values"], ["y"]),
+    ]
+    new, past = ["N", 2, 1, 16], ["N", 2, 7, 16]
+    inputs = {"q": new, "k": new, "v": new, "past_k": past, "past_v": past}
+    operators = check(network(nodes, inputs, {"y": None, "keys": None, "values": None}, {}))
+    assert "FusedAttention" in operators
+    assert operators.count("Copy") == 4
