@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from gangway.artifact.precision import FP32
 from gangway.executor.control import ControlSegment
@@ -10,7 +11,7 @@ from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler.gangs import Gang, GangTable
+from gangway.scheduler.gangs import DONE, Gang, GangTable
 from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
@@ -20,6 +21,8 @@ from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Unit
 
+END: Final = PhaseKind.END
+INVALID: Final = LeftReason.INVALID
 _log = logging.getLogger(__name__)
 
 
@@ -206,9 +209,11 @@ class Execution:
         self._accounts.left(gang, core, message)
         if self._workers.left(core, gang.lease):
             self.changed = True
-        if LeftReason.DONE in gang.reasons:  # the others are as good as gone
+        if DONE in gang.reasons:  # the others are as good as gone
             for rank in gang.outstanding:
                 self.changed |= self._workers.leaves(gang.cores[rank], gang.lease)
+            if gang.ended_us == now_us and self._models.limits:
+                self.changed = True  # a query may have waited for this one
         if gang.outstanding:
             return False
         self._ended(gang, now_us)
@@ -227,12 +232,12 @@ class Execution:
         profile = self._models.profiles.get(unit.query.model_id)
         requests = self._requests.of(unit)
         wanted_by = () if all(request.dropped for request in requests) else requests
-        lost, invalid = gang.lost, LeftReason.INVALID in gang.reasons
+        lost, invalid = gang.lost, INVALID in gang.reasons
         kind, next_layer, turned_ns = gang.shared.position()
         if not lost and not invalid:
             self._accounts.ended(gang, next_layer, wanted_by)
             self.times.finished(gang, profile, next_layer, turned_ns)
-            if kind != PhaseKind.END and wanted_by:
+            if kind != END and wanted_by:
                 self._requests.pause(unit, next_layer, now_us - gang.started_us)
                 self.changed = True
                 return
@@ -244,9 +249,9 @@ class Execution:
             self._fail(unit)
         else:
             self._leave(unit, requests)
-            if kind == PhaseKind.END and not unit.query.next_layer:
+            if kind == END and not unit.query.next_layer:
                 self._models.ran(unit.query.model_id, (turned_ns - gang.joined_ns) / 1e3, turned_ns / 1e3)
-            if kind == PhaseKind.END and wanted_by:
+            if kind == END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
 
     def _leave(self, unit: Unit, requests: Sequence[Request]) -> None:
@@ -331,7 +336,8 @@ class Execution:
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.unit.query.model_id, gang.arena_offset)
         self.gangs.close(gang)
-        self.changed |= bool(self._models.limits)  # a query may have waited for this one
+        if DONE not in gang.reasons and self._models.limits:  # else when its first rank left
+            self.changed = True
 
     def _at_work(self, query_id: int) -> Gang | None:
         gang = self.gangs.of_query(query_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import InFlight
@@ -18,6 +19,10 @@ SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless s
 # A rank that waits cannot see whether the others have a core, so ranks hardly ever give up; `watchdog.py` finds stalls.
 RANKS_WAIT_US = 600_000_000
 
+# Members of enumerations that each turn looks at: to look one up by its name takes as long as a short loop.
+DONE: Final = LeftReason.DONE
+_SHRUNK: Final = LeftReason.SHRUNK
+_STOPPED: Final = LeftReason.STOPPED
 _LOSSES = frozenset((LeftReason.ABORTED, LeftReason.TIMEOUT))
 
 
@@ -78,21 +83,15 @@ class Gang:
     def block(self, now_us: float) -> RunningBlock:
         """Return what the policy sees of a gang with ranks."""
         _, layer, began_ns = self.shared.position()
-        leaving = self.leaving
-        cores = self.cores
+        leaving, cores, end_layer, started_us = self.leaving, self.cores, self.end_layer, self.started_us
         if len(self.outstanding) < len(cores):
             cores = tuple([cores[rank] for rank in sorted(self.outstanding)])
+        if layer >= end_layer:
+            layer = end_layer - 1
+        began_us = min(max(started_us, began_ns / 1e3), now_us)
+        query, versions = self.unit.query, self.versions
         return RunningBlock(
-            self.unit.query,
-            self.end_layer,
-            cores,
-            self.started_us,
-            min(layer, self.end_layer - 1),
-            min(max(self.started_us, began_ns / 1e3), now_us),
-            leaving > 0,
-            self.versions,
-            leaving,
-            self.plan,
+            query, end_layer, cores, started_us, layer, began_us, leaving > 0, versions, leaving, self.plan
         )
 
 
@@ -112,11 +111,11 @@ class GangTable:
 
         Of those that the fast path has queued on one worker it sees the last: a core is in use once.
         """
-        gangs = [gang for gang in self._gangs.values() if gang.outstanding and LeftReason.DONE not in gang.reasons]
-        last = {gang.cores[rank]: gang for gang in gangs for rank in gang.outstanding}
-        return [
-            gang.block(now_us) for gang in gangs if any(last[gang.cores[rank]] is gang for rank in gang.outstanding)
-        ]
+        gangs = [gang for gang in self._gangs.values() if gang.outstanding and DONE not in gang.reasons]
+        if len(gangs) > 1:
+            last = {gang.cores[rank]: gang for gang in gangs for rank in gang.outstanding}
+            gangs = [gang for gang in gangs if any(last[gang.cores[rank]] is gang for rank in gang.outstanding)]
+        return [gang.block(now_us) for gang in gangs]
 
     def all(self) -> Sequence[Gang]:
         """Return every gang, paused ones included."""
@@ -124,12 +123,12 @@ class GangTable:
 
     def models_under_way(self) -> list[int]:
         """Return the model of each query that has begun and is not yet answered."""
-        return [gang.unit.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
+        return [gang.unit.query.model_id for gang in self._gangs.values() if DONE not in gang.reasons]
 
     def models_begun(self) -> list[int]:
         """Return the same, but for queries that go on with what others have begun."""
-        gangs = [gang for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
-        return [gang.unit.query.model_id for gang in gangs if gang.unit.query.join_key != GOES_ON]
+        queries = [gang.unit.query for gang in self._gangs.values() if DONE not in gang.reasons]
+        return [query.model_id for query in queries if query.join_key != GOES_ON]
 
     def yielding(self) -> Sequence[Gang]:
         """Return those at work that workers can leave."""
@@ -226,6 +225,8 @@ class GangTable:
 
     def begin_together(self) -> None:
         """Let the gangs begin whose Starts are `together`: rank 0 of each, then rank 1 of each, and so on."""
+        if not self._together:
+            return
         gangs, self._together = self._together, []
         for rank in range(max((gang.wanted for gang in gangs), default=0)):
             for gang in gangs:
@@ -275,7 +276,7 @@ class GangTable:
             return None
         gang.outstanding.discard(message.rank)
         gang.joined_ns = min(gang.joined_ns or message.joined_ns, message.joined_ns)
-        if message.reason is LeftReason.SHRUNK:
+        if message.reason is _SHRUNK:
             if message.rank < gang.wanted and (wanted := gang.shared.blocks()[0]) < gang.wanted:
                 gang.wanted = wanted  # a planned block has begun
                 gang.resized = True
@@ -323,7 +324,7 @@ class GangTable:
     def settling(self, now_us: float) -> bool:
         """Whether a block has just ended and its query will wait again in a moment, when its last rank has left."""
         for gang in self._ending:
-            if gang.ended_us is not None and now_us < gang.ended_us + SETTLE_US and LeftReason.DONE not in gang.reasons:
+            if gang.ended_us is not None and now_us < gang.ended_us + SETTLE_US and DONE not in gang.reasons:
                 return True
         return False
 
@@ -334,7 +335,7 @@ class GangTable:
 
     def _has_ended(self, gang: Gang, reason: LeftReason) -> bool:
         """Whether the other ranks leave as soon as they look. A rank that has nothing to do leaves early at a STOP."""
-        return reason is not LeftReason.STOPPED or gang.shared.position()[0] in (PhaseKind.STOPPED, PhaseKind.END)
+        return reason is not _STOPPED or gang.shared.position()[0] in (PhaseKind.STOPPED, PhaseKind.END)
 
     def _run(self, gang: Gang, first: int) -> None:
         for rank in range(first, gang.wanted):

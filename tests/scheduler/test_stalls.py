@@ -33,7 +33,14 @@ def make_gang(control, outstanding=frozenset({0}), long_layers=(), cores=(1,)):
     generation = control.leases[0].initialise(spec)
     unit = whole_request(Query(1, 0, 1, 0.0, None))
     return Gang(
-        unit, 0, control.leases[0], 0, False, long_layers, generation, cores=cores, outstanding=set(outstanding)
+        unit,
+        0,
+        control.leases[0],
+        0,
+        long_layers=long_layers,
+        generation=generation,
+        cores=cores,
+        outstanding=set(outstanding),
     )
 
 

@@ -269,15 +269,19 @@ def test_nobody_waits_behind_a_lower_class(scripted, monkeypatch):
 @pytest.fixture
 def stopped(scripted):
     """A query of which worker 0 has some tasks; worker 1 is stopped while it waits for them."""
-    scripted.script.answer = on_first
-    request = scripted.request(hang=2)
-    scripted.await_running(request)
-    scripted.ask()
-    scripted.await_gang(2)
-    pid = scripted.workers[1].pid
-    scripted.until(lambda: scripted.executed(request) > TASKS / 2 and state(pid) == "S")
+    return stopped_query(scripted)
+
+
+def stopped_query(server):
+    server.script.answer = on_first
+    request = server.request(hang=2)
+    server.await_running(request)
+    server.ask()
+    server.await_gang(2)
+    pid = server.workers[1].pid
+    server.until(lambda: server.executed(request) > TASKS / 2 and state(pid) == "S")
     os.kill(pid, signal.SIGSTOP)
-    scripted.until(lambda: state(pid) == "T")
+    server.until(lambda: state(pid) == "T")
     return request
 
 
@@ -326,3 +330,24 @@ def test_the_supervisor_is_heard_in_the_turn_in_which_others_are(scripted):
     assert scripted.outcome(scripted.request()).status is SlotStatus.OK
     assert scripted.outcome(told[0]).status is SlotStatus.OK
     assert heard[0] == slow.FrontEndQuiet(SUPERVISOR)
+
+
+def test_the_last_rank_of_a_query_that_is_done_frees_no_instance_and_asks_nobody(tiny_model):
+    server = ScriptedServer(*tiny_model, limits=(("instances", 1, 2),))
+    try:
+        first = stopped_query(server)
+        server.script.answer = lambda snapshot: []
+        second = server.request()
+        server.hurry(first)
+        assert server.outcome(first).status is SlotStatus.OK
+        server.await_snapshot(lambda snapshot: snapshot.waiting and not snapshot.running)
+        server.until(server.is_asleep)
+        decisions = len(server.script.seen)
+        os.kill(server.workers[1].pid, signal.SIGCONT)
+        server.until(lambda: not server.live.gangs.count and server.is_asleep())
+        assert len(server.script.seen) == decisions
+        server.script.answer = on_both
+        server.ask()
+        assert server.outcome(second).status is SlotStatus.OK
+    finally:
+        server.kill_all()
