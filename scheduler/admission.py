@@ -151,8 +151,10 @@ class Admission:
     @property
     def next_us(self) -> float | None:
         """When `refuse_late` or `end_waiting` has something to do, at the earliest."""
-        moments = (self._requests.late.next_us, self._requests.queue_ends.next_us)
-        return min((at_us for at_us in moments if at_us is not None), default=None)
+        late_us, end_us = self._requests.late.next_us, self._requests.queue_ends.next_us
+        if late_us is None or end_us is None:
+            return late_us if end_us is None else end_us
+        return min(late_us, end_us)
 
     def arrived(self, request: Request) -> None:
         """A request has just been queued: refuse it if its queue was full, or others if slots run out."""

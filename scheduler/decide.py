@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
@@ -31,6 +32,7 @@ from gangway.scheduler.waiting import WaitingQueries
 
 # Newcomers: without a deadline; with one; that preempt in any case (of a class above, or brief).
 BEST_EFFORT, TIMED, PREEMPTING = range(3)
+NO_UNITS: Mapping[int, Unit] = MappingProxyType({})
 
 
 class Dispatcher:
@@ -185,38 +187,31 @@ class Dispatcher:
         self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float
     ) -> tuple[Snapshot, Mapping[int, Unit], float | None]:
         """Return what the policy sees, the batches among it, and when others could be formed."""
-        models, gangs, workers = self._models, self._execution.gangs, self._workers
+        models, gangs = self._models, self._execution.gangs
         times, config = self._execution.times, self._policy.config
+        free_cores, in_service, profiles = self._workers.free, self._workers.in_service, models.profiles
         errors = times.errors.factors if config.prediction_error.enabled else {}
-        units: Mapping[int, Unit] = {}
+        units: Mapping[int, Unit] = NO_UNITS
         wake_us = None
         waiting: Sequence[Query] = queued.in_order
         if self._former is None and models.any_loading:
-            waiting = [query for query in waiting if query.model_id in models.profiles]
-        if self._former is not None and queued:
-            formed = self._former.form(
-                queued,
-                now_us,
-                models.profiles,
-                workers.in_service,
-                len(workers.free),
-                running,
-                errors,
-            )
+            waiting = [query for query in waiting if query.model_id in profiles]
+        if self._former is not None and waiting:
+            formed = self._former.form(queued, now_us, profiles, in_service, len(free_cores), running, errors)
             waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
         if models.limits:
             next_us = models.limits.next_us(now_us)
             if next_us is not None:
                 wake_us = next_us if wake_us is None else min(wake_us, next_us)
             stopped = len(gangs.models_under_way()) - len(running)
-            waiting = models.limits.admissible(waiting, gangs.models_begun(), workers.in_service + stopped)
+            waiting = models.limits.admissible(waiting, gangs.models_begun(), in_service + stopped)
         snapshot = Snapshot(
             now_us,
             waiting,
             running,
-            workers.free,
-            workers.in_service,
-            models.profiles,
+            free_cores,
+            in_service,
+            profiles,
             times.interference.level(now_us),
             gangs.free,
             self._way_back_us,

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
@@ -39,9 +40,11 @@ from gangway.scheduler.watchdog import StallWatch
 
 IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
 WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
+UPKEEP_PERIOD_US = 250e3  # at least, between two rounds of what nobody waits for: most turns of a calm server are such
 KEPT_SHARE = 1 / 8  # of the memory limit stays taken for idle arenas
 STATUS_PERIOD_US = 500e3  # between two writes of the status block: not with every event
 _NOTHING = Counters()
+UNLOADING: Final = ModelState.UNLOADING
 _log = logging.getLogger(__name__)
 
 
@@ -173,6 +176,7 @@ class LiveScheduler:
         self._stopping = False
         self._control_seq = -1  # of the bell, when the supervisor's socket was read last
         self._housekeeping_us = 0.0
+        self._upkeep_us = 0.0
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -232,9 +236,12 @@ class LiveScheduler:
 
     def _keep_house(self, now_us: float) -> None:
         self._housekeeping_us = now_us + WATCH_WAIT_US
-        self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
         self._admission.shed(now_us)
+        if now_us < self._upkeep_us:
+            return
+        self._upkeep_us = now_us + UPKEEP_PERIOD_US
+        self._hear_supervisor()  # or that it is gone: nobody rings for that
         self.model_jobs.tend(now_us)
         if self.fast_path is not None:
             self.fast_path.tend(now_us)
@@ -341,7 +348,7 @@ class LiveScheduler:
     def accept(self, request: Request) -> None:
         """Refuse a request for a model that is not there any more; keep an eye on others."""
         model = self._models.get(request.query.model_id)
-        if model is None or model.state is ModelState.UNLOADING:
+        if model is None or model.state is UNLOADING:
             self._execution.drop(request, SlotStatus.UNAVAILABLE if model is None else model.refusal)
         elif not request.dropped:
             self._admission.watch(request)

@@ -109,6 +109,8 @@ class Limits:
 
     def next_us(self, now_us: float) -> float | None:
         """Return until when a front end is waited for that tells of such a query; None: for none."""
+        if not self._kept:
+            return None
         for model_id, ends_us in list(self._kept.items()):
             ends_us[:] = [end_us for end_us in ends_us if end_us > now_us]
             if not ends_us:

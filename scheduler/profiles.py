@@ -97,7 +97,7 @@ class ModelProfile:
 
     def work_us(self, rows: int) -> float:
         """Return the work of so many rows: their time one by one on single cores, the most efficient use of them."""
-        return self.rows_us(1, 1) * rows
+        return self._row_work_us * rows
 
     def together_us(self, cores: int, rows: int) -> float:
         """Return that time if gangs like this one, with as many rows, have all other cores (Packrat's instances)."""
@@ -127,6 +127,10 @@ class ModelProfile:
     def derived(self) -> dict[object, Any]:
         """What is computed of this profile once, by whoever computes it; keys begin with the computing function."""
         return {}
+
+    @cached_property
+    def _row_work_us(self) -> float:
+        return self.rows_us(1, 1)
 
     @cached_property
     def _rest_us(self) -> tuple[tuple[float, ...], ...]:

@@ -45,9 +45,10 @@ class Timers:
     @property
     def next_us(self) -> float | None:
         """When the first timer is due; None: there is none."""
-        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap and self._times.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
 
     def due(self, now_us: float) -> Iterable[int]:
         """Yield, once each, the queries that were due before now, also those whose timer is set meanwhile."""
@@ -83,8 +84,9 @@ class _ByArrival:
 
     def remove(self, query: Query) -> None:
         """Take a query out that was added."""
-        index = bisect_left(self._places, BY_ARRIVAL(query))
-        del self._places[index], self.in_order[index]
+        in_order = self.in_order
+        index = 0 if in_order[0] is query else bisect_left(self._places, BY_ARRIVAL(query))
+        del self._places[index], in_order[index]
 
 
 class WaitingGroup(_ByArrival):

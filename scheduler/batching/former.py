@@ -125,10 +125,11 @@ class BatchFormer:
         begun: list[Query] = []  # stopped, or of a batch that has begun
         in_order: dict[int, list[WaitingGroup]] = {}  # by model that keeps its requests' order
         for group in waiting.groups:
-            if group.model_id not in models:
+            profile = models.get(group.model_id)
+            if profile is None:
                 continue
             model = self._models.get(group.model_id)
-            selection.is_brief = models[group.model_id].is_brief
+            selection.is_brief = is_long and profile.is_brief
             if group.started or group.formed:
                 begun += group.in_order
             elif model is None or group.compound:
@@ -137,7 +138,7 @@ class BatchFormer:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
                 error = prediction_errors.get(group.model_id, 1.0)
-                model.update(models[group.model_id], core_count, error, group.is_timed)
+                model.update(profile, core_count, error, group.is_timed)
                 is_alone = free_cores == core_count and len(group) == len(waiting)
                 self._add_kind(group, model, now_us, is_alone, error, selection)
         selection.is_brief = False
@@ -148,7 +149,8 @@ class BatchFormer:
             if not _has_begun(model_id, waiting, running):
                 is_alone = free_cores == core_count and sum(map(len, groups)) == len(waiting)
                 self._add_next_in_order(groups, model, now_us, is_alone, error, selection)
-        selection.queries += _begun_candidates(_of_next_rounds(begun), now_us, selection)
+        if begun:
+            selection.queries += _begun_candidates(_of_next_rounds(begun), now_us, selection)
         if not selection.units and not selection.has_planned_cores and len(selection.queries) == len(waiting):
             return Formed(waiting.in_order)
         selection.queries.sort(key=attrgetter("arrival_us"))
