@@ -5,6 +5,7 @@ import gc
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,16 @@ LONG_FIRST = (
     "docs", "measure", "wire", "serving", "compiler", "scheduler", "benchmarks", "executor", "packaging", "simulator",
     "clients", "zoo", "server",
 )  # fmt: skip
+
+
+LONG_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.long\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which nothing would run: all its tests are `long`."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_left_out = is_test and "not long" in config.option.markexpr
+    return True if is_left_out and LONG_FILE.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
