@@ -56,27 +56,27 @@ def _decisions(graph: Any, known: Sequence[Mapping[str, Array]]) -> dict[str, bo
 
     `known`: values in batches of several sizes.
     """
-    varying = _varying(graph, known)
+    changing = varying(graph, known)
     found = {}
     for node in graph.node:
         condition = node.input[0] if node.op_type == "If" else ""
-        if condition in known[0] and condition not in varying and known[0][condition].size == 1:
+        if condition in known[0] and condition not in changing and known[0][condition].size == 1:
             found[_key(node)] = bool(known[0][condition].reshape(()))
     return found
 
 
-def _varying(graph: Any, known: Sequence[Mapping[str, Array]]) -> set[str]:
+def varying(graph: Any, known: Sequence[Mapping[str, Array]]) -> set[str]:
     """Return the values that may depend on the batch: two batches may be equally odd, or both smaller than a limit."""
     first, *others = known
-    varying: set[str] = set()
+    found: set[str] = set()
     for node in graph.node:
-        is_made = not varying.isdisjoint(node.input[1:] if node.op_type in _PICKS else node.input)
+        is_made = not found.isdisjoint(node.input[1:] if node.op_type in _PICKS else node.input)
         for name in node.output:
             values = [first[name], *(other[name] for other in others if name in other)] if name in first else []
             is_same = len(values) in (0, len(known)) and all(np.array_equal(values[0], value) for value in values)
             if is_made or not is_same:
-                varying.add(name)
-    return varying
+                found.add(name)
+    return found
 
 
 def _inline(graph: Any, decisions: Mapping[str, bool]) -> None:

@@ -29,6 +29,7 @@ from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
+from gangway.compiler.frontend.unrolling import has_loops, unroll_loops
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.locales import state_locales
 from gangway.compiler.model_file import parse, put_in_order
@@ -151,6 +152,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     constants |= fix_values(model, values)
     batched = _fix_dimensions(model, constants, dimensions)
     if has_branches(model) and inline_branches(model, *([_many_rows(model, constants)] if batched else [])):
+        constants |= _take_constants(model, path, {})
+    if has_loops(model) and unroll_loops(model, *([_many_rows(model, constants)] if batched else [])):
         constants |= _take_constants(model, path, {})
     define_operators(model, constants, batched)
     wide_shapes = _shapes_of_many(model, constants) if batched else {}

@@ -20,7 +20,7 @@ def save(path: Path, steps: str, condition: str = "", again: str = "go") -> Path
     body = helper.make_graph(
         [
             node("Identity", [again], ["again"]),
-            node("MatMul", ["h", "m"], ["p"]),
+            node("Mul", ["h", "m"], ["p"]),  # no product of matrices, so that it stays a loop
             node("Add", ["p", "x"], ["h2"]),
             node("Concat", ["g", "h"], ["g2"], axis=0),
             node("Identity", ["g"], ["f2"]),
@@ -42,7 +42,7 @@ def save(path: Path, steps: str, condition: str = "", again: str = "go") -> Path
         ],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["?"] * ranks[name]) for name in outputs],
         [
-            numpy_helper.from_array(np.eye(4, dtype="f") / 2, "m"),
+            numpy_helper.from_array(np.full(4, 0.5, np.float32), "m"),
             numpy_helper.from_array(np.array(5), "five"),
             numpy_helper.from_array(np.array(True), "yes"),
             numpy_helper.from_array(np.array(False), "no"),
