@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.branches import rename
+from gangway.compiler.frontend.control_flow.branches import rename
 from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.specs import Array
 

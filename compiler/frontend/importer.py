@@ -19,7 +19,8 @@ from onnx import checker, defs, external_data_helper, helper, numpy_helper, shap
 from gangway.artifact.files import file_beside, file_stamp
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.frontend.branches import has_branches, inline_branches
+from gangway.compiler.frontend.control_flow.branches import has_branches, inline_branches
+from gangway.compiler.frontend.control_flow.unrolling import has_loops, unroll_loops
 from gangway.compiler.frontend.deciding_inputs import find_deciding_inputs, fix_values
 from gangway.compiler.frontend.functions import inline_functions
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, WIDE_BATCH, Graph, Node, TensorType, without_empty_parts
@@ -29,7 +30,6 @@ from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
-from gangway.compiler.frontend.unrolling import has_loops, unroll_loops
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.locales import state_locales
 from gangway.compiler.model_file import parse, put_in_order

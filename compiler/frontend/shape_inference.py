@@ -17,8 +17,8 @@ import onnx
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import ModelError
+from gangway.compiler.frontend.control_flow.loops import loop_types
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Node, TensorType
-from gangway.compiler.frontend.loops import loop_types
 from gangway.compiler.frontend.shapes.rules import has_rule, shape_by_rule
 from gangway.compiler.frontend.subgraphs import rename_captured
 from gangway.compiler.kernels.specs import Array

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.branches import rename, varying
+from gangway.compiler.frontend.control_flow.branches import rename, varying
 from gangway.compiler.frontend.shape_inference import infer_shapes, known_values, tensor_types
 from gangway.compiler.frontend.subgraphs import all_nodes, graphs_of
 from gangway.compiler.kernels.specs import Array

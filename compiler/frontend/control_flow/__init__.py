@@ -1,0 +1,1 @@
+"""Branches and loops that shapes and constants decide on."""
