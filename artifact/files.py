@@ -15,6 +15,7 @@ from pathlib import Path
 
 PIECE_BYTES = 32 << 20
 _READ_BYTES = 1 << 20
+DATA_SUFFIXES = (".data", "_data")  # what exporters append to the name of the file with a model's external data
 
 
 class Checksum:
@@ -58,11 +59,16 @@ def file_stamp(path: Path) -> tuple[int, ...]:
 
 
 def model_stamp(path: Path) -> tuple[tuple[object, ...], ...]:
-    """Return what changes when an ONNX file does, or a file beside it, which may hold its weights. Raises OSError.
+    """Return what changes when an ONNX file does, or a file beside it that may hold its weights. Raises OSError.
 
-    Not so when it gets another name, too, as a copy for the cache may be.
+    In the folder of a version that is any other file. A file alone lies among others, and counts with those that are
+    called like it. Not so when it gets another name, too, as a copy for the cache may be.
     """
-    beside = (each for each in path.parent.iterdir() if each.is_file() and each.suffix != ".onnx")
+    if path.parent.name.isdecimal():
+        beside = [each for each in path.parent.iterdir() if each.is_file() and each.suffix != ".onnx"]
+    else:
+        named = [*(path.with_name(path.name + suffix) for suffix in DATA_SUFFIXES), path.with_suffix(".data")]
+        beside = [each for each in named if each.is_file()]
     found = ((each.name, each.stat()) for each in (path, *sorted(beside)))
     return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found)
 

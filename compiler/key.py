@@ -126,6 +126,11 @@ def external_files(path: Path) -> Mapping[str, Path]:
     return _external_files_of(path, file_stamp(path))
 
 
+def files_stamp(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Return what changes when an ONNX file does, or one with its weights. Errors as of `external_files`."""
+    return tuple(map(file_stamp, (path, *external_files(path).values())))
+
+
 @lru_cache(maxsize=256)
 def _external_files_of(path: Path, stamp: tuple[int, ...]) -> Mapping[str, Path]:
     """The same of a file's content, for a process that compiles many sizes of a model."""

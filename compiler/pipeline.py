@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Manifest, Precision, TargetSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
@@ -27,6 +26,7 @@ from gangway.compiler.errors import (
 from gangway.compiler.key import (
     UNCOMPILED,
     WHOLE,
+    files_stamp,
     known_compiler,
     model_key,
     require_compiler,
@@ -145,7 +145,7 @@ def make_stand_in(
     A model of open sizes is left to onnxruntime at once, as `compile_model` does. So is one that cannot have a stand-in
     for another reason, after the compiler has been imported. Errors as of `compile_static`.
     """
-    stamp = model_stamp(path)
+    stamp = files_stamp(path)
     target = for_file(path, target, "fp32")
     key = stand_in_key(_key(path, target, NO_DIMENSIONS, cache, _Choice()))
     with cache.lock(key):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import STAND_IN, Engine, Manifest, TargetSpec
 from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.onnx_session import open_session, reason_of
@@ -18,14 +17,14 @@ from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fallback import Trials, check_tensors, make_readable_copy, whole_layer
 from gangway.compiler.frontend.importer import count_parameters, read_graph
 from gangway.compiler.kernels.plain_specs import TailSpec
-from gangway.compiler.key import compiler_version, external_files
+from gangway.compiler.key import compiler_version, external_files, files_stamp
 from gangway.compiler.lower.lowering import lower_model
 from gangway.compiler.lower.reference import working_apart
 from gangway.compiler.lower.signature import signature_of
 
 
 def make_stand_in(
-    path: Path, model_name: str, key: str, target: TargetSpec, folder: Path, stamp: tuple[tuple[object, ...], ...]
+    path: Path, model_name: str, key: str, target: TargetSpec, folder: Path, stamp: tuple[tuple[int, ...], ...]
 ) -> Manifest:
     """Make the artifact `folder` of the ONNX file `path`, whose files had this stamp when `key` was computed.
 
@@ -41,7 +40,7 @@ def make_stand_in(
             tail = last if layers and isinstance(last := layers[-1].spec, TailSpec) else None
             inputs, outputs = signature_of(graph, path, tail)
             own_bytes = session_bytes()
-        if model_stamp(path) != stamp:
+        if files_stamp(path) != stamp:
             raise UnreadableModelError(f"{path.name} changed while it was read")
         manifest = Manifest(
             key=key,

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from gangway.artifact.cache import Cache
+from gangway.artifact.files import model_stamp
 from gangway.artifact.format import STAND_IN, Engine
 from gangway.artifact.precision import IN_FP32
 from gangway.artifact.reader import verify
@@ -88,6 +89,15 @@ def test_what_is_not_compiled_has_none(name: str, tmp_path: Path, compile_file: 
     made = stand_in(path)
     assert made.manifest.engine is Engine.ONNXRUNTIME and not made.manifest.is_stand_in
     assert compile_file(path).cached
+
+
+def test_files_beside_the_model_may_change(tmp_path: Path, stand_in: Any) -> None:
+    path = NETWORKS["any rows"](tmp_path)
+    before = model_stamp(path)
+    (tmp_path / "server.log").write_text("a line")
+    assert model_stamp(path) == before and stand_in(path).manifest.is_stand_in
+    (tmp_path / "model.onnx.data").write_bytes(bytes(8))
+    assert model_stamp(path) != before
 
 
 def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, stand_in: Any) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from gangway.artifact.files import DATA_SUFFIXES
 from gangway.artifact.suggestion import did_you_mean
 from gangway.server.models.config import DEFAULT_MODEL_FILENAME
 from gangway.server.options.server import RemoteSource
@@ -31,7 +32,6 @@ CREDENTIALS: Final = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "HF_TOKEN",
 }
-DATA_SUFFIXES: Final = (".data", "_data")  # of external data, behind the name of an ONNX file
 TALKATIVE: Final = ("aiobotocore", "botocore", "google", "httpx", "huggingface_hub")  # loggers of libraries
 VERSIONS: Final = ".versions"
 STATE_FILE: Final = ".gangway.json"

@@ -18,6 +18,7 @@ from typing import NoReturn, TypeAlias
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from gangway.artifact.files import DATA_SUFFIXES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
@@ -309,7 +310,6 @@ def _not_polled(name: str, reason: str, code: StatusCode = StatusCode.INVALID_AR
 
 CONFIG_FILENAME = "config.pbtxt"
 NO_MODELS = ("lost+found",)  # folders of file systems
-DATA_SUFFIXES = (".data", "_data")  # what exporters append to the name of the file with a model's external data
 LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
 
 
