@@ -208,6 +208,11 @@ class OnnxArtifactWriter(_Writer):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.parent / name, target)
 
+    @property
+    def data_path(self) -> Path:
+        """Where weights may be that the ONNX file refers to, beside it."""
+        return self.model_path.with_name(f"{self.model_path.name}.data")
+
     def replace_model(self, parts: Iterable[bytes]) -> None:
         """Write another ONNX file in place of the copy, which may be read meanwhile."""
         path = self.model_path.with_name(f"new {ONNX_FILE.rpartition('/')[2]}")

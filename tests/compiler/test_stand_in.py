@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.files import model_stamp
 from gangway.artifact.format import STAND_IN, Engine
+from gangway.artifact.onnx_session import open_session
 from gangway.artifact.precision import IN_FP32
 from gangway.artifact.reader import verify
 from gangway.compiler.errors import UnsupportedModelError
@@ -89,6 +91,17 @@ def test_what_is_not_compiled_has_none(name: str, tmp_path: Path, compile_file: 
     made = stand_in(path)
     assert made.manifest.engine is Engine.ONNXRUNTIME and not made.manifest.is_stand_in
     assert compile_file(path).cached
+
+
+def test_large_weights_stand_beside_the_model(tmp_path: Path, stand_in: Any) -> None:
+    path = ranking(tmp_path)
+    made = stand_in(path)
+    assert set(made.manifest.files) == {"onnx/model.onnx", "onnx/model.onnx.data"}
+    assert made.manifest.weights_bytes == 64 * 96 * 4  # and not 10 * 32, which are no mapping's worth
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)}
+    wanted, answers = (open_session(each).run(None, feeds) for each in (path, made.folder / made.manifest.whole_file))
+    for one, other in zip(wanted, answers, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_files_beside_the_model_may_change(tmp_path: Path, stand_in: Any) -> None:

@@ -17,6 +17,7 @@ Powers = tuple[int, int]  # of n and of b
 ROWS: Powers = (1, 0)
 ROW: Powers = (0, 1)
 _OWN: Powers = (0, 0)
+MOST_FLOATS = 1 << 20  # of a constant whose numbers are looked at
 
 
 class UndecidedError(Exception):
@@ -76,8 +77,8 @@ UNKNOWN = Numbers(np.array(-math.inf), np.array(math.inf))
 
 
 def constant(value: Array) -> Numbers:
-    """Return what is known of a constant."""
-    if value.dtype.kind not in "iufb":
+    """Return what is known of a constant. A large one of floats is a weight, whose numbers are no places."""
+    if value.dtype.kind not in "iufb" or (value.dtype.kind == "f" and value.size > MOST_FLOATS):
         return UNKNOWN
     numbers = value.astype(np.float64)
     return Numbers(numbers, numbers) if np.isfinite(numbers).all() else UNKNOWN
