@@ -16,6 +16,7 @@ from benchmarks.faults.__main__ import BACK_WITHIN_S, VICTIMS, leaks, try_kills,
 from benchmarks.lib.live_server import is_ready, live_server
 from benchmarks.lib.load import RIGHT, Load, LoadProcess, run_for
 from benchmarks.lib.reference import example_of
+from tests.helpers.sampled import sampled
 from tests.helpers.start_time import back_within_s
 
 CLIENTS = 16
@@ -77,7 +78,7 @@ def answered(server):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", sampled(VICTIMS, ["scheduler", "front end"]))
 def test_killed_under_load(server, example, victim):
     before = answered(server)
     with LoadProcess(Load(server.url, example.request, example.outputs, CLIENTS)) as load:
