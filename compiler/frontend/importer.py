@@ -28,6 +28,7 @@ from gangway.compiler.frontend.halves import widen_halves
 from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip_maps
 from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
+from gangway.compiler.frontend.sequences import replace_sequences
 from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
@@ -229,6 +230,7 @@ def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
     drop_zip_maps(model)
     constants = _take_constants(model, path, weights)
     model = inline_functions(model)
+    replace_sequences(model, constants)
     widen_halves(model, constants)
     return model, constants
 
