@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.gangs import Gang
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import DecisionLog, TraceWriter
 from gangway.scheduler.policies import turns
@@ -77,10 +76,23 @@ class Dispatcher:
         self._came = BEST_EFFORT  # those who may change most of those who have come since the last decision,
         self._highest = float("inf")  # and their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
+        self._left: Sequence[Query] = ()  # could begin if a core were free, as of the last decision
+        self._turn_end_us: float | None = None  # when a query's turn is over that workers can leave
+
+    @property
+    def next_us(self) -> float | None:
+        """When there is something to do, if nothing happens before; None: never."""
+        wake_us, end_us = self.wake_us, self._turn_end_us
+        if wake_us is None or end_us is None:
+            return wake_us if end_us is None else end_us
+        return min(wake_us, end_us)
 
     def came(self, query: Query) -> None:
-        """A query waits from now on."""
+        """A query waits from now on. One that has to wait for an instance is no reason to ask the policy."""
         execution = self._execution
+        before = self._models.limits.refused_before(query)
+        if before is not None and self._requests.waiting.get(before) is not None:
+            return
         execution.queue_changed = True
         if self._came < PREEMPTING and query.deadline_us is not None:
             self._came = PREEMPTING if self._is_brief(query) else TIMED
@@ -110,8 +122,11 @@ class Dispatcher:
         """Ask the policy if there may be something to decide."""
         execution = self._execution
         woken = self.wake_us is not None and now_us >= self.wake_us
-        if not execution.changed and not woken:
+        turn_ends = self._turn_end_us is not None and now_us >= self._turn_end_us
+        if not execution.changed and not woken and not (turn_ends and execution.queue_changed):
             if not execution.queue_changed:
+                if turn_ends:  # the policy has seen all there is
+                    self._end_turns(now_us)
                 return
             until_us = self._next_us[self._came]
             if now_us < until_us and not self._workers.free:
@@ -122,7 +137,7 @@ class Dispatcher:
             return
         execution.settled()
         self._came, self._highest = BEST_EFFORT, float("inf")
-        self.wake_us = None
+        self.wake_us = self._turn_end_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
         waiting = self._requests.queries
@@ -147,22 +162,19 @@ class Dispatcher:
         self._execution.gangs.begin_together()
         if wake_us is not None:
             self._wake_at(wake_us)
-        if not self._workers.free and (yielding := self._execution.gangs.yielding()):
-            self._end_turns(snapshot.waiting, decisions, yielding, now_us)
+        if not self._workers.free and self._execution.gangs.yielding():
+            begun = {each.query_id for each in decisions if isinstance(each, Start)}
+            self._left = [query for query in snapshot.waiting if query.query_id not in begun]
+            self._end_turns(now_us)
 
-    def _end_turns(
-        self, waiting: Sequence[Query], decisions: Sequence[Decision], yielding: Sequence[Gang], now_us: float
-    ) -> None:
+    def _end_turns(self, now_us: float) -> None:
         """Have those leave whose turn is over, if others wait for their cores."""
-        begun = {each.query_id for each in decisions if isinstance(each, Start)}
-        left = [query for query in waiting if query.query_id not in begun]
-        holders = [turns.Holder(gang.unit.query, gang.started_us) for gang in yielding if not gang.stopping]
-        leaving = sum(gang.leaving for gang in self._execution.gangs.all())
-        ended, next_us = turns.over(left, holders, leaving, now_us)
+        gangs = self._execution.gangs
+        holders = [turns.Holder(gang.unit.query, gang.started_us) for gang in gangs.yielding() if not gang.stopping]
+        leaving = sum(gang.leaving for gang in gangs.all())
+        ended, self._turn_end_us = turns.over(self._left, holders, leaving, now_us)
         for query_id in ended:
             self._execution.stop(Stop(query_id))
-        if next_us is not None:
-            self._wake_at(next_us)
 
     def _space_decisions(self, begin_us: float, end_us: float) -> None:
         """Set until when newcomers of each kind wait, after a decision that took so long."""

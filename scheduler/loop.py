@@ -436,7 +436,7 @@ class LiveScheduler:
             return int(SETTLE_US) if self.gangs.any_ending else 0
         wait_us = WATCH_WAIT_US if self.gangs.count else IDLE_WAIT_US
         first_us = math.inf
-        for at_us in (self.requests.next_expiry_us(), self._admission.next_us, self._dispatcher.wake_us):
+        for at_us in (self.requests.next_expiry_us(), self._admission.next_us, self._dispatcher.next_us):
             if at_us is not None and at_us < first_us:
                 first_us = at_us
         if first_us < math.inf:

@@ -47,6 +47,7 @@ class Limits:
         self._turns: Counter[int] = Counter()
         self._held: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by model and front end
         self._kept: defaultdict[int, list[float]] = defaultdict(list)  # of which no front end has told, until when
+        self._refused: dict[int, Urgency] = {}  # by model: the most urgent that could not begin, as last asked
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -126,6 +127,14 @@ class Limits:
         if model_id in self._models:
             self._turns[model_id] += count
 
+    def refused_before(self, query: Query) -> int | None:
+        """Return the number of the query that a newcomer waits for: of its model, more urgent, and not admissible.
+
+        As `admissible` found last; None: of none. While that one waits on, the newcomer cannot begin either.
+        """
+        refused = self._refused.get(query.model_id) if self._refused else None
+        return refused[3] if refused is not None and not _has_its_own(query) and _urgency(query) > refused else None
+
     def admissible(self, waiting: Sequence[Query], under_way: Iterable[int], most: int) -> Sequence[Query]:
         """Return the waiting queries that may run now, in the given order; all of those returned may run together.
 
@@ -139,6 +148,7 @@ class Limits:
             binding = self._binding[most] = frozenset([model for model in self._models if self.may_bind(model, most)])
         if self._held or self._kept:
             binding = binding | self._held.keys() | self._kept.keys()
+        self._refused = {}
         limited: defaultdict[int, list[tuple[Urgency, Query]]] = defaultdict(list)
         for query in waiting:
             if query.model_id in binding and not _has_its_own(query):
@@ -166,6 +176,7 @@ class Limits:
                 admitted.add(heapq.heappop(limited[model_id])[1].query_id)
                 turns[model_id] += 1
             else:
+                self._refused[model_id] = limited[model_id][0][0]
                 limited[model_id].clear()
             if not limited[model_id]:
                 del limited[model_id]

@@ -164,3 +164,14 @@ def test_a_front_end_that_does_not_tell_is_not_waited_for() -> None:
     assert limits.next_us(KEPT_US + 1) is None
     assert ids(limits.admissible([query(1, 1)], [], 9)) == [1]
     assert not limits.is_held(1)
+
+
+def test_a_newcomer_waits_for_those_of_its_model_that_could_not_begin() -> None:
+    limits = limits_of(model(1, ("a", 1, 1)), model(2, ("b", 1, 1)))
+    assert limits.refused_before(query(1, 1)) is None
+    assert ids(limits.admissible([query(1, 1), query(2, 1), query(3, 2)], [], 9)) == [1, 3]
+    assert limits.refused_before(query(4, 1)) == 2
+    for other in (query(4, 2), query(4, 1, deadline_us=90.0), query(4, 1, priority=-1), query(4, 1, join_key=GOES_ON)):
+        assert limits.refused_before(other) is None
+    assert ids(limits.admissible([query(2, 1)], [], 9)) == [2]
+    assert limits.refused_before(query(4, 1)) is None

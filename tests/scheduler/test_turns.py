@@ -9,6 +9,7 @@ import pytest
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import loop as live
 from gangway.scheduler import messages as slow
+from gangway.scheduler.policies import turns
 from gangway.scheduler.policy import Resize, Start
 from gangway.server.control.supervisor.shared_memory import SUPERVISOR
 from gangway.server.requests import data_plane
@@ -349,5 +350,47 @@ def test_the_last_rank_of_a_query_that_is_done_frees_no_instance_and_asks_nobody
         server.script.answer = on_both
         server.ask()
         assert server.outcome(second).status is SlotStatus.OK
+    finally:
+        server.kill_all()
+
+
+def test_the_end_of_a_turn_asks_nobody_if_nothing_has_come(tiny_model, monkeypatch):
+    monkeypatch.setattr(turns, "DUE_TURN_US", 500_000.0)
+    server = ScriptedServer(*tiny_model, yields=True)
+    try:
+        server.script.answer = one_core_each
+        running = [server.request(hang=2) for _ in range(2)]
+        for request in running:
+            server.await_running(request)
+        waiting = server.request(deadline_ns=LATE_NS)
+        server.await_snapshot(lambda snapshot: len(snapshot.running) == 2 and snapshot.waiting)
+        decisions = len(server.script.seen)
+        server.until(lambda: any(gang.stopping for gang in server.live.gangs.all()))
+        server.until(server.is_asleep)
+        assert len(server.script.seen) == decisions
+        for request in (*running, waiting):
+            server.hurry(request)
+            assert server.outcome(request).status is SlotStatus.OK
+    finally:
+        server.kill_all()
+
+
+def test_a_newcomer_that_waits_for_an_instance_asks_nobody(tiny_model):
+    server = ScriptedServer(*tiny_model, limits=(("instances", 1, 1),))
+    try:
+        server.script.answer = one_core_each
+        requests = [server.request(hang=2)]
+        server.await_running(requests[0])
+        requests.append(server.request())
+        server.until(lambda: len(server.live.requests.queries) == 1 and server.is_asleep())
+        decisions = len(server.script.seen)
+        requests.append(server.request())
+        server.until(lambda: len(server.live.requests.queries) == 2 and server.is_asleep())
+        assert len(server.script.seen) == decisions
+        requests[1].cancel()
+        assert server.outcome(requests[1]).status is SlotStatus.CANCELLED
+        server.until(lambda: len(server.script.seen) > decisions)  # of those that wait another one is the first
+        server.hurry(requests[0])
+        assert [server.outcome(requests[number]).status for number in (0, 2)] == [SlotStatus.OK] * 2
     finally:
         server.kill_all()
