@@ -37,7 +37,7 @@ from gangway.python_backend.calls import ATTACH_SECONDS, Calls, Responses
 from gangway.python_backend.core import Core, tell
 from gangway.python_backend.coroutines import Coroutines
 from gangway.python_backend.executions import Execution, OutputCheck, encode_error, encode_failure
-from gangway.python_backend.model_threads import Status
+from gangway.python_backend.model_threads import LOOK_AGAIN_SECONDS, Status
 from gangway.python_backend.open_executions import OpenExecutions
 from gangway.python_backend.supervisor_link import linked
 
@@ -141,7 +141,7 @@ class Host:
         """
         executions = self._executions
         while True:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(LOOK_AGAIN_SECONDS if self._core.threads.has_new else LOOK_SECONDS)
             custom_metrics.flush()
             self._calls.look()
             with executions.lock:

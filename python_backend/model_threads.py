@@ -85,7 +85,8 @@ class ModelThreads:
     """All threads of an instance's process but its own, and of processes that it has started.
 
     Used with the host's lock held. `own`: numbers of those that are not the model's. `nice`: of threads that have a
-    core. `may_raise`: a thread may have that again after a larger one. `processes`: the instance's.
+    core. `may_raise`: a thread may have that again after a larger one. `processes`: the instance's. `has_new`: the last
+    look has found threads of its own process of which it is not known yet whether they compute.
     """
 
     def __init__(self, status: Status, own: Iterable[int], nice: int, may_raise: bool, processes: CpuClock) -> None:
@@ -97,7 +98,7 @@ class ModelThreads:
         self._resting: set[int] = set()
         self._restless: set[int] = set()  # those that have computed while nobody waited for anything
         self._placed: tuple[int | None, int, bool] | None = None  # core, how many threads, any processes
-        self._looked_at = 0.0
+        self._looked_at, self.has_new = 0.0, False
         self._seen: dict[int, tuple[int, int]] = {}  # of each: when it was looked at, and how long it has computed
         status.own_threads = self._own
 
@@ -118,6 +119,7 @@ class ModelThreads:
 
     def place(self, core: int | None) -> None:
         """Have all of them this core; None: all cores, with little weight."""
+        self.has_new = False
         placed = core, self._count(), _has_children()
         if placed == self._placed and not self._resting:
             return
@@ -125,7 +127,7 @@ class ModelThreads:
         if any(placed[1:]):
             cores = self._cores if core is None else {core}
             nice = self._nice + WAITING_NICE * (core is None) if self._may_raise else None
-            for thread in self._found():
+            for thread in self._found() + self._found_others():
                 place_thread(thread, cores, nice, wakes=bool(self._resting))  # what rests may have started others
         self._resting.clear()
         self._status.rests = False
@@ -140,12 +142,16 @@ class ModelThreads:
         self._status.rests = bool(self._resting)
 
     def _look(self) -> None:
-        """Find out which of them compute, or would if they had a core. New ones have little weight."""
+        """Find out which of them compute, or would if they had a core. New processes have little weight."""
         before, self._seen, self._looked_at = self._seen, {}, time.monotonic()
-        for thread in self._found():
+        others = self._found_others()
+        for thread in others:
             if thread not in before:
                 place_thread(thread, self._cores, self._nice + WAITING_NICE if self._may_raise else None, wakes=False)
                 self._placed = None
+        found = self._found()
+        self.has_new = not before.keys() >= set(found)
+        for thread in found + others:
             with suppress(OSError, ValueError, IndexError):  # it has ended
                 computed_ns, queued_ns = map(int, Path(f"/proc/{thread}/schedstat").read_text().split()[:2])
                 now_ns = time.monotonic_ns()
@@ -171,8 +177,10 @@ class ModelThreads:
         return os.fstat(self._tasks).st_nlink - 2 - len(self._own)
 
     def _found(self) -> list[int]:
-        found = [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
-        return found + self._processes.others_threads() if _has_children() else found
+        return [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
+
+    def _found_others(self) -> list[int]:
+        return self._processes.others_threads() if _has_children() else []
 
 
 def _has_children() -> bool:
