@@ -33,7 +33,7 @@ from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batching import Batching
 from gangway.simulator.loop import simulate
-from gangway.simulator.runs import TARGET, Goal, one_core_rate, search_rate
+from gangway.simulator.rates import TARGET, Goal, one_core_rate, search_rate
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Requests, Scenario, make_scenario
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
@@ -143,7 +143,7 @@ class Shedding(Policy):
 def _prepared(point: Point, queries: int) -> tuple[Scenario, float]:
     """Return the scenario and the rate. One with best effort goes by that without."""
     scenario = point.scenario()
-    rate, _ = search_rate("gangway", scenario, Goal(SHARE), queries, 1)
+    rate = search_rate("gangway", scenario, Goal(SHARE), queries, 1).rate_per_s
     return scenario, point.times * (rate or one_core_rate(scenario) / 2)
 
 

@@ -7,7 +7,7 @@ import time
 from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.simulator.loop import simulate
-from gangway.simulator.runs import TARGET, one_core_rate
+from gangway.simulator.rates import TARGET, one_core_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import read_mix

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from benchmarks.differential.known import KNOWN
+from benchmarks.papers import fidelity
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
@@ -39,6 +40,8 @@ from gangway.server.statistics import CacheFigures
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
+EXPLANATION = DOCS / "explanation"
+FIGURES = DOCS / "measurements" / "figures"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
 FLAG_HEAD = ("| flag | meaning |", "|---|---|")
@@ -294,6 +297,12 @@ def differences_from_triton() -> Iterator[str]:
         yield from (f"| {_cell(known.what)} | {_cell(known.why)} |" for known in KNOWN if known.area == area)
 
 
+def reproduced() -> Iterator[str]:
+    """Yield what the papers claim beside what `python -m benchmarks.papers` found."""
+    yield from ("| claim | here |", "|---|---|")
+    yield from (f"| {claim} | {here} |" for claim, here in fidelity.reproduced(fidelity.Results(FIGURES)))
+
+
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
@@ -307,6 +316,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "differences from Triton": differences_from_triton,
     "transitions": transitions,
     "pb_utils": pb_utils_names,
+    "what is reproduced": reproduced,
 }
 
 
@@ -322,7 +332,7 @@ def _table(name: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [*sorted(REFERENCE.glob("*.md")), DOCS / "explanation" / "model-life.md"]
+    return [*sorted(REFERENCE.glob("*.md")), EXPLANATION / "model-life.md", EXPLANATION / "papers.md"]
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,8 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads
 from gangway.simulator.measured import MeasuredModel, profiled_models
-from gangway.simulator.runs import TARGET, Goal, RateEstimate, estimate_rate, one_core_rate, run_policy, share_in_time
+from gangway.simulator.rates import QUERIES, TARGET, Goal, RateEstimate, capacity_bound, estimate_rate, share_in_time
+from gangway.simulator.runs import run_steady
 from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Row
@@ -40,7 +41,6 @@ A target is a number of milliseconds, or a multiple of the model's latency alone
 others.
 
 exit status: 0 the load is carried, 1 it is not, 2 wrong usage"""
-QUERIES: Final = 2000
 SEEDS: Final = 3
 MOST_CORES: Final = 256
 BUSY: Final = 0.95  # of all cores, beyond which no machine carries a load for long
@@ -125,7 +125,7 @@ def find_capacity(
     here = scenario(cores)
     if not any(here.targets_us):
         raise WorkloadError("no model has a target: give one behind @, as in resnet50=20@3x")
-    run = run_policy(DEFAULT_POLICY, here, rate_per_s, queries, seed=1)
+    run = run_steady(DEFAULT_POLICY, here, rate_per_s, queries, seed=1)
     rows = zip(run.summary.models, here.mix.shares, here.isolated_us, here.targets_us, strict=True)
     goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
     highest = estimate_rate(DEFAULT_POLICY, here, goal, queries, seeds, rate_per_s)
@@ -147,8 +147,7 @@ def _model_answer(row: Row, rate_per_s: float, isolated_us: float, target_us: fl
 
 def carries(scenario: Scenario, rate_per_s: float, share: float, queries: int = QUERIES) -> bool:
     """Whether most seeds of arrivals have so large a share of each model's requests in time."""
-    fastest = replace(scenario, models={**scenario.models, **scenario.in_bf16})
-    if rate_per_s > BUSY * max(one_core_rate(scenario), one_core_rate(fastest)):
+    if rate_per_s > BUSY * capacity_bound(scenario):
         return False
     goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
     shares = (share_in_time(DEFAULT_POLICY, scenario, goal, rate_per_s, queries, seed) for seed in seeds)
@@ -232,7 +231,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--precision", choices=(FP32, BF16, DEADLINE), default=FP32, help="as of `gangway serve` (%(default)s)")
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE", help="files of `gangway profile`")
-    add("--queries", type=int, default=QUERIES, metavar="N", help=f"in one simulation; fewer are quicker ({QUERIES})")
+    add(
+        "--queries",
+        type=int,
+        default=QUERIES,
+        metavar="N",
+        help=f"that count in a simulation; fewer are quicker ({QUERIES})",
+    )
     add("--json", action="store_true", help="print everything as one object")
     add_cache_dir(parser)
     return parser

@@ -22,6 +22,7 @@ from gangway.simulator.compound import Comparison, compare, compound_table, sear
 from gangway.simulator.compound_load import compare_loaded, loaded_table
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import ContractError
+from gangway.simulator.rates import SEEDS, estimate_both, window
 from gangway.simulator.report import (
     Recorder,
     counters_table,
@@ -33,7 +34,7 @@ from gangway.simulator.report import (
     write_curves,
     write_probes,
 )
-from gangway.simulator.runs import SEEDS, Goal, PolicyRun, estimate_rate, run_policy, share_curve
+from gangway.simulator.runs import PolicyRun, run_policy, share_curve
 from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario, read_models
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
@@ -140,9 +141,7 @@ def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> Policy
         in_all = in_each = None
         if _searches(options):
             share, seeds = options.satisfied / 100, range(options.seed, options.seed + options.seeds)
-            in_all = estimate_rate(policy, scenario, Goal(share), options.queries, seeds)
-            first_per_s = in_all.mean_per_s or None
-            in_each = estimate_rate(policy, scenario, Goal(share, each=True), options.queries, seeds, first_per_s)
+            in_all, in_each = estimate_both(policy, scenario, share, options.queries, seeds)
             chosen = in_each if options.each else in_all
             rate = chosen.mean_per_s
             if rate == 0:  # it fails everywhere: show by how much at the lowest rate that was tried
@@ -155,7 +154,8 @@ def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> Policy
         decisions = stem.with_name(f"{stem.name}.decisions.csv") if options.trace_decisions else None
         with Recorder(options.cores, timeline, decisions, policy) as recorder:
             observer = recorder if timeline or decisions else None
-            run = run_policy(policy, scenario, rate, options.queries, options.seed, observer)
+            counts = window(scenario, rate, options.queries) if _searches(options) else None
+            run = run_policy(policy, scenario, rate, options.queries, options.seed, observer, counts)
     return replace(run, in_all=in_all, in_each=in_each)
 
 

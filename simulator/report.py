@@ -12,8 +12,9 @@ from gangway.scheduler.policy import Decision, Reject, Replan, Resize, Start, St
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.simulator.block import Block
 from gangway.simulator.machine import Observer
+from gangway.simulator.rates import TARGET, RateEstimate
 from gangway.simulator.results import Counters
-from gangway.simulator.runs import TARGET, PolicyRun
+from gangway.simulator.runs import PolicyRun
 from gangway.workload.outcomes import Row
 
 COLUMNS = ("qps", "satisfied", "mean_ms", "p50_ms", "p95_ms", "p99_ms", "over_isolated", "errors")
@@ -93,8 +94,12 @@ def rates_table(runs: Sequence[PolicyRun], percent: float, seeds: int) -> Table:
     for heading in (f"{percent:g} % of all, per s", f"{percent:g} % of each model, per s"):
         result.add_column(heading, justify="right")
     for run in runs:
-        result.add_row(run.policy, str(run.in_all), str(run.in_each))
+        result.add_row(run.policy, *(_rate_text(found) for found in (run.in_all, run.in_each) if found))
     return result
+
+
+def _rate_text(found: RateEstimate) -> str:
+    return f"{found} (at the capacity bound)" if found.limited else str(found)
 
 
 def write_curves(path: Path, runs: Sequence[PolicyRun]) -> None:

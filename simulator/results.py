@@ -39,9 +39,10 @@ class Counters:
 class Limits:
     """When a simulation is given up, because what one wants to know is certain: more queries late, or waiting.
 
-    `late`: over all models; `late_of[m]`: of model m.
+    `counted`: numbers of the queries whose lateness counts. `late`: over all models; `late_of[m]`: of model m.
     """
 
+    counted: range
     late: int
     late_of: tuple[int, ...]
     waiting: int
@@ -94,10 +95,10 @@ class ResultRecorder:
         """The client has the answer."""
         self._ended(request, at_us)
         if request.deadline_us is not None and at_us > request.deadline_us:
-            model = int(self._models[request.query_id])
-            self._late[model] += 1
             limits = self._limits
-            if limits is not None:
+            if limits is not None and request.query_id in limits.counted:
+                model = int(self._models[request.query_id])
+                self._late[model] += 1
                 of_model = self._late[model] > limits.late_of[model]
                 self.gave_up |= of_model or sum(self._late) > limits.late
 

@@ -45,6 +45,11 @@ class Outcomes:
             status=self.status[chosen],
         )
 
+    def between(self, begin: int, end: int) -> "Outcomes":
+        """Return the queries of these numbers, in the order in which they are here."""
+        numbers = np.arange(len(self))
+        return self.select((begin <= numbers) & (numbers < end))
+
     def since(self, time_us: float) -> "Outcomes":
         """Return the queries scheduled at this time or later: what is before is warm-up."""
         return self.select(self.scheduled_us >= time_us)

@@ -15,7 +15,7 @@ from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Snapsho
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.decision_cost import MOST_WAITING, DecisionCost
 from gangway.simulator.loop import simulate
-from gangway.simulator.runs import one_core_rate
+from gangway.simulator.rates import one_core_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import BUILTIN
 

@@ -11,7 +11,8 @@ from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, s
 from benchmarks.papers.veltair_numbers import CORE_USE_GAP
 from gangway.simulator.block import Block
 from gangway.simulator.machine import Observer
-from gangway.simulator.runs import Goal, run_policy, search_rate
+from gangway.simulator.rates import Goal, search_rate
+from gangway.simulator.runs import run_policy
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix
 
@@ -47,7 +48,7 @@ def draw(request: FigureRequest) -> None:
     """Write veltair_fig14a.csv and .png. Raises OSError."""
     scenario = make_scenario(read_mix(MIX), CORES)
     queries = min(request.queries, MOST_QUERIES)
-    highest, _ = search_rate("veltair_as", scenario, Goal(), queries, request.seed)
+    highest = search_rate("veltair_as", scenario, Goal(), queries, request.seed).rate_per_s
     times = {
         policy: [core_time(policy, scenario, load * highest, queries, request.seed) for load in LOADS]
         for policy in POLICIES

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import RATE_OVER_PLANARIA, SATURATED_BY_VERSIONS
 from gangway.simulator.contention import Contention
-from gangway.simulator.runs import ALL_QUERIES, SEEDS, RateEstimate, estimate_rate
+from gangway.simulator.rates import ALL_QUERIES, SEEDS, RateEstimate, estimate_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import read_mix
 

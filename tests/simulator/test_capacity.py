@@ -9,7 +9,7 @@ import pytest
 
 from gangway.simulator.capacity import carries, find_capacity
 from gangway.simulator.machine import Machine
-from gangway.simulator.runs import one_core_rate
+from gangway.simulator.rates import one_core_rate
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Scenario, make_scenario
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError

@@ -11,7 +11,7 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.server.cli import main
 from gangway.simulator import command
 from gangway.simulator.measured import shipped_models
-from gangway.simulator.runs import RATE_STEP
+from gangway.simulator.rates import RATE_STEP
 
 
 def simulate(*arguments):

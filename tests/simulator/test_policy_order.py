@@ -5,7 +5,8 @@ from statistics import fmean
 import pytest
 
 from gangway.simulator.contention import Contention
-from gangway.simulator.runs import TARGET, run_policy
+from gangway.simulator.rates import TARGET
+from gangway.simulator.runs import run_policy
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix
 
