@@ -187,6 +187,7 @@ class Supervisor:
             found = await loading
         finally:
             loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)  # what no address means for it has been said
         self._compiler.give_way()
         metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
         loaded, broken = self._models.served.loaded, self._models.served.broken
