@@ -23,6 +23,13 @@ GRPC, TYPED, STREAM, JSON, BINARY = "grpc", "typed", "stream", "json", "binary"
 WAYS = (GRPC, TYPED, STREAM, JSON, BINARY)
 FEW = (GRPC, STREAM, BINARY)
 BOTH = (GRPC, JSON)
+# How gRPC is reached, and clients that TLS does not let in.
+TCP, TLS, MUTUAL, UNIX = TRANSPORTS = ("TCP", "TLS", "mutual TLS", "Unix socket")
+NO_TLS, NO_CERTIFICATE, UNKNOWN_AUTHORITY = "without TLS", "without a certificate", "with a certificate of its own"
+# How clients leave.
+RESET, CONNECTION, DEADLINE = "call cancelled", "connection closed", "deadline"
+STREAM_RESET, STREAM_DEADLINE, HALF_STREAM = "stream cancelled", "stream's deadline", "stream half closed"
+HTTP, EVENTS, HALF = "HTTP closed", "events closed", "HTTP half closed"
 
 
 @dataclass(frozen=True)
@@ -139,10 +146,32 @@ class Shared:
     """
 
     content: bytes
-    steps: "Sequence[Http | Rpc]"
+    steps: "Sequence[Http | Rpc | Wait]"
 
 
-Step = Infer | OnStream | Together | Http | Rpc | Scrape | Wait | Shared
+@dataclass(frozen=True)
+class Departs:
+    """A request whose client leaves while the model computes, in one of the ways of DEPARTURES.
+
+    `tellers`: so many executions tell what they see. `beside`: a request of another client, which waits for its answer.
+    `behind`: the request waits behind an equal one, whose client stays.
+    """
+
+    model: str
+    way: str
+    tellers: int = 1
+    beside: Request | None = None
+    behind: bool = False
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A client that TLS does not let in, one of those of its transport. The answer is the code of its call."""
+
+    who: str
+
+
+Step = Infer | OnStream | Together | Http | Rpc | Scrape | Wait | Shared | Departs | Stranger
 SEGMENT = "SEGMENT"
 
 
@@ -157,6 +186,11 @@ class Case:
     def kind(self) -> str:
         """What the name begins with."""
         return self.name.partition(":")[0]
+
+    @property
+    def transport(self) -> str:
+        """How the server is reached."""
+        return self.kind if self.kind in TRANSPORTS else TCP
 
 
 def by(kind: str, what: str, request: Request, ways: Sequence[str] = BOTH) -> Iterator[Case]:

@@ -28,6 +28,7 @@ _ERROR = r"^[\d.]*(message|error_message|body\.error): "
 _TOLD = r"outputs\.y\.(data|binary): "  # by a model, in its output
 HTTP, ERRORS, REQUESTS, ANSWERS = "HTTP", "Errors", "Requests", "Answers"
 ENSEMBLES, STREAMS, CALLS, BATCHES = "Ensembles", "Streams", "Calls of other models", "Sequences, cache, statistics"
+LEAVING = "Clients that leave"
 MEMORY, MODULE, MODELS = "Shared memory and settings", "pb_utils", "Models and configurations"
 
 KNOWN: Sequence[Known] = (
@@ -225,7 +226,7 @@ KNOWN: Sequence[Known] = (
         "Responses do not repeat the request's `sequence_id`, `sequence_start` and `sequence_end`.",
         "Triton does so for ensembles only, with 0 and false for requests without a sequence.",
         r"parameters: \{'sequence_\w+': .*\} -> 'nothing'|sequence_\w+: .* -> 'nothing'",
-        "ensemble",
+        "ensemble|departs",
     ),
     Known(
         ENSEMBLES,
@@ -280,6 +281,28 @@ KNOWN: Sequence[Known] = (
         "A client asks for it.",
         r"(error_message|id|code|message): ",
         "with triton_grpc_error",
+    ),
+    Known(
+        LEAVING,
+        "`is_cancelled()` also tells of clients of HTTP, in steps of ensembles, and in models that models ask.",
+        "Nobody waits for the answer there, either.",
+        r"seen\.\d: \['(?P<model>\w+)', 'waited'\] -> \['(?P=model)', 'cancelled'\]",
+        "departs: ",
+    ),
+    Known(
+        LEAVING,
+        "A request whose client leaves before it begins is never executed; Triton drops it unless an instance has "
+        "been chosen for it.",
+        "Nobody waits for the answer.",
+        r"seen\.1: \['watches', 'cancelled'\] -> 'nothing'",
+        "departs: queued",
+    ),
+    Known(
+        LEAVING,
+        "Requests whose clients have left are counted as failures (`CANCELED`); in Triton as successes.",
+        "They have no answer.",
+        r"(count|ns): |nv_inference",
+        "departs: (statistics|metrics)",
     ),
     Known(
         CALLS,
@@ -342,7 +365,7 @@ KNOWN: Sequence[Known] = (
         "Statistics have further counters, `gangway_...`.",
         "See [targets](../explanation/targets.md).",
         r"response_stats",
-        "statistics",
+        "statistics|departs",
     ),
     Known(
         MODELS,

@@ -5,7 +5,7 @@ import lzma
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.differential.clients import Answer
+from benchmarks.differential.wire import Answer
 
 FILE = Path(__file__).with_name("triton.jsonl.xz")
 

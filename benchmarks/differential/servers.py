@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import grpc
-
-from benchmarks.differential.asked import Case
-from benchmarks.differential.clients import Addresses, Answer, Client
+from benchmarks.differential.asked import TCP, Case
+from benchmarks.differential.clients import Client
+from benchmarks.differential.connections import Addresses
 from benchmarks.differential.models import Model
+from benchmarks.differential.transports import transport
+from benchmarks.differential.wire import Answer
 from benchmarks.fetch_triton import ROOT
 from benchmarks.lib.live_server import live_server, reserved_port
 from benchmarks.peers.triton_server import triton_serving
@@ -40,23 +41,29 @@ TRITON = (
 
 
 @contextmanager
-def triton(models: Sequence[Model]) -> Iterator[Addresses]:
+def triton(models: Sequence[Model], by: str = TCP) -> Iterator[Addresses]:
     """Serve the models by Triton until the block ends. Raises FetchError, RuntimeError."""
     with ExitStack() as stack:
+        reached = stack.enter_context(transport(by))
         repository = stack.enter_context(written(models))
         http, metrics = (stack.enter_context(reserved_port()) for _ in range(2))
         flags = [*COMMON, *TRITON, f"--http-port={http}", f"--metrics-port={metrics}", *_loaded(models)]
-        server = stack.enter_context(triton_serving(repository, flags))
+        flags += reached.flags
+        server = stack.enter_context(triton_serving(repository, flags, reached.credentials, reached.path))
         renamed = {str(repository): "REPOSITORY", str(ROOT): "TRITON", sys.base_prefix: "PYTHON"}
-        yield _settled(Addresses(server.url, f"{HOST}:{http}", f"{HOST}:{metrics}", renamed))
+        yield _settled(Addresses(server.url, f"{HOST}:{http}", f"{HOST}:{metrics}", renamed, reached))
 
 
 @contextmanager
-def gangway(models: Sequence[Model], flags: Sequence[str] = ()) -> Iterator[Addresses]:
-    """Serve the models by Gangway until the block ends. Raises RuntimeError."""
-    with written(models) as repository, live_server(repository, [*COMMON, *flags, *_loaded(models)]) as server:
+def gangway(models: Sequence[Model], flags: Sequence[str] = (), by: str = TCP) -> Iterator[Addresses]:
+    """Serve the models by Gangway until the block ends. Raises FetchError, RuntimeError."""
+    with ExitStack() as stack:
+        reached = stack.enter_context(transport(by))
+        repository = stack.enter_context(written(models))
+        flags = [*COMMON, *flags, *reached.flags, *_loaded(models)]
+        server = stack.enter_context(live_server(repository, flags, reached.credentials, path=reached.path))
         metrics = server.metrics_url.split("/")[2]
-        yield _settled(Addresses(server.url, server.http_url, metrics, {str(repository): "REPOSITORY"}))
+        yield _settled(Addresses(server.url, server.http_url, metrics, {str(repository): "REPOSITORY"}, reached))
 
 
 def answers(addresses: Addresses, cases: Sequence[Case]) -> dict[str, list[Answer]]:
@@ -84,7 +91,7 @@ def _loaded(models: Sequence[Model]) -> list[str]:
 def _settled(addresses: Addresses) -> Addresses:
     """Return the addresses when no model is being loaded. Raises RuntimeError."""
     end_s = time.monotonic() + LOAD_TIMEOUT_S
-    with grpc.insecure_channel(addresses.grpc) as channel:
+    with addresses.channel() as channel:
         index = channel.unary_unary(
             SERVICE + "RepositoryIndex",
             pb.RepositoryIndexRequest.SerializeToString,
@@ -94,7 +101,7 @@ def _settled(addresses: Addresses) -> Addresses:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"models are not loaded after {LOAD_TIMEOUT_S} s")
             time.sleep(POLL_S)
-    while not _listens(addresses.http):  # Triton's HTTP comes after its gRPC
+    while not _listens(addresses.http_at):  # Triton's HTTP comes after its gRPC
         time.sleep(POLL_S)
     return addresses
 

@@ -85,11 +85,13 @@ def live_server(
     credentials: grpc.ChannelCredentials | None = None,
     prefix: Sequence[str] = (),
     cwd: Path | None = None,
+    path: str = "",
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
 
     `repository`: a folder, an ONNX file or a URL.
     `prefix`: words before the command, of a program that becomes it.
+    `path`: of a Unix socket for gRPC, in place of a port.
     `cwd`: where the server is started; the repository is named relative to it then.
 
     Raises RuntimeError with the log's end if it fails.
@@ -98,9 +100,9 @@ def live_server(
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         log = stack.enter_context((Path(folder) / "server.log").open("wb"))
         port, metrics_port, http_port = (stack.enter_context(reserved_port()) for _ in range(3))
-        address, url = "127.0.0.1", f"127.0.0.1:{port}"
+        address, url = "127.0.0.1", f"unix:{path}" if path else f"127.0.0.1:{port}"
         named = os.path.relpath(repository, cwd) if cwd else repository
-        options = [f"--model-repository={named}", f"--grpc-address={address}", f"--grpc-port={port}"]
+        options = [f"--model-repository={named}", f"--grpc-address={url if path else address}", f"--grpc-port={port}"]
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += [f"--http-address={address}", f"--http-port={http_port}"]
         # Nothing shall begin in the background unless it is asked for.

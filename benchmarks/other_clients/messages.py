@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.differential.asked import GRPC, Request, texts
-from benchmarks.differential.clients import grpc_message
 from benchmarks.differential.kinds.all import all_models
 from benchmarks.differential.models import Model, config_of, ensemble_of
+from benchmarks.differential.wire import grpc_message
 from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb

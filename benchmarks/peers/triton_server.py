@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import grpc
 from google.protobuf import text_format
 
 from benchmarks.fetch_triton import BACKENDS, fetch, triton_environment
@@ -127,21 +128,27 @@ def triton_server(
 
 
 @contextmanager
-def triton_serving(repository: Path, flags: Sequence[str] = ONLY_GRPC) -> Iterator[TritonServer]:
-    """Serve a repository of Triton's until the block ends.
+def triton_serving(
+    repository: Path,
+    flags: Sequence[str] = ONLY_GRPC,
+    credentials: grpc.ChannelCredentials | None = None,
+    path: str = "",
+) -> Iterator[TritonServer]:
+    """Serve a repository of Triton's until the block ends. `credentials` if the flags ask for TLS. `path`: of a Unix
+    socket for gRPC; Triton adds a port to its name.
 
     Raises FetchError and RuntimeError as `triton_server`.
     """
     server = fetch()
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "triton.log"
-        url = f"127.0.0.1:{free_port()}"
+        url = f"unix:{path}:{free_port()}" if path else f"127.0.0.1:{free_port()}"
         regions = f"{Path(name).name}-"  # a server that does not end in time leaves them behind
         process = _start(
             server, repository, url, log, [*flags, f"--backend-config=python,shm-region-prefix-name={regions}"]
         )
         try:
-            wait_until_ready(url, process, log)
+            wait_until_ready(url, process, log, credentials)
             yield TritonServer(url, process, log)
         finally:
             children = descendants_of(process.pid)
@@ -153,7 +160,7 @@ def triton_serving(repository: Path, flags: Sequence[str] = ONLY_GRPC) -> Iterat
 
 def _start(server: Path, repository: Path, url: str, log: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the binary. It inherits no descriptor: a lock held by whoever runs us must not live on in it."""
-    address, port = url.split(":")
+    address, _, port = url.rpartition(":")
     options = [
         f"--model-repository={repository}",
         f"--backend-directory={BACKENDS}",

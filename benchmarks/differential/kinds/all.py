@@ -8,17 +8,19 @@ from benchmarks.differential.asked import Case
 from benchmarks.differential.kinds import (
     batches,
     calls,
+    departures,
     ensembles,
     errors,
     requests,
     services,
     settings,
     streams,
+    transported,
     values,
 )
 from benchmarks.differential.models import Model
 
-KINDS = (values, errors, settings, requests, calls, streams, ensembles, batches, services)
+KINDS = (values, errors, settings, requests, calls, streams, ensembles, batches, services, departures, transported)
 
 
 @cache

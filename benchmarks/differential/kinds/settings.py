@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.differential.asked import Case, Http, Rpc, Shared, floats, texts
+from benchmarks.differential.asked import Case, Http, Rpc, Shared, Wait, floats, texts
 from benchmarks.differential.models import Model
 
 MODELS: tuple[Model, ...] = ()
@@ -20,6 +20,11 @@ def _register(name: str, offset: int = 0, size: int = 64, key: str = KEY) -> Htt
 def _unregister(name: str = "") -> Http:
     path = f"/region/{name}" if name else ""
     return Http("POST", f"/v2/systemsharedmemory{path}/unregister")
+
+
+def _let_go(name: str) -> Wait:
+    """Triton says that a region is in use for some time after the answer."""
+    return Wait(_unregister(name), '"status": 200')
 
 
 def _region(size: int, offset: int = 0, name: str = "r") -> dict[str, Any]:
@@ -64,11 +69,11 @@ def cases() -> Iterator[Case]:
         "status": (status, Rpc("SystemSharedMemoryStatus")),
     }
     for name, steps in one.items():
-        yield Case(f"memory: {name}", [Shared(floats_in, [_register("r"), *steps, _unregister("r")])])
+        yield Case(f"memory: {name}", [Shared(floats_in, [_register("r"), *steps, _let_go("r")])])
     for step in (_infer, _rpc):
         asked = step("lengths", "BYTES", 2, _region(len(TEXTS)), _region(16, 32))
         kind = "HTTP" if isinstance(asked, Http) else "gRPC"
-        yield Case(f"memory: texts over {kind}", [Shared(texts_in, [_register("r"), asked, _unregister("r")])])
+        yield Case(f"memory: texts over {kind}", [Shared(texts_in, [_register("r"), asked, _let_go("r")])])
     regions: Mapping[str, Sequence[Http | Rpc]] = {
         "two regions": (_register("r", 0, 32), _register("s", 32, 32), status),
         "twice the same": (_register("r"), _register("r"), status),
