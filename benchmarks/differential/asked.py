@@ -106,6 +106,15 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """Requests that are sent, one after the other, while the first one is computed. Answers have that order."""
+
+    first: Request
+    then: Sequence[Request]
+    way: str = GRPC
+
+
+@dataclass(frozen=True)
 class Http:
     """A request over HTTP, written out. A body that is no bytes is sent as JSON."""
 
@@ -171,7 +180,7 @@ class Stranger:
     who: str
 
 
-Step = Infer | OnStream | Together | Http | Rpc | Scrape | Wait | Shared | Departs | Stranger
+Step = Infer | OnStream | Together | Behind | Http | Rpc | Scrape | Wait | Shared | Departs | Stranger
 SEGMENT = "SEGMENT"
 
 

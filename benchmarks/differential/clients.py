@@ -21,6 +21,7 @@ from benchmarks.differential.asked import (
     JSON,
     SEGMENT,
     STREAM,
+    Behind,
     Departs,
     Http,
     Infer,
@@ -40,6 +41,7 @@ from benchmarks.differential.wire import Answer, error_of, http_answer, http_bod
 from gangway.protos import grpc_service_pb2 as pb
 
 WAIT_S, POLL_S = 5, 0.05
+BEHIND_S = 0.05  # until a request has come
 # What varies from run to run: times, process ids, the server's version.
 VOLATILE_KEYS = frozenset({"ns", "last_inference", "lastInference"})
 
@@ -69,6 +71,13 @@ class Client:
             case Together(requests, way):
                 with ThreadPoolExecutor(len(requests)) as pool:
                     return list(pool.map(lambda request: self._infer(request, way), requests))
+            case Behind(first, then, way):
+                with ThreadPoolExecutor(1 + len(then)) as pool:
+                    answers = []
+                    for request in (first, *then):
+                        answers.append(pool.submit(self._infer, request, way))
+                        time.sleep(BEHIND_S)
+                    return [answer.result() for answer in answers]
             case Http(verb, path, body, headers):
                 return self._http(verb, path, body, headers)
             case Rpc(method, message):
@@ -97,7 +106,7 @@ class Client:
             return self._on_stream([request], at_once=True)
         return self._messages.infer(request, way)
 
-    def _shared(self, content: bytes, steps: Sequence[Http | Rpc]) -> Answer:
+    def _shared(self, content: bytes, steps: Sequence[Http | Rpc | Wait]) -> Answer:
         path = Path("/dev/shm") / self._segment
         path.write_bytes(content)
         try:

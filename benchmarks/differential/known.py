@@ -58,7 +58,7 @@ KNOWN: Sequence[Known] = (
         "Wrong JSON is 400, in Triton often 500; a version that is no number is 400, in Triton 404.",
         "The client is wrong.",
         r"^[\d.]*status: (500|404) -> 400",
-        "JSON|generate|wrong inputs|versions: no number|raw body|parameters",
+        "JSON|generate|wrong inputs|versions: no number|raw body|parameters|load: ",
     ),
     Known(
         HTTP,
@@ -136,7 +136,7 @@ KNOWN: Sequence[Known] = (
         _ERROR,
         "^(wrong|JSON|raw body|reshape|versions|types|outputs: float16|generate|parameters|ensembles: "
         "|stream: several|optional"
-        "|decoupled: wrong|statistics: unknown|classification)",
+        "|decoupled: wrong|statistics: unknown|classification|queue|load: )",
     ),
     Known(
         ERRORS,
@@ -171,7 +171,7 @@ KNOWN: Sequence[Known] = (
         "Their files are there.",
         r"code: 'NOT_FOUND' -> 'UNAVAILABLE'|status: 404 -> 503"
         r"|(message|error): .*(has no available versions|is not found).* -> .*is not at ready state",
-        "not loaded|completed|repository",
+        "not loaded|completed|repository|configured",
     ),
     Known(
         ERRORS,
@@ -372,9 +372,9 @@ KNOWN: Sequence[Known] = (
         "The configuration has the parameters that count, and no `optimization`; default values that Triton fills in "
         "for other hardware are left out.",
         "It shows what the server does.",
-        r"optimization: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size: \[4\] -> |model_transaction_policy: "
+        r"optimization(\.\w+)?: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size: \[4\] -> |model_transaction_policy: "
         r"|max_inflight_requests: |\"optimization\"|eager_batching",
-        "config|arguments",
+        "config|arguments|load: ",
     ),
     Known(
         MODELS,
@@ -382,7 +382,51 @@ KNOWN: Sequence[Known] = (
         "Each request would fail.",
         r"no method 'execute'|outcome: \{'status': 200.* -> 400 ''|must specify 'input'|ready: True -> 'nothing'"
         r"|code: 'I\w+' -> 'UNAVAILABLE'|status: 500 -> 503|(completes_nothing|no_execute) 1(\.state)?: ",
-        "no_execute|nothing|repository: index",
+        "no_execute|nothing|repository: index|load: empty object",
+    ),
+    Known(
+        MODELS,
+        "`KIND_GPU` means this machine's cores; in Triton without GPUs such a model is not loaded.",
+        "A repository made for GPUs serves as it is; the log has a warning.",
+        r"outcome: NOT_FOUND .* -> \{",
+        "configured: group_gpu",
+    ),
+    Known(
+        MODELS,
+        "A configuration may have a `runtime`, and a `reshape` without dimensions for one element.",
+        "What is meant is clear.",
+        r"outcome: NOT_FOUND .* -> \{",
+        "configured: has_(runtime|reshape)",
+    ),
+    Known(
+        MODELS,
+        "A configuration that names an input twice is refused.",
+        "Such a configuration is a mistake.",
+        r"outcome: \{.* -> UNAVAILABLE .*an input twice|code: 'INVALID_ARGUMENT' -> 'UNAVAILABLE'|message: ",
+        "configured: has_input_twice",
+    ),
+    Known(
+        MODELS,
+        "A load without a configuration takes the one of the repository; in Triton that of the load before, until the "
+        "model is unloaded.",
+        "What is loaded does not depend on who has loaded it before.",
+        r"max_batch_size: 2 -> 'nothing'|shape: \[-1, 1\] -> \[1\]",
+        "load: (without|over gRPC)",
+    ),
+    Known(
+        BATCHES,
+        "A request's timeout also counts where the queue has none: it is a deadline, or the queue's timeout if the "
+        "policy allows one. Triton's queues ignore it.",
+        "Without a limit of the queue, any timeout is less. See [targets](../explanation/targets.md).",
+        r"outcome: \{.* -> (UNAVAILABLE|503) .Request timeout expired",
+        "queue: (no_default|short_queue), short",
+    ),
+    Known(
+        BATCHES,
+        "Warm-up requests are not counted.",
+        "Statistics and metrics tell what clients have asked.",
+        r"(count|ns|last_inference|batch_stats): |nv_inference",
+        "warm-up: statistics",
     ),
     Known(
         MODELS,

@@ -245,7 +245,8 @@ def _walk(message: Message, path: str) -> Iterator[str]:
         if entry.support is Support.ACCEPTED:
             yield f"{place} ({entry.note})"
         elif entry.support is Support.REFUSED:
-            raise _refusal(place, entry)
+            if field.is_repeated or field.message_type is None or value.ByteSize():  # else nothing is asked for
+                raise _refusal(place, entry)
         elif value_type(field) is not None:
             for where, item in _items(field, value, path):
                 yield from _walk(item, where)

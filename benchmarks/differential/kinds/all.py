@@ -8,6 +8,7 @@ from benchmarks.differential.asked import Case
 from benchmarks.differential.kinds import (
     batches,
     calls,
+    configured,
     departures,
     ensembles,
     errors,
@@ -20,7 +21,20 @@ from benchmarks.differential.kinds import (
 )
 from benchmarks.differential.models import Model
 
-KINDS = (values, errors, settings, requests, calls, streams, ensembles, batches, services, departures, transported)
+KINDS = (
+    values,
+    errors,
+    settings,
+    requests,
+    calls,
+    streams,
+    ensembles,
+    batches,
+    services,
+    configured,
+    departures,
+    transported,
+)
 
 
 @cache

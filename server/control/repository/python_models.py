@@ -153,7 +153,7 @@ def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
         raise ConfigError(f"auto_complete_config returns no model configuration: {error}") from error
     check_supported(completed, name)
     response_bounds_ns(completed)
-    completed.name, completed.backend, completed.platform = name, PYTHON_BACKEND, ""
+    completed.name, completed.backend, completed.platform = name, PYTHON_BACKEND, config.platform
     completed.default_model_filename = config.default_model_filename or CODE_FILENAME
     if not completed.HasField("version_policy"):
         completed.version_policy.latest.num_versions = 1

@@ -49,7 +49,10 @@ def set_field(field: Any, message: Any) -> None:
     elif field.message_type is not None and field.is_repeated:
         getattr(message, field.name).add()
     elif field.message_type is not None:
-        getattr(message, field.name).SetInParent()
+        part = getattr(message, field.name)
+        part.SetInParent()
+        if FIELDS[field_name(field)].support is Support.REFUSED:  # an empty one asks for nothing
+            set_field(part.DESCRIPTOR.fields[0], part)
     elif field.is_repeated:
         getattr(message, field.name).append("x" if field.cpp_type == field.CPPTYPE_STRING else 1)
     else:
@@ -87,6 +90,11 @@ def config_with(wanted: Any) -> ModelConfig:
 def test_a_refused_field_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name.rpartition('.')[2]} is not supported: "):
         check_fields(config_with(name))
+
+
+@pytest.mark.parametrize("name", ["model_operations", "model_repository_agents"])
+def test_an_empty_message_asks_for_nothing(name: str) -> None:
+    assert list(check_fields(text_format.Parse(f"{name} {{}}", ModelConfig()))) == []
 
 
 ACCEPTED = [name for name, entry in FIELDS.items() if entry.support is Support.ACCEPTED]
