@@ -51,7 +51,7 @@ KNOWN: Sequence[Known] = (
         "An answer whose binary tensors have no elements is a binary one, too.",
         "Clients that ask for binary tensors get them, whatever their size.",
         r"content-type: 'application/json' -> 'application/octet-stream'|has_header_length: 'nothing' -> True",
-        "without elements|no elements|: none",
+        "without elements|no elements|: none|tokens of empty",
     ),
     Known(
         HTTP,
@@ -78,7 +78,7 @@ KNOWN: Sequence[Known] = (
         "Answers of `generate` are not chunked, those of `generate_stream` are unless they fail at once.",
         "Their length is known.",
         r"transfer-encoding: 'chunked' -> 'nothing'",
-        "generate",
+        "generate|events",
     ),
     Known(
         HTTP,
@@ -136,7 +136,7 @@ KNOWN: Sequence[Known] = (
         _ERROR,
         "^(wrong|JSON|raw body|reshape|versions|types|outputs: float16|generate|parameters|ensembles: "
         "|stream: several|optional"
-        "|decoupled: wrong|statistics: unknown|classification|queue|load: )",
+        "|decoupled: wrong|statistics: unknown|classification|queue|load: |public: )",
     ),
     Known(
         ERRORS,
@@ -178,7 +178,7 @@ KNOWN: Sequence[Known] = (
         "Statistics of an unknown model are NOT_FOUND, in Triton INVALID_ARGUMENT.",
         "All other methods say so.",
         r"code: 'INVALID_ARGUMENT' -> 'NOT_FOUND'|status: 400 -> 404",
-        "statistics: unknown",
+        "statistics: unknown|versions' statistics",
     ),
     Known(
         REQUESTS,
@@ -355,10 +355,11 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         BATCHES,
-        "Responses that are errors of the model are counted as failures; in Triton as successes.",
-        "The client gets an error.",
-        r"(count|ns): |nv_inference",
-        "statistics: (counted|cached|metrics)",
+        "Responses that are errors of the model are counted as failures, in Triton as successes; so are calls that "
+        "cannot reach a decoupled model, and steps that an ensemble does not wait for after an error.",
+        "The client gets an error. Executions that failed are counted as failures only.",
+        r"(count|ns): |batch_stats|nv_inference",
+        "statistics: (counted|cached|metrics)|public: statistics",
     ),
     Known(
         BATCHES,
@@ -372,9 +373,10 @@ KNOWN: Sequence[Known] = (
         "The configuration has the parameters that count, and no `optimization`; default values that Triton fills in "
         "for other hardware are left out.",
         "It shows what the server does.",
-        r"optimization(\.\w+)?: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size: \[4\] -> |model_transaction_policy: "
-        r"|max_inflight_requests: |\"optimization\"|eager_batching",
-        "config|arguments|load: ",
+        r"optimization(\.\w+)?: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size: \[\d\] -> "
+        r"|model_transaction_policy: "
+        r"|max_inflight_requests: |minimum_slot_utilization: |\"optimization\"|eager_batching",
+        "config|arguments|load: |public: versions",
     ),
     Known(
         MODELS,
@@ -485,12 +487,14 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         MODULE,
-        "More is accepted: scalars and fixed-width texts of numpy for tensors, requests without names or inputs, any "
-        "text for logs, a `tuple` from `execute`.",
+        "More is accepted: scalars, masked arrays and fixed-width texts of numpy for tensors, `name=` for them, "
+        "requests without names or inputs, any text for logs, a `tuple` from `execute`.",
         "What is meant is clear.",
-        r"(TypeError|TritonModelException|Expected a list in the execute return, found type '<class 'tuple'>').* -> ",
+        r"(TypeError|AttributeError|TritonModelException|Expected a list in the execute return, found type "
+        r"'<class 'tuple'>').* -> ",
         "objects: (tensor of numpy's|name is|error of)|texts made: fixed text|pb_utils: (log a|an instance's log"
-        "|tensor of fixed|request w|request of)|responses: tuple",
+        "|tensor of fixed|request w|request of)|responses: tuple"
+        "|habits: (keywords of a tensor|tensor of (0|a subclass))",
     ),
     Known(
         MODULE,
@@ -528,6 +532,13 @@ KNOWN: Sequence[Known] = (
         "A model may leave any depth with a code.",
         r"exceptions must derive from BaseException|__ErrorCode|\['false'\] -> \['true'\]",
         "raise: triton error|objects: error|pb_utils: error is an exception",
+    ),
+    Known(
+        MODULE,
+        "A model's files and output are UTF-8; in Triton that depends on the server's locale.",
+        "A container without a locale has ASCII, and an error for `print` of other characters.",
+        r"\"ascii\".* -> |UnicodeEncodeError.* -> ",
+        "habits: (encoding|print of)",
     ),
     Known(
         MODULE,

@@ -34,7 +34,7 @@ Step = tuple[str, str, str]  # model, "input=tensor ...", "tensor=output ..."
 
 @dataclass(frozen=True)
 class Model:
-    """One model. Without a body it has no model.py; without a configuration no config.pbtxt."""
+    """One model. Without a body it has no model.py; without a configuration no config.pbtxt. `base`: of its class."""
 
     name: str
     body: str = ""
@@ -42,6 +42,7 @@ class Model:
     files: Mapping[str, str] = field(default_factory=dict)
     head: str = HEAD
     versions: Sequence[int] = (1,)
+    base: str = ""
 
     def write(self, repository: Path) -> None:
         """Write its folder."""
@@ -49,9 +50,11 @@ class Model:
             folder = repository / self.name / str(version)
             folder.mkdir(parents=True)
             if self.body:
+                base = f"({self.base})" if self.base else ""
                 body = textwrap.indent(textwrap.dedent(self.body).strip("\n"), "    ")
-                (folder / "model.py").write_text(f"{self.head}class TritonPythonModel:\n{body}\n")
+                (folder / "model.py").write_text(f"{self.head}class TritonPythonModel{base}:\n{body}\n")
         for path, content in self.files.items():
+            (repository / self.name / path).parent.mkdir(exist_ok=True)
             (repository / self.name / path).write_text(content)
         if self.config:
             (repository / self.name / "config.pbtxt").write_text(self.config)

@@ -87,9 +87,10 @@ class ServerMethods:
         return pb.ServerMetadataResponse(name=self._name, version=own_version(), extensions=EXTENSIONS)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Return versions, inputs and outputs of a model."""
+        """Return versions, inputs and outputs of a model; of one version, if the request names it, as Triton does."""
         model = self.models.find(request.name, request.version)
-        versions = [str(served.version) for served in self.models.served(model.name)]
+        shown = [model] if request.version else self.models.served(model.name)
+        versions = [str(served.version) for served in shown]
         platform = model.config.platform or model.config.backend
         response = pb.ModelMetadataResponse(name=model.name, versions=versions, platform=platform)
         response.inputs.extend(map(_tensor_metadata, model.inputs.values()))

@@ -12,6 +12,8 @@ from benchmarks.differential.kinds import (
     departures,
     ensembles,
     errors,
+    habits,
+    public,
     requests,
     services,
     settings,
@@ -34,6 +36,8 @@ KINDS = (
     configured,
     departures,
     transported,
+    public,
+    habits,
 )
 
 

@@ -170,6 +170,7 @@ def test_a_new_version_takes_over_at_once(server: Any, announced: Any) -> None:
     server.front_end.handle(replace(announced.message, version=2))
     assert (answering_version(), answering_version("1")) == ("2", "1")
     assert list(server.client.get_model_metadata("simple").versions) == ["1", "2"]
+    assert list(server.client.get_model_metadata("simple", "1").versions) == ["1"]
     server.front_end.handle(ModelUnavailable("simple", 2, "unloaded"))
     assert answering_version() == "1"
     server.front_end.models = before
