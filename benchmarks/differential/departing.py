@@ -28,7 +28,7 @@ from benchmarks.differential.asked import (
     texts,
 )
 from benchmarks.differential.connections import TIMEOUT_S, Addresses, Messages
-from benchmarks.differential.wire import Answer, error_of, http_body
+from benchmarks.differential.wire import Answer, http_body
 
 HOST = "127.0.0.1"
 DEADLINE_S = 0.5
@@ -140,7 +140,7 @@ def _connection(addresses: Addresses, messages: Messages, request: Request) -> I
 def _deadline(addresses: Addresses, messages: Messages, request: Request) -> Iterator[Client]:
     end_s = time.monotonic() + DEADLINE_S
     call = messages.begin(request, DEADLINE_S)
-    yield Client(lambda: end_s, lambda: error_of(call.exception()))
+    yield Client(lambda: end_s, lambda: {"code": call.code().name})
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def _stream_cancelled(addresses: Addresses, messages: Messages, request: Request
 def _stream_deadline(addresses: Addresses, messages: Messages, request: Request) -> Iterator[Client]:
     end_s = time.monotonic() + DEADLINE_S
     with _stream(addresses, messages, request, DEADLINE_S) as (call, _):
-        yield Client(lambda: end_s, lambda: error_of(call.exception()))
+        yield Client(lambda: end_s, lambda: {"code": call.code().name})
 
 
 @contextmanager

@@ -43,12 +43,15 @@ def cases() -> Iterator[Case]:
         "unknown": Request("unheard_of", [floats("x", 1)]),
         "headers": Request("sees", [floats("a", 1)], headers={"x-user": "me"}),
     }
-    streamed = [Request("streams", [texts("do", name)], id=name) for name in ("five", "an error in the middle", "one")]
+    streamed = [
+        Request("streams", [texts("do", name)], id=name, parameters={"triton_enable_empty_final_response": True})
+        for name in ("five", "an error in the middle", "one")
+    ]
     for kind in (TLS, MUTUAL, UNIX):
         for what, request in requests.items():
             for way in (GRPC, TYPED, STREAM, JSON) if what in ("adds", "raises") else (GRPC, STREAM):
                 yield Case(f"{kind}: {what}, {way}", [Infer(request, way)])
-        yield Case(f"{kind}: a stream", [OnStream(streamed, at_once=True)])
+        yield Case(f"{kind}: a stream", [OnStream(streamed)])
         yield Case(f"{kind}: metadata", [Rpc("ModelMetadata", {"name": "adds"}), Rpc("ServerLive")])
         for model, way in (("watches", RESET), ("watches", CONNECTION), ("watches_stream", STREAM_RESET)):
             yield Case(f"{kind}: {model}, {way}", [Departs(model, way)])
