@@ -1,4 +1,7 @@
-"""Small transformers with random weights, as exporters write them: a decoder with past keys and values, an encoder."""
+"""Transformers with random weights, as exporters write them: decoders with past keys and values, an encoder.
+
+One decoder is like GPT-2, the other one like T5's: it attends to what an encoder has made of a source, too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,17 +13,19 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 INTEGER, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+DISTANCES = 32  # that have a bias of their own
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a transformer is."""
+    """How large a transformer is. `source`: tokens that a translator's encoder has read."""
 
     layers: int = 1
     heads: int = 2
     head_size: int = 16
     words: int = 40
     positions: int = 138
+    source: int = 0
 
     @property
     def width(self) -> int:
@@ -89,14 +94,23 @@ class Builder:
         split = self.node("Reshape", x, self.node("Concat", *shape, axis=0))
         return self.node("Transpose", split, perm=[0, 2, 1, 3])
 
-    def attention(self, q: str, k: str, v: str, mask: str, rows: str, length: str) -> str:
+    def root_mean_square(self, x: str) -> str:
+        """Add a normalisation without a mean."""
+        square = self.node("Pow", x, self.constant(2, np.float32))
+        mean = self.node("ReduceMean", square, axes=[-1])
+        root = self.node("Sqrt", self.node("Add", mean, self.constant(1e-6, np.float32)))
+        ones = self.constant(np.ones(self.sizes.width), np.float32)
+        return self.node("Mul", self.node("Mul", x, self.node("Reciprocal", root)), ones)
+
+    def attention(self, q: str, k: str, v: str, mask: str, rows: str, length: str, biased: bool = True) -> str:
         """Add attention as exporters spell it out, and its heads put together."""
         turned = self.node("Transpose", k, perm=[0, 1, 3, 2])
         scores = self.node("Mul", self.node("MatMul", q, turned), self.constant(self.sizes.head_size**-0.5, np.float32))
         shares = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
         merged = self.node("Transpose", self.node("MatMul", shares, v), perm=[0, 2, 1, 3])
         shape = self.node("Concat", self.one(rows), self.one(length), self.constant([self.sizes.width]), axis=0)
-        return self.node("Add", self.node("Reshape", merged, shape), self.weight(self.sizes.width))
+        whole = self.node("Reshape", merged, shape)
+        return self.node("Add", whole, self.weight(self.sizes.width)) if biased else whole
 
     def save(self, path: Path, inputs: dict[str, tuple[int, Sequence[Any]]], outputs: dict[str, Sequence[Any]]) -> Path:
         """Write the model; return its path."""
@@ -138,6 +152,47 @@ def save_decoder(path: Path, sizes: Sizes = SMALL) -> Path:
     return b.save(path, inputs, outputs)
 
 
+def save_translator(path: Path, sizes: Sizes = SMALL) -> Path:
+    """A decoder like T5's: no biases but one of distances, keys and values of the source, and past ones."""
+    b = Builder(sizes)
+    width, kept = sizes.width, 4 * sizes.width
+    inputs: dict[str, tuple[int, Sequence[Any]]] = {
+        "input_ids": (INTEGER, ["batch", "sequence"]),
+        "encoder_attention_mask": (INTEGER, ["batch", "source"]),
+    }
+    outputs: dict[str, Sequence[Any]] = {"logits": ["batch", "sequence", sizes.words]}
+    rows, length = b.size("input_ids", 0), b.size("input_ids", 1)
+    past = b.size("past.0.key", 2)
+    total = b.node("Add", past, length)
+    queries, keys = b.node("Range", past, total, b.constant(1)), b.node("Range", b.constant(0), total, b.constant(1))
+    distance = b.node("Sub", b.node("Unsqueeze", queries, b.constant([1])), b.node("Unsqueeze", keys, b.constant([0])))
+    bucket = b.node("Min", b.node("Max", distance, b.constant(0)), b.constant(DISTANCES - 1))
+    nearness = b.node("Gather", b.weight(DISTANCES, sizes.heads), bucket, axis=0)
+    bias = b.node("Unsqueeze", b.node("Transpose", nearness, perm=[2, 0, 1]), b.constant([0]))
+    hidden = b.node("Less", distance, b.constant(0))
+    mask = b.node("Where", hidden, b.constant(-1e9, np.float32), bias)
+    seen = b.node("Cast", b.node("Unsqueeze", "encoder_attention_mask", b.constant([1, 2])), to=FLOAT)
+    source_mask = b.node("Mul", b.node("Sub", b.constant(1, np.float32), seen), b.constant(-1e9, np.float32))
+    x = b.node("Gather", b.weight(sizes.words, width), "input_ids", axis=0)
+    for layer in range(sizes.layers):
+        y = b.root_mean_square(x)
+        q, k, v = (b.heads(b.node("MatMul", y, b.weight(width, width)), rows, length) for _ in range(3))
+        for kind, part in (("key", k), ("value", v)):
+            inputs[f"past.{layer}.{kind}"] = (FLOAT, ["batch", sizes.heads, "past", sizes.head_size])
+            inputs[f"source.{layer}.{kind}"] = (FLOAT, ["batch", sizes.heads, "source", sizes.head_size])
+            outputs[f"present.{layer}.{kind}"] = ["batch", sizes.heads, "total", sizes.head_size]
+            b.node("Concat", f"past.{layer}.{kind}", part, output=f"present.{layer}.{kind}", axis=2)
+        y = b.attention(q, f"present.{layer}.key", f"present.{layer}.value", mask, rows, length, biased=False)
+        x = b.node("Add", x, b.node("MatMul", y, b.weight(width, width)))
+        q = b.heads(b.node("MatMul", b.root_mean_square(x), b.weight(width, width)), rows, length)
+        y = b.attention(q, f"source.{layer}.key", f"source.{layer}.value", source_mask, rows, length, biased=False)
+        x = b.node("Add", x, b.node("MatMul", y, b.weight(width, width)))
+        y = b.node("Relu", b.node("MatMul", b.root_mean_square(x), b.weight(width, kept)))
+        x = b.node("Add", x, b.node("MatMul", y, b.weight(kept, width)))
+    b.node("MatMul", b.root_mean_square(x), b.weight(width, sizes.words), output="logits")
+    return b.save(path, inputs, outputs)
+
+
 def save_encoder(path: Path, sizes: Sizes = SMALL) -> Path:
     """An encoder like BERT: tokens and a mask in, a vector for each token out."""
     b = Builder(sizes)
@@ -165,6 +220,22 @@ def decoder_feeds(past: int, rows: int, sizes: Sizes = SMALL) -> dict[str, Any]:
     shape = rows, sizes.heads, past, sizes.head_size
     caches = {f"past.{layer}.{kind}": random.standard_normal(shape, np.float32) for layer, kind in sizes.caches}
     return {"input_ids": random.integers(0, sizes.words, (rows, 1)), **caches}
+
+
+def translator_feeds(past: int, rows: int, sizes: Sizes = SMALL) -> dict[str, Any]:
+    """Return inputs of a step of the decoder of a translator."""
+    return {**decoder_feeds(past, rows, sizes), **source_feeds(rows, sizes)}
+
+
+def source_feeds(rows: int, sizes: Sizes = SMALL) -> dict[str, Any]:
+    """Return what an encoder has left of the source: the same at each step; none without a source."""
+    if not sizes.source:
+        return {}
+    random, shape = np.random.default_rng(rows), (rows, sizes.heads, sizes.source, sizes.head_size)
+    kept = {f"source.{layer}.{kind}": random.standard_normal(shape, np.float32) for layer, kind in sizes.caches}
+    mask = np.ones((rows, sizes.source), np.int64)
+    mask[:, -sizes.source // 4 :] = 0
+    return {"encoder_attention_mask": mask, **kept}
 
 
 def encoder_feeds(length: int, rows: int, sizes: Sizes = SMALL) -> dict[str, Any]:

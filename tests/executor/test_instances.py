@@ -1,7 +1,8 @@
 """One program for several sizes, on workers: whatever sizes come one after the other, answers are onnxruntime's."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks.lib.decoders import decoder_feeds, encoder_feeds, save_decoder, save_encoder
+from benchmarks.lib.decoders import (
+    SMALL,
+    decoder_feeds,
+    encoder_feeds,
+    save_decoder,
+    save_encoder,
+    save_translator,
+    translator_feeds,
+)
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
@@ -82,20 +91,32 @@ class Loaded:
             np.testing.assert_allclose(answer, other, rtol=1e-4, atol=1e-4, err_msg=f"{name} of {size} x {rows}")
 
 
-@pytest.fixture(scope="module", params=["decoder", "encoder"])
+TRANSLATOR = replace(SMALL, source=9)
+# How each model is saved, its inputs, the symbol of the span, sizes of others.
+MODELS: dict[str, tuple[Any, Any, str, dict[str, int]]] = {
+    "decoder": (save_decoder, decoder_feeds, "past", {"sequence": 1}),
+    "encoder": (save_encoder, encoder_feeds, "length", {}),
+    "translator": (
+        partial(save_translator, sizes=TRANSLATOR),
+        partial(translator_feeds, sizes=TRANSLATOR),
+        "past",
+        {"sequence": 1, "source": TRANSLATOR.source},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["decoder", "encoder", pytest.param("translator", marks=pytest.mark.long)])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("model")
-    is_decoder = request.param == "decoder"
-    path: Path = (save_decoder if is_decoder else save_encoder)(folder / "model.onnx")
-    span = Span("past" if is_decoder else "length", FIRST, LAST)
-    dimensions = {"sequence": 1} if is_decoder else {}
+    save, feeds, symbol, dimensions = MODELS[request.param]
+    path: Path = save(folder / "model.onnx")
+    span = Span(symbol, FIRST, LAST)
     cache_dir = tmp_path_factory.mktemp("cache")
     compiled = compile_model(path, "spanned", Cache(cache_dir), detect(), lambda *_: None, dimensions, span=span)
     with two_workers(cache_dir) as executor:
         executor.load(MODEL_ID, compiled.manifest.key)
         executor.arena.allocate(0, 1 << 24)
         executor.io.allocate(0, 1 << 24)
-        feeds = decoder_feeds if is_decoder else encoder_feeds
         yield Loaded(executor, compiled.manifest, onnxruntime.InferenceSession(path), feeds)
 
 
