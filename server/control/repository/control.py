@@ -9,7 +9,7 @@ already.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -86,8 +86,10 @@ class ModelControl:
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_first = True
 
-    async def start(self) -> dict[str, list[Entry]]:
+    async def start(self, listening: Callable[[], Awaitable[str]]) -> dict[str, list[Entry]]:
         """Load what is to be served from the start, and return it. A broken model hinders no other one.
+
+        Clients are told that it is there when they can connect everywhere: then `listening` returns.
 
         Raises OSError when a repository cannot be listed, ModelStartError if that is to be the end of the server.
         """
@@ -104,6 +106,7 @@ class ModelControl:
         await asyncio.gather(*self.beside_each_other(found).values())
         if (broken := self.served.broken) and self._options.exit_on_error:
             raise ModelStartError(f"models cannot be loaded: {', '.join(sorted({each.name for each in broken}))}")
+        await listening()
         self._clients.initial_load_done(self._options.strict_readiness)
         return found
 

@@ -181,7 +181,7 @@ class Supervisor:
         self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        loading = self._loop.create_task(self._models.start())
+        loading = self._loop.create_task(self._models.start(self._front_ends.listening))
         try:
             address = await self._front_ends.listening()
             found = await loading

@@ -1,4 +1,4 @@
-"""Hundreds of calls at once of methods that wait, over each protocol: none has a thread, and all else is answered."""
+"""A thousand calls at once of methods that wait, over each protocol: none has a thread, and all else is answered."""
 
 import json
 import select
@@ -24,7 +24,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.serving.supervisor_calls import MAX_WAITING_CALLS
 from tests.helpers.http_requests import ask_http
 
-CALLS = 300
+CALLS = 1000
 TIMEOUT_S = 60
 CONFIG = """
 backend: "python"
@@ -186,6 +186,7 @@ def test_methods_that_wait_over_grpc(scene: Scene) -> None:
             assert name == "RepositoryModelLoad" or calls.codes(name) == {grpc.StatusCode.OK: each}, name
 
 
+@pytest.mark.long
 def test_methods_that_wait_over_http(scene: Scene) -> None:
     each = CALLS // 5
     requests: list[tuple[str, str, Any]] = [
