@@ -21,7 +21,7 @@ from benchmarks.exported.outcomes import read_expected
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "exported.md"
 COMPARED = Path(__file__).parent / "compared.json"
-KEPT = ("compared", "engine", "error", "refusals", "sizes", "wrong")
+KEPT = ("compared", "engine", "error", "flat", "refusals", "sizes", "wrong")
 BEGIN, END = "<!-- generated: exported -->\n", "<!-- end -->"
 HEAD = ("exporter", "files", "kernels, any rows and sizes", "as exported, fixed", "each number of rows", "with islands",
         "onnxruntime", "compared", "largest difference", "wrong", "refuses", "refused by both")  # fmt: skip
@@ -80,11 +80,12 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
         found = compared.get(name)
         if found is None:
             continue
-        row.counts["compared"] += bool(found["compared"])
+        shows = bool(found["compared"] and not found["flat"])
+        row.counts["compared"] += shows
         row.counts["wrong"] += bool(found["wrong"])
         row.counts["refuses"] += bool(found["refusals"])
         row.counts["refused by both"] += not found["compared"] and not found["refusals"]
-        if found["compared"] and not found["wrong"]:
+        if shows and not found["wrong"]:
             row.errors.append(found["error"])
     yield f"| {' | '.join(HEAD)} |"
     yield "|---|" + "---:|" * (len(HEAD) - 1)
