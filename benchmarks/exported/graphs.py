@@ -48,7 +48,7 @@ class Exported:
     def inputs(self) -> dict[str, tuple[Mapping[str, Any], Sequence[str]]]:
         """Return the description of each input by the file's name for it, and what the file calls its dimensions.
 
-        Keras writes some constants as inputs that no description has.
+        Keras writes some constants as inputs that no description has. A converter may have made numbers float16.
         """
         model = onnx.load(self.path, load_external_data=False)
         initial = {tensor.name for tensor in model.graph.initializer}
@@ -60,7 +60,11 @@ class Exported:
             names = ["" if dim.HasField("dim_value") else dim.dim_param for dim in dims]
             shape = [dim.dim_value for dim in dims]
             other = {"shape": shape, "dtype": "float32", "draw": "uniform", "low": 0.5, "high": 1.5}
-            found[value.name] = (described[number] if number < len(described) else other, names)
+            element = value.type.tensor_type.elem_type
+            dtype = (
+                {} if element == onnx.TensorProto.STRING else {"dtype": helper.tensor_dtype_to_np_dtype(element).name}
+            )
+            found[value.name] = ({**(described[number] if number < len(described) else other), **dtype}, names)
         return found
 
     def sizes(self, ask: Mapping[str, int]) -> dict[str, int]:

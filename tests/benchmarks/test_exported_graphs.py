@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.exported.compare import difference
 from benchmarks.exported.graphs import exported_files, names_in, pack, unpack, vary
@@ -65,3 +65,14 @@ def test_differences() -> None:
     assert difference(numbers[:2], numbers) == float("inf")
     assert difference(numbers.astype(np.float64), numbers) == float("inf")
     assert difference(np.array([b"a"], object), np.array(["a"], object)) == 0
+
+
+def test_inputs_have_the_types_of_the_file(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["n", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "half.onnx")
+    described = {"inputs": {"x": {"shape": ["B", 4], "dtype": "float32", "draw": "normal"}}, "asks": [{"B": 2}]}
+    (tmp_path / "half.json").write_text(json.dumps(described))
+    (file,) = exported_files(tmp_path)
+    (request,) = file.requests()
+    assert request["x"].dtype == np.float16
