@@ -83,7 +83,7 @@ def _compared(server: LiveServer, file: Exported) -> Row:
     """Return what serves a file, how far its answers are from onnxruntime's, and what it refuses."""
     row: Row = {"exporter": file.described["exporter"], "versions": file.described["versions"]}
     row |= {"engine": "refused", "compared": 0, "error": 0.0, "wrong": "", "refusals": [], "sizes": 0}
-    row |= {"reason": "", "unanswered": ""}
+    row |= {"reason": "", "unanswered": "", "varied": True}
     with triton.InferenceServerClient(server.url) as client:
         try:
             client.load_model(file.name, client_timeout=COMPILE_S)

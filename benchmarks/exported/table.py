@@ -21,10 +21,11 @@ from benchmarks.exported.outcomes import read_expected
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "exported.md"
 COMPARED = Path(__file__).parent / "compared.json"
-KEPT = ("compared", "engine", "error", "flat", "refusals", "sizes", "wrong")
+KEPT = ("compared", "engine", "error", "flat", "refusals", "sizes", "varied", "wrong")
 BEGIN, END = "<!-- generated: exported -->\n", "<!-- end -->"
 HEAD = ("exporter", "files", "kernels, any rows and sizes", "as exported, fixed", "each number of rows", "with islands",
-        "onnxruntime", "compared", "largest difference", "wrong", "refuses", "refused by both")  # fmt: skip
+        "onnxruntime", "compared", "weights varied", "largest difference", "wrong", "refuses",
+        "refused by both")  # fmt: skip
 MADE_OF_OTHERS = {  # how names of files begin that are made of other files
     "dynamic_": "onnxruntime: dynamic quantisation",
     "qdq_": "onnxruntime: static quantisation",
@@ -82,6 +83,7 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
             continue
         shows = bool(found["compared"] and not found["flat"])
         row.counts["compared"] += shows
+        row.counts["weights varied"] += shows and found["varied"]
         row.counts["wrong"] += bool(found["wrong"])
         row.counts["refuses"] += bool(found["refusals"])
         row.counts["refused by both"] += not found["compared"] and not found["refusals"]
