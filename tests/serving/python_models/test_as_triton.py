@@ -15,7 +15,7 @@ from benchmarks.differential.servers import answers, gangway
 # A part of the models, so that the server starts in some seconds. `make bench` has all of them.
 MODELS = {
     *("adds", "lengths", "other", "raises", "responds", "sees", "streams", "sums", "tokens", "types"),
-    *("habits_returns", "pub_after", "pub_labels", "pub_llm"),
+    *("habits_returns", "has_operations", "has_platform", "pub_after", "pub_labels", "pub_llm"),
     *("chain", "chain_other", "chain_raises", "chain_sees", "chain_streams", "token_chain"),
 }
 MAX_FILE_BYTES = 100_000
@@ -52,6 +52,7 @@ def test_an_unexpected_answer_is_a_difference() -> None:
     assert differences("a", [right], [right]) == []
     assert differences("a", [right], [wrong]) == [Difference("a", "0.outputs.z.data", "[2]", "[3]")]
     assert differences("a", [failed], [right]) == [Difference("a", "0 outcome", "INTERNAL 'no'", repr(right))]
+    assert differences("a", [{"seen": 1, "after_ms": [1]}], [{"seen": 1, "after_ms": [2]}]) == []
     assert differences("a", [[]], [[right]]) == [Difference("a", "0.0", repr(ABSENT), repr(right))]
 
 
