@@ -167,7 +167,8 @@ def measure(report: Report, name: str, sizes: Sizes, rounds: int) -> None:
         client = stack.enter_context(triton.InferenceServerClient(server.url))
         served = Served(client, sizes, stack)
         wait_until_compiled(server, served)
-        own.tokens(), served.tokens()  # the first steps of each length find nothing prepared
+        own.tokens()
+        served.tokens()  # the first steps of each length find nothing prepared
         before_ns, before = served.costs()
         pairs = [(timed(own.tokens), timed(served.tokens)) for _ in range(rounds)]
         cost_ns, count = served.costs()

@@ -90,7 +90,7 @@ class SimulatorPredictor:
         arrivals = poisson(mix, rate_per_s, self._requests, SEED)
         overheads = Overheads(REQUEST_US / 2, REQUEST_US / 2)
         machine = Machine(cores, overheads, level_per_demand(cores))
-        limits = Limits(self._requests, (self._requests,) * len(names), WAITING * cores)
+        limits = Limits(range(self._requests), self._requests, (self._requests,) * len(names), WAITING * cores)
         result = simulate(make_policy(DEFAULT_POLICY), profiles, arrivals, machine, limits=limits)
         targets = {"target": [profile.qos_us for profile in profiles.values()]}
         rows = summarise(result.outcomes, targets).models

@@ -43,6 +43,10 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of counters, and the bounds of response times
 
 
+def _kept(statistics: Statistics) -> MakeStatistics:
+    return lambda _row, _response_bounds_ns: statistics
+
+
 def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
     """Return counters that no other process sees."""
     return Statistics(response_bounds_ns)
@@ -348,11 +352,7 @@ class Models:
         before = self.entries.get(key)
         if isinstance(message, ModelReady):
             if isinstance(before, ServedModel) and before.statistics_row == message.statistics_row != -1:
-                counting = before.statistics  # a row has one writer in a process
-
-                def make_statistics(_row: int, _response_bounds_ns: tuple[int, ...]) -> Statistics:
-                    return counting
-
+                make_statistics = _kept(before.statistics)  # a row has one writer in a process
             entries[key] = ServedModel.of(message, make_statistics, self.most_answer_bytes)
         elif isinstance(message, ModelUnavailable):
             entries[key] = message

@@ -252,13 +252,14 @@ class _Unrolled:
         body = self._body
         inside = [_copy(inner) for inner in body.node]
         made = (name for inner in inside for name in inner.output if name)
-        names = {**weights, **{name: f"{self._prefix}{step}/{name}" for name in made}}
+        names: dict[str, str] = {**weights, **{name: f"{self._prefix}{step}/{name}" for name in made}}
         names |= {value.name: name for value, name in zip(body.input, given, strict=True)}
         rename(inside, names)
         for inner in inside:
             inner.name = f"{self._prefix}{step}/{inner.name}" if inner.name else ""
         self._nodes += inside
-        return [names.get(value.name, value.name) for value in body.output]
+        outputs: list[str] = [value.name for value in body.output]
+        return [names.get(name, name) for name in outputs]
 
     def _with_axis(self, name: str, axis: int, output: str) -> str:
         """A part of what all steps make together."""
