@@ -60,10 +60,10 @@ serve: install
 	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
-# Three files of tests at a time in the order of tests/conftest.py, of which on two cores one mostly waits; then what must
-# be alone: it measures the machine, or looks at what all processes share, and only files with such tests are imported.
+# Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
+# looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "alone and not long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # What takes longer: tutorials, routers, remote repositories, narrower vectors than this machine has, many deaths.

