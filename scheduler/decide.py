@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
+from gangway.scheduler.gangs import Gang
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import DecisionLog, TraceWriter
 from gangway.scheduler.policies import turns
@@ -170,11 +171,17 @@ class Dispatcher:
     def _end_turns(self, now_us: float) -> None:
         """Have those leave whose turn is over, if others wait for their cores."""
         gangs = self._execution.gangs
-        holders = [turns.Holder(gang.unit.query, gang.started_us) for gang in gangs.yielding() if not gang.stopping]
+        holders = [self._holder(gang) for gang in gangs.yielding() if not gang.stopping]
         leaving = sum(gang.leaving for gang in gangs.all())
         ended, self._turn_end_us = turns.over(self._left, holders, leaving, now_us)
         for query_id in ended:
             self._execution.stop(Stop(query_id))
+
+    def _holder(self, gang: Gang) -> turns.Holder:
+        query = gang.unit.query
+        profile = self._models.profiles.get(query.model_id)
+        usual_us = profile.rows_us(1, query.rows) if profile and profile.latency_us else 0.0
+        return turns.Holder(query, gang.started_us, usual_us)
 
     def _space_decisions(self, begin_us: float, end_us: float) -> None:
         """Set until when newcomers of each kind wait, after a decision that took so long."""

@@ -14,8 +14,8 @@ def query(
     return Query(number, model_id, 1, BEGIN_US, deadline_us, priority, join_key=join_key)
 
 
-def holder(number: int = 7, since_us: float = BEGIN_US, **more: float) -> Holder:
-    return Holder(query(number, LONG, **more), since_us)  # type: ignore[arg-type]
+def holder(number: int = 7, since_us: float = BEGIN_US, usual_us: float = 1e9, **more: float) -> Holder:
+    return Holder(query(number, LONG, **more), since_us, usual_us)  # type: ignore[arg-type]
 
 
 def test_a_turn_ends_when_another_model_waits() -> None:
@@ -23,6 +23,15 @@ def test_a_turn_ends_when_another_model_waits() -> None:
         assert over([waiting], [holder()], 0, BEGIN_US + turn_us - 1) == ([], BEGIN_US + turn_us)
         assert over([waiting], [holder()], 0, BEGIN_US + turn_us) == ([7], None)
     assert over([], [holder()], 0, 9e6) == ([], None)
+
+
+def test_who_usually_ends_in_two_turns_has_two() -> None:
+    for waiting, turn_us in ((query(8), TURN_US), (query(8, deadline_us=2e6), DUE_TURN_US)):
+        ending = holder(usual_us=2 * turn_us)
+        assert over([waiting], [ending], 0, BEGIN_US + 2 * turn_us - 1) == ([], BEGIN_US + 2 * turn_us)
+        assert over([waiting], [ending], 0, BEGIN_US + 2 * turn_us) == ([7], None)
+        for usual_us in (turn_us / 2, 2 * turn_us + 1):
+            assert over([waiting], [holder(usual_us=usual_us)], 0, BEGIN_US + turn_us) == ([7], None)
 
 
 def test_the_more_urgent_one_keeps_its_core() -> None:
