@@ -141,14 +141,21 @@ class Instance:
         begin_ns, core = time.monotonic_ns(), header["core"]
         number, lines = _numbered(begin_ns, core, own or [b"{}"] * len(header.get("run", ())))
         try:
+            # What rests may hold Python's lock. It wakes before the message: afterwards it may rest again already.
+            if wakes := "resume" in header or self._rests:
+                self._place(self._clock.threads(), {core}, 0)
             self._send(text or json.dumps(header).encode(), lines, parts, "run" in header)
-            if "resume" in header or (self._status is not None and self._status.rests):
+            if not wakes and self._rests:
                 self._place(self._clock.threads(), {core}, 0)
         except BlockingIOError:
             raise self._late(timeout_s) from None
         except (OSError, EOFError, ValueError) as error:
             raise InstanceLostError("its process has ended") from error
         return self._answer_to(number, core, begin_ns, timeout_s, patience_ms, patience_ms / 2)
+
+    @property
+    def _rests(self) -> bool:
+        return self._status is not None and self._status.rests
 
     def leave_later(self, parts: Sequence[memoryview], own: Sequence[bytes], text: bytes, core: int) -> Message:
         """Send requests that it is to execute later, and do not wait: what it executes may hold Python's lock.

@@ -15,7 +15,7 @@ enum {
     NUMBER_CORE_BITS = 10, /* python_backend/messages.py: CORE_BITS */
     LEAST_LOOK_MS = 2, MOST_INSTANCE_LOOK_MS = 16, /* how often its CPU clock is looked at: the longer it computes, the less often */
     COMPUTING_PARTS = 5, /* it computes if it does so for one of so many parts of that time */
-    TOLD_LOOK_MS = 1, /* how often it is looked whether the core is wanted */
+    TOLD_LOOK_MS = 4, /* how often it is looked whether the core is wanted: each look interrupts the instance */
 };
 
 /* What the calling thread's lease is to do (layout.h); NULL: it executes none for an instance. Anything but CONTROL_RUN: its core is wanted. */
