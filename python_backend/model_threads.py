@@ -118,8 +118,9 @@ class ModelThreads:
         self._status.own_threads = self._own
 
     def place(self, core: int | None) -> None:
-        """Have all of them this core; None: all cores, with little weight."""
+        """Have all of them this core; None: all cores, with little weight. What they compute meanwhile is wanted."""
         self.has_new = False
+        self._seen.clear()
         placed = core, self._count(), _has_children()
         if placed == self._placed and not self._resting:
             return

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ POOLED = """
         y = np.array([is_shared, len(own), *own, 0][:4], np.float32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", y)])]
 """
+# Most of what it computes, a thread of its own does.
+HELPED = """
+    def initialize(self, args):
+        import concurrent.futures
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+
+    def execute(self, requests):
+        import time
+        def compute():
+            end = time.thread_time() + 0.15
+            while time.thread_time() < end:
+                pass
+        self.pool.submit(compute).result()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
 # Threads of a model that is not decoupled answer, too.
 LATER = """
     def execute(self, requests):
@@ -135,6 +151,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "spins", SPINS)
     write(repository, "leaves", LEAVES)
     write(repository, "pooled", POOLED)
+    write(repository, "helped", HELPED)
     write(repository, "later", LATER)
     write(repository, "add", ADD)
     for name, (code, config) in LONG_KINDS.items():
@@ -242,6 +259,17 @@ def test_a_thread_that_spins_rests_while_nobody_waits_for_the_model(served: Serv
         until(lambda: not rests(pid))
         answering.join()
         until(lambda: rests(pid))
+
+
+def test_what_computes_for_requests_does_not_rest_after_them(served: Served) -> None:
+    (pid,) = served.instances("helped")
+    for number in range(4):
+        served.infer("helped", x=four(number))
+        assert os.SCHED_IDLE not in classes(pid)
+    end = time.monotonic() + 1.5  # some looks
+    while time.monotonic() < end:
+        assert os.SCHED_IDLE not in classes(pid)
+        time.sleep(0.05)
 
 
 def test_processes_that_a_model_leaves_behind_rest(served: Served) -> None:
