@@ -85,6 +85,15 @@ class CpuClock:
         return found[1:]
 
 
+def has_children() -> bool:
+    """Whether this process has any, ended ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def clock_of(pid: int) -> int:
     """Return what clock_getcpuclockid does: the CPU clock of a process."""
     return (~pid << 3) | _ALL_THREADS

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from gangway.python_backend.cpu_clock import has_children
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_ENDED = signal.SIGUSR1
 _WATCHED = {signal.SIGCHLD, _PARENT_ENDED}
@@ -82,7 +84,7 @@ def _wait(instance: int, parent: int) -> int:
         status = _reaped().get(instance)
     _signal_descendants(signal.SIGTERM)
     begin = time.monotonic()
-    while _has_children() and (passed_seconds := time.monotonic() - begin) < KILL_SECONDS:
+    while has_children() and (passed_seconds := time.monotonic() - begin) < KILL_SECONDS:
         if passed_seconds > GRACE_SECONDS:
             _signal_descendants(signal.SIGKILL)
         _reaped()
@@ -106,14 +108,6 @@ def _reaped() -> dict[int, int]:
                 break
             found[pid] = status
     return found
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _descendants() -> list[int]:

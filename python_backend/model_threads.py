@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
-from gangway.python_backend.cpu_clock import CpuClock
+from gangway.python_backend.cpu_clock import CpuClock, has_children
 from gangway.python_backend.messages import WAITING_NICE
 
 _OWN_AT = 64  # bytes, in the status: how many threads are not the model's, and their numbers
@@ -121,7 +121,7 @@ class ModelThreads:
         """Have all of them this core; None: all cores, with little weight. What they compute meanwhile is wanted."""
         self.has_new = False
         self._seen.clear()
-        placed = core, self._count(), _has_children()
+        placed = core, self._count(), has_children()
         if placed == self._placed and not self._resting:
             return
         self._placed = placed
@@ -136,7 +136,7 @@ class ModelThreads:
     def rest(self, looks: bool) -> None:
         """Nobody waits for anything of the model. `looks`: at what they have computed since the last such call."""
         looks = looks or time.monotonic() - self._looked_at > LOOK_AGAIN_SECONDS
-        if looks and (self._count() or _has_children()):
+        if looks and (self._count() or has_children()):
             self._look()
         for thread in self._restless - self._resting:
             self._let_rest(thread)
@@ -181,13 +181,4 @@ class ModelThreads:
         return [thread for thread in map(int, os.listdir(_TASKS)) if thread not in self._own]
 
     def _found_others(self) -> list[int]:
-        return self._processes.others_threads() if _has_children() else []
-
-
-def _has_children() -> bool:
-    """Whether this process has any, ended ones included."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+        return self._processes.others_threads() if has_children() else []

@@ -29,7 +29,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.units import Piece, Unit
-from gangway.scheduler.waiting import WaitingGroup
+from gangway.scheduler.waiting import WaitingGroup, earlier
 
 PROBE_US: Final = 5e6  # an estimate that refuses is trusted for so long without a run
 
@@ -151,10 +151,7 @@ class Admission:
     @property
     def next_us(self) -> float | None:
         """When `refuse_late` or `end_waiting` has something to do, at the earliest."""
-        late_us, end_us = self._requests.late.next_us, self._requests.queue_ends.next_us
-        if late_us is None or end_us is None:
-            return late_us if end_us is None else end_us
-        return min(late_us, end_us)
+        return earlier(self._requests.late.next_us, self._requests.queue_ends.next_us)
 
     def arrived(self, request: Request) -> None:
         """A request has just been queued: refuse it if its queue was full, or others if slots run out."""

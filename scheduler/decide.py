@@ -28,7 +28,7 @@ from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
-from gangway.scheduler.waiting import WaitingQueries
+from gangway.scheduler.waiting import WaitingQueries, earlier
 
 # Newcomers: without a deadline; with one; that preempt in any case (of a class above, or brief).
 BEST_EFFORT, TIMED, PREEMPTING = range(3)
@@ -83,10 +83,7 @@ class Dispatcher:
     @property
     def next_us(self) -> float | None:
         """When there is something to do, if nothing happens before; None: never."""
-        wake_us, end_us = self.wake_us, self._turn_end_us
-        if wake_us is None or end_us is None:
-            return wake_us if end_us is None else end_us
-        return min(wake_us, end_us)
+        return earlier(self.wake_us, self._turn_end_us)
 
     def came(self, query: Query) -> None:
         """A query waits from now on. One that has to wait for an instance is no reason to ask the policy."""
@@ -200,7 +197,7 @@ class Dispatcher:
         self._next_us = [best_effort_us, timed_us, preempting_us]
 
     def _wake_at(self, at_us: float) -> None:
-        self.wake_us = at_us if self.wake_us is None else min(at_us, self.wake_us)
+        self.wake_us = earlier(at_us, self.wake_us)
 
     def _snapshot(
         self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float
@@ -219,9 +216,7 @@ class Dispatcher:
             formed = self._former.form(queued, now_us, profiles, in_service, len(free_cores), running, errors)
             waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
         if models.limits:
-            next_us = models.limits.next_us(now_us)
-            if next_us is not None:
-                wake_us = next_us if wake_us is None else min(wake_us, next_us)
+            wake_us = earlier(wake_us, models.limits.next_us(now_us))
             stopped = len(gangs.models_under_way()) - len(running)
             waiting = models.limits.admissible(waiting, gangs.models_begun(), in_service + stopped)
         snapshot = Snapshot(

@@ -17,6 +17,13 @@ BY_ARRIVAL = attrgetter("arrival_us", "query_id")
 MIN_STALE = 64  # stale entries of a heap before it is worth cleaning up
 
 
+def earlier(one_us: float | None, other_us: float | None) -> float | None:
+    """Return the earlier of two times; None: never."""
+    if one_us is None or other_us is None:
+        return other_us if one_us is None else one_us
+    return min(one_us, other_us)
+
+
 class Timers:
     """One moment (microseconds) for each query at most, and the next of them.
 

@@ -43,10 +43,6 @@ class Goal:
     each: bool = False
 
 
-ALL_QUERIES = Goal()
-EACH_MODEL = Goal(each=True)
-
-
 @dataclass(frozen=True)
 class Window:
     """Which of a run's `arrivals` requests count, by their number in the order of arrival."""

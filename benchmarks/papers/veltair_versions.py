@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import RATE_OVER_PLANARIA, SATURATED_BY_VERSIONS
 from gangway.simulator.contention import Contention
-from gangway.simulator.rates import ALL_QUERIES, SEEDS, RateEstimate, estimate_rate
+from gangway.simulator.rates import SEEDS, Goal, RateEstimate, estimate_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import read_mix
 
@@ -59,7 +59,7 @@ def _gains(request: FigureRequest, policy: str, counts: Sequence[int], seeds: in
     for count in counts:
         scenario = make_scenario(read_mix(MIX), CORES, contention=replace(Contention(), versions=count))
         start_per_s = gains[-1].rate.mean_per_s or None if gains else None
-        rate = estimate_rate(policy, scenario, ALL_QUERIES, queries, numbers, start_per_s)
+        rate = estimate_rate(policy, scenario, Goal(), queries, numbers, start_per_s)
         gains.append(Gain(policy, count, rate, rate.over(gains[0].rate if gains else rate)))
     return gains
 

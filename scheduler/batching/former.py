@@ -21,7 +21,7 @@ from gangway.scheduler.policy import Query, RunningBlock, value
 from gangway.scheduler.policy_config import BATCHING, DEFAULT
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.units import Batch, Unit
-from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQueries
+from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQueries, earlier
 
 NO_CLASS = float("-inf")  # above all classes
 _NO_ERRORS: Mapping[int, float] = MappingProxyType({})
@@ -231,8 +231,7 @@ class BatchFormer:
                 queries, deadline_us = queue.queries[begin:end], queue.deadline_us(begin, end)
                 gangs += self._add_batch(queries, deadline_us, queue.model, error, selection)
             before_rows = rows
-        if wait_until_us is not None:
-            selection.wake_us = wait_until_us if selection.wake_us is None else min(selection.wake_us, wait_until_us)
+        selection.wake_us = earlier(selection.wake_us, wait_until_us)
 
     def _add_batch(
         self,

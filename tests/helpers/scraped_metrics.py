@@ -1,8 +1,6 @@
 """The metrics of a server, read as Prometheus reads them."""
 
 import http.client
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -62,10 +60,3 @@ class Scraped:
                 assert key not in found, "twice"
                 found[key] = sample.value
         return Scrape(found)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -10,7 +10,6 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.contention import Contention
 from gangway.simulator.rates import (
-    EACH_MODEL,
     LASTING,
     QUERIES,
     Goal,
@@ -61,7 +60,7 @@ def test_a_burst_is_no_rate() -> None:
     rate_per_s = 1.1 * capacity_bound(scenario)
     burst = run_policy(DEFAULT_POLICY, scenario, rate_per_s, 60, 1).summary.total.satisfied["target"]
     assert (burst or 0) > 0.95
-    assert share_in_time(DEFAULT_POLICY, scenario, EACH_MODEL, rate_per_s, QUERIES, 1) < 0.95
+    assert share_in_time(DEFAULT_POLICY, scenario, Goal(each=True), rate_per_s, QUERIES, 1) < 0.95
 
 
 @pytest.mark.parametrize("contention", [None, Contention()])

@@ -293,28 +293,19 @@ MODELS = (
         {"labels.txt": "cat\ndog\nbird\n"},
         head=HEADLESS,
     ),
-    Model(
-        "pub_versions",
-        VERSIONED,
-        config_of(
-            "IN:INT32:1", "VERSION:INT64:1 ARGS:STRING:1", more="version_policy: { specific: { versions: [1, 3] } }"
-        ),
-        head=HEADLESS,
-        versions=(1, 2, 3, 10),
-    ),
-    Model(
-        "pub_latest",
-        VERSIONED,
-        config_of("IN:INT32:1", "VERSION:INT64:1 ARGS:STRING:1", more="version_policy: { latest { num_versions: 2 } }"),
-        head=HEADLESS,
-        versions=(1, 2, 3, 10),
-    ),
-    Model(
-        "pub_all",
-        VERSIONED,
-        config_of("IN:INT32:1", "VERSION:INT64:1 ARGS:STRING:1", more="version_policy: { all { } }"),
-        head=HEADLESS,
-        versions=(1, 7),
+    *(
+        Model(
+            f"pub_{name}",
+            VERSIONED,
+            config_of("IN:INT32:1", "VERSION:INT64:1 ARGS:STRING:1", more=f"version_policy: {{ {policy} }}"),
+            head=HEADLESS,
+            versions=versions,
+        )
+        for name, policy, versions in (
+            ("versions", "specific: { versions: [1, 3] }", (1, 2, 3, 10)),
+            ("latest", "latest { num_versions: 2 }", (1, 2, 3, 10)),
+            ("all", "all { }", (1, 7)),
+        )
     ),
     Model("pub_after", AFTER, config_of("IN:INT32:-1", "OUT:INT32:1", more=DECOUPLED), head=HEADLESS),
     Model(

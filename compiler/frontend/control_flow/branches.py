@@ -90,7 +90,7 @@ def _inline(graph: Any, decisions: Mapping[str, bool]) -> None:
         inside, initial = _body(node, branch, taken)
         nodes.extend(inside)
         graph.initializer.extend(initial)
-    nodes = [_copy(node) for node in nodes]  # deleting the field ends those that it has
+    nodes = [copy_of(node) for node in nodes]  # deleting the field ends those that it has
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -107,7 +107,7 @@ def _body(node: Any, branch: Any, taken: set[str]) -> tuple[list[Any], list[Any]
 
     Several of its outputs may be one tensor, or one that the branch does not compute: those are copied.
     """
-    inside, initial = [_copy(inner) for inner in branch.node], [_copy(tensor) for tensor in branch.initializer]
+    inside, initial = [copy_of(inner) for inner in branch.node], [copy_of(tensor) for tensor in branch.initializer]
     computed = {name for inner in inside for name in inner.output if name}
     own = computed.union(tensor.name for tensor in initial)
     prefix = f"{_key(node)}/"
@@ -140,7 +140,8 @@ def _key(node: Any) -> str:
     return next(filter(None, node.output), "")
 
 
-def _copy(message: Any) -> Any:
+def copy_of(message: Any) -> Any:
+    """Return a copy of a message of protobuf."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.control_flow.branches import rename, varying
+from gangway.compiler.frontend.control_flow.branches import copy_of, rename, varying
 from gangway.compiler.frontend.shape_inference import infer_shapes, known_values, tensor_types
 from gangway.compiler.frontend.subgraphs import all_nodes, graphs_of
 from gangway.compiler.kernels.specs import Array
@@ -50,7 +50,7 @@ def unroll_loops(*models: Any) -> bool:
         if _is_recurrent(node):
             steps = _count(node, values, model) if node.op_type == "Loop" else _length(node, lengths)
         if not steps:
-            nodes.append(_copy(node))
+            nodes.append(copy_of(node))
             continue
         inside, initial = _Unrolled(node, opset_of(model), taken).written(steps)
         nodes += inside
@@ -208,7 +208,7 @@ class _Unrolled:
         body, node = self._body, self._node
         weights = {tensor.name: f"{self._prefix}{tensor.name}" for tensor in body.initializer}
         for tensor in body.initializer:
-            self._initial.append(_copy(tensor))
+            self._initial.append(copy_of(tensor))
             self._initial[-1].name = weights[tensor.name]
         is_loop = node.op_type == "Loop"
         going_on = self._constant(np.array(True), "going on") if is_loop else ""
@@ -250,7 +250,7 @@ class _Unrolled:
     def _step(self, step: int, given: Sequence[str], weights: Mapping[str, str]) -> list[str]:
         """Add the nodes of a step; return what its results are called."""
         body = self._body
-        inside = [_copy(inner) for inner in body.node]
+        inside = [copy_of(inner) for inner in body.node]
         made = (name for inner in inside for name in inner.output if name)
         names: dict[str, str] = {**weights, **{name: f"{self._prefix}{step}/{name}" for name in made}}
         names |= {value.name: name for value, name in zip(body.input, given, strict=True)}
@@ -274,9 +274,3 @@ class _Unrolled:
     def _constant(self, value: Array, name: str) -> str:
         self._initial.append(numpy_helper.from_array(value, f"{self._prefix}{name}"))
         return f"{self._prefix}{name}"
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

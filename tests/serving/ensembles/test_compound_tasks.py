@@ -28,7 +28,8 @@ from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import Segment
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
+from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

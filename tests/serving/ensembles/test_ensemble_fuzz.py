@@ -33,8 +33,9 @@ from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.mutated_requests import REFUSALS, TIMEOUT_S, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import Scraped, until
+from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.stopped_workers import stopped_workers
+from tests.helpers.whole_server import until
 
 Array = npt.NDArray[np.int32]
 ZOO = ("simple", "simple_identity", "simple_string")

@@ -23,9 +23,10 @@ from benchmarks.lib.live_server import is_ready, live_server
 from benchmarks.lib.load import raw_channel, raw_infer
 from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import orders_of, save_served
+from tests.helpers.whole_server import until
 
 HEAVY_ROWS = 8
 QUEUE = 8

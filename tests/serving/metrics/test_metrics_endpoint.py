@@ -12,7 +12,8 @@ import tritonclient.grpc as triton
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.processes import open_descriptors
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
+from tests.helpers.whole_server import until
 
 
 @pytest.fixture

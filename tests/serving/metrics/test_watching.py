@@ -20,8 +20,9 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.server.serving.http.watching import MAX_BEHIND, MAX_WATCHERS
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.tiny_model import orders_of, save_served
+from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

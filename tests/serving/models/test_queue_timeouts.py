@@ -25,9 +25,10 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.python_models import inputs_of
-from tests.helpers.scraped_metrics import Scraped, until
+from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
+from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 QUEUE_S = 0.6  # the longest wait, which is also what a busy machine may take until it begins with a request

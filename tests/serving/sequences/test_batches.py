@@ -24,9 +24,10 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
-from tests.helpers.scraped_metrics import Scraped, until
+from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import TIMEOUT_S, config_of
 from tests.helpers.stopped_workers import stopped_workers
+from tests.helpers.whole_server import until
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
 ROWS = 4

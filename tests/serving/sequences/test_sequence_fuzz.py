@@ -23,8 +23,9 @@ from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.mutated_requests import REFUSALS, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import Scraped, until
+from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import MODULES, TIMEOUT_S, config_of, number, oldest, run_stream, run_unary, total_of
+from tests.helpers.whole_server import until
 
 PROGRAMS = settings(max_examples=40, deadline=None)
 SIDE_BY_SIDE = settings(max_examples=12, deadline=None)
