@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from gangway.compiler.frontend.subgraphs import all_nodes
+from gangway.compiler.frontend.subgraphs import all_nodes, copy_of
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.opsets import OWN_DOMAINS
 
@@ -29,7 +29,7 @@ def replace_sequences(model: Any, constants: Mapping[str, Array]) -> None:
         maker = makers.get(node.input[0]) if node.op_type in _READERS and node.domain in OWN_DOMAINS else None
         nodes += [] if maker is None else _instead(maker, node, known)
         if maker is None or not nodes or nodes[-1].output[0] != node.output[0]:
-            nodes.append(_copy(node))
+            nodes.append(copy_of(node))
     read = {name for node in all_nodes(nodes) for name in node.input} | {value.name for value in graph.output}
     read |= {value.name for node in all_nodes(nodes) for item in node.attribute for value in item.g.output}
     kept = [node for node in nodes if node.op_type not in _MAKERS or node.output[0] in read]
@@ -90,9 +90,3 @@ def _attribute(node: Any, name: str, default: int) -> int:
 
 def _constant(value: Array, name: str) -> Any:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value.astype(np.int64)))
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

@@ -44,3 +44,10 @@ def rename_captured(node: Any, names: Mapping[str, str]) -> None:
             rename_captured(inner, seen)
         for value in graph.output:
             value.name = seen.get(value.name, value.name)
+
+
+def copy_of(message: Any) -> Any:
+    """Return a copy of a message of protobuf."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

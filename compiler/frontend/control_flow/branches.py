@@ -11,7 +11,7 @@ import numpy as np
 from onnx import helper, shape_inference
 
 from gangway.compiler.frontend.shape_inference import known_values
-from gangway.compiler.frontend.subgraphs import all_nodes, rename_captured
+from gangway.compiler.frontend.subgraphs import all_nodes, copy_of, rename_captured
 from gangway.compiler.kernels.specs import Array
 
 _PICKS = {
@@ -138,10 +138,3 @@ def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 
 def _key(node: Any) -> str:
     return next(filter(None, node.output), "")
-
-
-def copy_of(message: Any) -> Any:
-    """Return a copy of a message of protobuf."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

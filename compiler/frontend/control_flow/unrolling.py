@@ -12,9 +12,9 @@ import numpy as np
 from onnx import helper, numpy_helper, shape_inference
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.frontend.control_flow.branches import copy_of, rename, varying
+from gangway.compiler.frontend.control_flow.branches import rename, varying
 from gangway.compiler.frontend.shape_inference import infer_shapes, known_values, tensor_types
-from gangway.compiler.frontend.subgraphs import all_nodes, graphs_of
+from gangway.compiler.frontend.subgraphs import all_nodes, copy_of, graphs_of
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.opsets import OWN_DOMAINS, imports, opset_of, restamp
 

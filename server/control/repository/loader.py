@@ -66,7 +66,7 @@ from gangway.server.control.repository.python_models import (
 )
 from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.control.repository.schedules import FoundSchedules
-from gangway.server.control.repository.shapes import NEVER_COMPILED, ShapeCache
+from gangway.server.control.repository.shapes import ShapeCache, is_never_compiled
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.python_instances import PythonInstances
 from gangway.server.control.supervisor.scheduler import SchedulerControl
@@ -399,7 +399,7 @@ class ModelLoader:
         precision: WantedPrecision,
     ) -> bool:
         """Whether a model need not be compiled for any of these sizes of its symbolic dimensions, or cannot be."""
-        if _is_never_compiled(manifest):
+        if is_never_compiled(manifest.inputs):
             return True
         try:
             for sizes in known:
@@ -417,7 +417,7 @@ class ModelLoader:
         precision: WantedPrecision,
     ) -> Manifest:
         """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
-        if _is_never_compiled(manifest):
+        if is_never_compiled(manifest.inputs):
             return manifest
         title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
         try:
@@ -568,11 +568,6 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
             "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
             f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
         )
-
-
-def _is_never_compiled(manifest: Manifest) -> bool:
-    """Whether no size of a model is compiled, since an optional input would be a constant, or strings are none."""
-    return any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in manifest.inputs)
 
 
 def _long_layers(manifest: Manifest) -> tuple[int, ...]:

@@ -10,14 +10,14 @@ again; what has failed for another reason (a full disk, a killed job) is, when r
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from gangway.artifact.files import model_stamp
-from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
 from gangway.scheduler.messages import LoadModel
@@ -74,6 +74,11 @@ class ShapeQueue:
             self._asked[model] = waiting
 
 
+def is_never_compiled(inputs: Iterable[TensorSpec]) -> bool:
+    """Whether no size of a model is compiled: an optional input would be a constant, and strings are no numbers."""
+    return any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in inputs)
+
+
 def instances_of(manifest: Manifest, symbols: Sequence[str]) -> tuple[VariantSizes, ...]:
     """Return the sizes of these symbols for which an artifact is made, in its order; none if there is one set only."""
     if manifest.instances is None:
@@ -119,8 +124,8 @@ class ShapeCache:
         symbols = ready.symbols
         if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self.limit:
             return None
-        if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
-            return None  # compiled, an optional input would be a constant
+        if is_never_compiled(ready.inputs):
+            return None
         ahead = 0 if declared else self.ahead
         model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared), ahead=ahead)
         model.stamp = model_stamp(path)
