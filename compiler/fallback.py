@@ -57,6 +57,7 @@ from gangway.compiler.frontend.importer import (
 )
 from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip_maps
 from gangway.compiler.frontend.simplify import simplify
+from gangway.compiler.frontend.widened_file import or_widened
 from gangway.compiler.key import compiler_version, external_files, model_key
 from gangway.compiler.lower.reference import run_apart
 from gangway.compiler.model_file import make_readable, parse, with_weights
@@ -151,7 +152,13 @@ def leave_to_onnxruntime(
                 raise ModelError(f"{path.name} changed while it was read")
             make_readable_copy(writer)
             must_run = not isinstance(refusal, UnsupportedModelError)
-            found = _look_at(writer.model_path, optional, must_run)
+
+            def look(parts: Iterable[bytes] | None) -> _Found:
+                if parts is not None:
+                    writer.replace_model(parts)
+                return _look_at(writer.model_path, optional, must_run)
+
+            found = or_widened(writer.model_path, look)
             signature, session_bytes = found.signature, found.session_bytes
             saved_bytes = _save_optimised(writer, found, target)
         except EndedApartError as error:
@@ -285,15 +292,15 @@ def require_servable(path: Path) -> None:
     The model is not run. Raises ModelError, OSError.
     """
 
-    def opened() -> None:
+    def opened(parts: Iterable[bytes] | None) -> None:
         try:
-            parts = _readable(path)
+            parts = _readable(path) if parts is None else parts
             session = open_session(path) if parts is None else open_session(b"".join(parts), beside=path.parent)
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
         check_tensors(session.get_inputs(), session.get_outputs())
 
-    run_apart(opened, is_limited=False)
+    or_widened(path, lambda parts: run_apart(lambda: opened(parts), is_limited=False))
 
 
 def make_readable_copy(writer: OnnxArtifactWriter) -> None:

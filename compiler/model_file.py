@@ -1,6 +1,6 @@
 """Read an ONNX file as a message without its large weights, and write it again with another graph around them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -110,19 +110,37 @@ def _title(node: Any) -> str:
 def with_weights(model: Any, path: Path) -> Iterator[bytes]:
     """Yield the parts of a file of a model that `parse` has returned, and that has been changed, with its initializers.
 
-    Those are read one by one. Each comes with a graph of its own: parsers join the graphs of a file.
+    Those are read one by one.
     """
     rest = onnx.ModelProto()
     rest.CopyFrom(model)
     del rest.graph.initializer[:]
-    yield rest.SerializeToString()
+    return with_initializers(rest, _initializers(path))
+
+
+def _initializers(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         for graph in fields(file, 0, path.stat().st_size):
             if graph.number == _GRAPH:
                 for field in fields(file, graph.content, graph.end):
                     if field.number == _INITIALIZER:
                         file.seek(field.begin)
-                        yield message(_GRAPH, file.read(field.end - field.begin))
+                        yield file.read(field.end - field.begin)
+
+
+def with_initializers(model: Any, initializers: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts of a file of a model with further initializers, which are fields of its graph.
+
+    Each comes with a graph of its own: parsers join the graphs of a file.
+    """
+    yield model.SerializeToString()
+    for field in initializers:
+        yield message(_GRAPH, field)
+
+
+def initializer_field(tensor: Any) -> bytes:
+    """Return a tensor as a field of a graph."""
+    return message(_INITIALIZER, tensor.SerializeToString())
 
 
 def open_model(path: Path) -> Any:

@@ -28,6 +28,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from benchmarks.exported.graphs import Exported, exported_files, vary
 from benchmarks.exported.make import CACHE
 from benchmarks.lib.live_server import LiveServer, live_server
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.frontend.widened_file import or_widened
 
 COMPILE_S = 180  # of all sizes of a model
 FLAT = 1e-4  # of the largest number of an answer: what numbers differ by, at most, in one that shows nothing
@@ -118,14 +120,15 @@ def _compared(server: LiveServer, file: Exported) -> Row:
 
 
 def reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], str]:
-    """Return requests with onnxruntime's answers, and why it answers no others: exporters fix lengths of an example."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    """Return requests with onnxruntime's answers, and why it answers no others: exporters fix lengths of an example.
+
+    What it refuses of halves it computes in float32.
+    """
     pairs, why = [], ""
     try:
-        session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own exceptions have no common base
-        return [], _shown(error)
+        session = or_widened(file.path, lambda parts: _opened(str(file.path) if parts is None else b"".join(parts)))
+    except UnsupportedModelError as error:
+        return [], str(error)
     outputs = [each.name for each in session.get_outputs()]
     for request in file.requests():
         try:
@@ -135,6 +138,15 @@ def reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]
             continue
         pairs.append((request, {name: _as_array(value) for name, value in zip(outputs, values, strict=True)}))
     return pairs, why
+
+
+def _opened(model: str | bytes) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise UnsupportedModelError(_shown(error)) from error
 
 
 def _is_flat(answer: Any) -> bool:

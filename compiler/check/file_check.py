@@ -87,12 +87,19 @@ def check_file(path: Path, sizes: Mapping[str, int] = NO_DIMENSIONS, lower: Lowe
         found = _check(path, sizes, lower)
     except (ModelError, OSError) as error:
         return FileCheck(ServedBy.NOTHING, reason=str(error))
-    if found.served_by is ServedBy.ONNXRUNTIME:
-        try:
-            require_servable(path)
-        except (ModelError, OSError) as error:
-            why = f"it ends onnxruntime: {error}" if isinstance(error, EndedApartError) else str(error)
-            return replace(found, served_by=ServedBy.NOTHING, reason=f"{why}; nor can it be compiled: {found.reason}")
+    is_compiled = found.served_by is not ServedBy.ONNXRUNTIME
+    if is_compiled and not found.open_sizes:
+        return found
+    try:
+        require_servable(path)
+    except (ModelError, OSError) as error:
+        why = f"it ends onnxruntime: {error}" if isinstance(error, EndedApartError) else str(error)
+        rest = (
+            "that serves open sizes until they are compiled"
+            if is_compiled
+            else f"nor can it be compiled: {found.reason}"
+        )
+        return FileCheck(ServedBy.NOTHING, open_sizes=found.open_sizes, reason=f"{why}; {rest}")
     return found
 
 

@@ -54,6 +54,11 @@ def widen_halves(model: Any, constants: dict[str, Array]) -> None:
     graph.node.extend(nodes)
 
 
+def has_halves(graph: Any) -> bool:
+    """Whether weights or inputs are halves."""
+    return any(tensor.data_type in HALVES for tensor in graph.initializer) or any(map(_is_half, graph.input))
+
+
 def _is_of_halves(graph: Any, constants: Mapping[str, Array]) -> bool:
     """Whether weights or inputs are halves, and products are computed."""
     halves = any(value.dtype.name in _HALF_DTYPES and value.size > 1 for value in constants.values())

@@ -147,7 +147,7 @@ def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Gra
 
 
 def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
-    model, constants = _opened_again(path) if dimensions else _opened(path)
+    model, constants = _opened_again(path) if dimensions else open_file(path)
     model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
     dimensions, values = _without_values(model, constants, dimensions)
     constants |= fix_values(model, values)
@@ -221,8 +221,11 @@ def _state_types(model: Any, nodes: Sequence[Any]) -> None:
             (outputs.get(value.name) or model.graph.value_info.add()).CopyFrom(value_proto(value.name, kind))
 
 
-def _opened(path: Path) -> tuple[Any, dict[str, Array]]:
-    """Return the model with all sizes open, without functions, and its initializers."""
+def open_file(path: Path) -> tuple[Any, dict[str, Array]]:
+    """Return the model with all sizes open, without functions and halves, and its initializers.
+
+    The large ones are inputs of the graph, too. Raises ModelError, OSError.
+    """
     model, weights = parse(path)
     _check_scope(model, path)
     put_in_order(model)
@@ -245,7 +248,7 @@ def _opened_again(path: Path) -> tuple[Any, dict[str, Array]]:
 
 @lru_cache(maxsize=1)
 def _last_opened(path: Path, stamp: tuple[int, ...]) -> tuple[Any, dict[str, Array]]:
-    return _opened(path)
+    return open_file(path)
 
 
 def _infer(model: Any, was_answered: bool) -> Any:
