@@ -351,12 +351,12 @@ class _Rewriting:
         if found is None:
             return None
         integers, scales = found
-        steps = scales * np.float64(x.scale)
+        steps = scales * np.float32(x.scale)  # rounded like onnxruntime's: it decides where a sum is half a step
         bias = integer_bias(step.weights["bias"], steps)
         if bias is None:
             return None
         sums = integers.reshape(len(integers), -1).astype(np.int64).sum(1)
-        multiplier = steps if y is None else steps / np.float64(y.scale)
+        multiplier = steps if y is None else steps / np.float32(y.scale)
         products = integers[0].size * MOST * (STEPS - 1) + np.abs(bias).max(initial=0)
         if products > MOST_SUM or (y and products * multiplier.max() >= MOST_SUM):
             return None
@@ -365,7 +365,7 @@ class _Rewriting:
         return {
             "weights": integers,
             "bias": (bias - x.zero * sums).astype(np.int32),
-            "multiplier": multiplier.astype(np.float32),
+            "multiplier": multiplier,
             "zero": np.array([y.zero if y else 0], np.float32),
         }
 

@@ -47,7 +47,10 @@ def quantisation(name: str, parameters: tuple[Any, ...]) -> Quantisation | None:
 
 
 def integer_weights(weights: Array) -> tuple[Array, Array] | None:
-    """Return int8 weights and the scale of each output, their first axis; None if they are no such products."""
+    """Return int8 weights and the float32 scale of each output, their first axis; None if they are no such products.
+
+    The scale is that of the file, if products with it are the weights.
+    """
     rows = weights.reshape(len(weights), -1)
     peak = int(np.abs(rows).max(1).argmax())  # whose scale is, if there is one for all, that of all
     count = max(1, min(len(rows), rows.size // CHUNK)) if _integer_rows(rows[peak : peak + 1]) else 1
@@ -57,7 +60,19 @@ def integer_weights(weights: Array) -> tuple[Array, Array] | None:
             return None
         parts.append(found)
     integers, scales = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return integers.reshape(weights.shape), scales
+    return integers.reshape(weights.shape), _exact(scales.astype(np.float32), integers, rows)
+
+
+def _exact(scales: Array, integers: Array, rows: Array) -> Array:
+    """Return the scales, or those beside them where these alone make all products the numbers of their row."""
+    inexact = np.flatnonzero(
+        [np.any(line * scale != row) for line, scale, row in zip(integers, scales, rows, strict=True)]
+    )
+    for index in inexact:
+        for other in np.nextafter(scales[index], np.array([0, np.inf], np.float32)):
+            if np.array_equal(integers[index] * other, rows[index]):
+                scales[index] = other
+    return scales
 
 
 def _integer_rows(rows: Array, hopeless: bool = True) -> tuple[Array, Array] | None:

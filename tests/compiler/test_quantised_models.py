@@ -219,6 +219,30 @@ def test_a_convolution_of_some_channels_of_quantised_numbers(check: Callable[...
     assert "Quantise" in check(network(nodes, {"x": [1, 36, 9, 9]}, {"y": None}, constants))
 
 
+@pytest.mark.parametrize("groups", [1, 64])
+def test_sums_that_lie_half_way(check: Callable[..., list[str]], network: Any, groups: int) -> None:
+    """Scales whose roundings decide whether an odd sum ends at .5 or beside it: each becomes onnxruntime's number."""
+    random, x_scale, y_scale = np.random.default_rng(3), np.float32(1.93), np.float32(0.03)
+    near = (np.array([1.5, 2.5, 3.5, 4.5]) * y_scale / x_scale).astype(np.float32)
+    scales = np.resize([np.nextafter(near, np.float32(0)), near, np.nextafter(near, np.float32(1))], 64)
+    constants = {"xs": x_scale, "zero": np.uint8(128), "ys": y_scale, "scales": scales}
+    constants |= {"w": random.integers(-127, 128, (64, 64 // groups, 3, 3)).astype(np.int8)}
+    constants |= {"zeros": np.zeros(64, np.int8)}
+    constants["w"][:, 0] = random.integers(-3, 4, (64, 3, 3))
+    constants["w"][:, 0, 0, 0] = 127
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "xs", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "scales", "zeros"], ["weights"], axis=0),
+        helper.make_node("Conv", ["d", "weights"], ["c"], group=groups),
+        helper.make_node("QuantizeLinear", ["c", "ys", "zero"], ["r"]),
+        helper.make_node("DequantizeLinear", ["r", "ys", "zero"], ["y"]),
+    ]
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    layers = check(network(nodes, {"x": [1, 64, 20, 20]}, {"y": None}, constants))
+    assert any("FakeQuantise" in layer for layer in layers), layers
+
+
 def require_integers(
     network: Network, chosen: Kind, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
 ) -> None:
