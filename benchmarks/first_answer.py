@@ -79,7 +79,7 @@ def first_answer(path: Path, shapes: Sequence[str]) -> Row:
 
 def first_answer_meanwhile(file: Exported) -> Row:
     """Serve a file that was never seen, and ask until some time after its kernels have taken over."""
-    request, wanted = reference(file)[0][0]
+    request, (wanted, *_) = reference(file)[0][0]
     with tempfile.TemporaryDirectory() as cache:
         flags = [f"--cache-dir={cache}", "--serve-while-compiling"]
         with live_server(file.path, flags) as server, triton.InferenceServerClient(server.url) as client:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -36,6 +37,8 @@ FLAT = 1e-4  # of the largest number of an answer: what numbers differ by, at mo
 REFUSED_BY_BOTH = "onnxruntime refuses it"  # in what the server says of a model that it does not load
 FLAGS = ("--model-control-mode=explicit", "--strict-readiness=false")
 Row = dict[str, Any]
+Request = dict[str, Any]
+Answers = dict[str, Any]
 
 
 def main() -> int:
@@ -97,18 +100,18 @@ def _compared(server: LiveServer, file: Exported) -> Row:
         row["engine"] = settings["gangway_engine"]["string_value"]
         row["reason"] = settings.get("gangway_fallback_reason", {}).get("string_value", "")
         wanted, row["unanswered"] = reference(file)
-        row["flat"] = sorted({name for _, answers in wanted for name, answer in answers.items() if _is_flat(answer)})
+        row["flat"] = sorted({name for _, (first, *_) in wanted for name, answer in first.items() if _is_flat(answer)})
         for _ in range(2 if wanted else 0):
             row["refusals"] = []
-            for request, answers in wanted:
+            for request, right in wanted:
                 try:
-                    served = ask(client, file.name, request, list(answers))
+                    served = ask(client, file.name, request, list(right[0]))
                 except InferenceServerException as error:
                     row["refusals"].append(error.message())
                     continue
                 row["compared"] += 1
-                for name, answer in answers.items():
-                    found = difference(served[name], answer)
+                for name in right[0]:
+                    found = min(difference(served[name], answers[name]) for answers in right)
                     row["error"] = max(row["error"], found)
                     if not found <= file.described["tolerance"]:
                         row["wrong"] = name
@@ -119,25 +122,41 @@ def _compared(server: LiveServer, file: Exported) -> Row:
     return row
 
 
-def reference(file: Exported) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], str]:
+def reference(file: Exported) -> tuple[list[tuple[Request, list[Answers]]], str]:
     """Return requests with onnxruntime's answers, and why it answers no others: exporters fix lengths of an example.
 
-    What it refuses of halves it computes in float32.
+    What it refuses of halves it computes in float32. Where numbers are quantised by the range that those of a request
+    have, rows influence each other; kernels take the range of each row. So right are two answers: of rows together, and
+    of each alone.
     """
-    pairs, why = [], ""
+    pairs: list[tuple[Request, list[Answers]]] = []
+    why = ""
     try:
         session = or_widened(file.path, lambda parts: _opened(str(file.path) if parts is None else b"".join(parts)))
     except UnsupportedModelError as error:
         return [], str(error)
-    outputs = [each.name for each in session.get_outputs()]
+    outputs, by_rows = [each.name for each in session.get_outputs()], _inputs_by_rows(file)
     for request in file.requests():
         try:
             values = session.run(None, request)
         except Exception as error:
             why = _shown(error)
             continue
-        pairs.append((request, {name: _as_array(value) for name, value in zip(outputs, values, strict=True)}))
+        right = [{name: _as_array(value) for name, value in zip(outputs, values, strict=True)}]
+        if by_rows and (rows := max(len(request[name]) for name in by_rows)) > 1:
+            lone = [{**request, **{name: request[name][row : row + 1] for name in by_rows}} for row in range(rows)]
+            parts = [session.run(None, each) for each in lone]
+            right.append({name: np.concatenate(each) for name, *each in zip(outputs, *parts, strict=True)})
+        pairs.append((request, right))
     return pairs, why
+
+
+def _inputs_by_rows(file: Exported) -> list[str]:
+    """Return the inputs that have the batch, if ranges of a request are what quantises."""
+    nodes = onnx.load(file.path, load_external_data=False).graph.node
+    if not any(node.op_type.startswith("DynamicQuantize") for node in nodes):
+        return []
+    return [name for name, (described, _) in file.inputs().items() if described["shape"][:1] == ["B"]]
 
 
 def _opened(model: str | bytes) -> Any:
