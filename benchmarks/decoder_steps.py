@@ -1,8 +1,9 @@
 """A greedy decoder, served step by step beside onnxruntime in this process: tokens a second, and what a step costs.
 
-The client of gRPC keeps the past keys and values in shared memory: a step reads one region and writes the other one.
-Keys and values of a source text lie in a third one. Both engines take turns, after the server has compiled all lengths
-that occur. `floor`: tokens a second if a step were only a request without a model, from this client.
+The client of gRPC keeps all large tensors in shared memory: a step reads the past keys and values from one region and
+writes the present ones to another. Keys and values of a source text lie in a third one, logits in a fourth. The engines
+take turns, after the server has compiled all lengths that occur. `floor`: tokens a second if a step were only a request
+without a model, from this client.
 """
 
 import argparse
@@ -72,25 +73,27 @@ class Served:
         self._client, self._sizes = client, sizes
         self._stride = 4 * sizes.width * (TOKENS + 1)
         for name in ("a", "b"):
-            size_bytes = self._stride * len(sizes.caches)
-            region = shared_memory.create_shared_memory_region(name, f"/decoder_steps_{name}", size_bytes)
-            stack.callback(shared_memory.destroy_shared_memory_region, region)
-            client.register_system_shared_memory(name, f"/decoder_steps_{name}", size_bytes)
-            stack.callback(client.unregister_system_shared_memory, name)
+            self._share(name, self._stride * len(sizes.caches), stack)
+        logits = self._share("logits", 4 * sizes.words, stack)
+        self._logits = shared_memory.get_contents_as_numpy(logits, np.float32, [sizes.words])
         self._requests: dict[int, tuple[list[Any], list[Any]]] = {}
         self._source = self._shared_source(stack)
+
+    def _share(self, name: str, size_bytes: int, stack: ExitStack) -> Any:
+        """Return a new region, which the server knows by this name."""
+        region = shared_memory.create_shared_memory_region(name, f"/decoder_steps_{name}", size_bytes)
+        stack.callback(shared_memory.destroy_shared_memory_region, region)
+        self._client.register_system_shared_memory(name, f"/decoder_steps_{name}", size_bytes)
+        stack.callback(self._client.unregister_system_shared_memory, name)
+        return region
 
     def _shared_source(self, stack: ExitStack) -> list[Any]:
         """Return inputs that are the same at each step, in a region of their own."""
         feeds = source_feeds(1, self._sizes)
         if not feeds:
             return []
-        size_bytes = sum(array.nbytes for array in feeds.values())
-        region = shared_memory.create_shared_memory_region("source", "/decoder_steps_source", size_bytes)
-        stack.callback(shared_memory.destroy_shared_memory_region, region)
+        region = self._share("source", sum(array.nbytes for array in feeds.values()), stack)
         shared_memory.set_shared_memory_region(region, list(feeds.values()))
-        self._client.register_system_shared_memory("source", "/decoder_steps_source", size_bytes)
-        stack.callback(self._client.unregister_system_shared_memory, "source")
         inputs, end = [], 0
         for name, array in feeds.items():
             inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
@@ -116,13 +119,15 @@ class Served:
             self._requests[past] = self._request(past)
         inputs, outputs = self._requests[past]
         inputs[0].set_data_from_numpy(np.array([[token]]))
-        return int(self._client.infer(NAME, inputs, outputs=outputs).as_numpy("logits")[0, -1].argmax())
+        self._client.infer(NAME, inputs, outputs=outputs)
+        return int(self._logits.argmax())
 
     def _request(self, past: int) -> tuple[list[Any], list[Any]]:
         """Return inputs, the token first, and outputs."""
         source, into = ("a", "b") if past % 2 else ("b", "a")
         inputs = [triton.InferInput("input_ids", [1, 1], "INT64"), *self._source]
         outputs = [triton.InferRequestedOutput("logits")]
+        outputs[0].set_shared_memory("logits", 4 * self._sizes.words)
         row_bytes = 4 * self._sizes.width
         for place, (layer, kind) in enumerate(self._sizes.caches):
             shape = [1, self._sizes.heads, past, self._sizes.head_size]

@@ -147,12 +147,12 @@ class RequestHead(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of requests that `split_request` takes apart alike: all but the contents of the id and of raw tensors.
+    """Where messages that `split_request` takes apart alike have id and raw tensors, and between them what is fixed.
 
-    `fixed`: what all of them have, by place. Messages of this form have the same length, header and sizes of tensors.
+    Messages of one length whose fixed parts are equal have equal headers, and tensors of equal sizes.
     """
 
-    fixed: tuple[tuple[slice, bytes], ...]
+    fixed: tuple[slice, ...]
     request_id: slice
     raws: tuple[slice, ...]
 
@@ -163,19 +163,17 @@ class Form(NamedTuple):
         between = zip([0, *(cut.end for cut in cuts)], [*(cut.content for cut in cuts), len(message)], strict=True)
         places = [(cut.tag, slice(cut.content, cut.end)) for cut in cuts]
         return cls(
-            tuple((slice(begin, end), message[begin:end]) for begin, end in between),
+            tuple(slice(begin, end) for begin, end in between),
             next((place for tag, place in places if tag == _ID_TAG), slice(0, 0)),
             tuple(place for tag, place in places if tag == _RAW_TAG),
         )
 
-    def split(self, message: bytes) -> tuple[bytes, list[memoryview]] | None:
-        """Return id and raw tensors of a message of the same length; None if it has another form.
+    def fixed_in(self, message: bytes) -> tuple[bytes, ...]:
+        """Return the fixed parts of a message of the same length."""
+        return tuple([message[place] for place in self.fixed])
 
-        Raises MalformedRequestError if the id is no text.
-        """
-        for place, known in self.fixed:
-            if message[place] != known:
-                return None
+    def split(self, message: bytes) -> tuple[bytes, list[memoryview]]:
+        """Return id and raw tensors of a message of this form. Raises MalformedRequestError if the id is no text."""
         view, request_id = memoryview(message), message[self.request_id]
         return request_id and _checked_id(request_id), [view[place] for place in self.raws]
 

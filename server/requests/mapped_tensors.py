@@ -190,13 +190,14 @@ class MappedTensors(ExternalTensors):
         super().__init__()
         self._mappings = mappings
         self._held: dict[Region, MappedRegion] = {}
+        self._filled: dict[Region, bool] = {}
 
     def word_of(self, part: RegionPart, alignment: int) -> int:
         """Return what a slot says of this place; 0 if the tensor must be copied."""
         region = part.region
         if (region.registration.offset + part.offset) % alignment:
             return 0
-        if any(region.holes(part.offset, part.size_bytes)):
+        if not self._is_filled(region) and any(region.holes(part.offset, part.size_bytes)):
             return 0
         mapped = self._held.get(region) or self._hold(region)
         return place_in_region(mapped.number, part.offset) if mapped else 0
@@ -223,6 +224,13 @@ class MappedTensors(ExternalTensors):
         """Let the regions be unmapped, as far as this request is concerned."""
         for mapped in self._held.values():
             mapped.uses.end()
+
+    def _is_filled(self, region: Region) -> bool:
+        """Whether a region has no holes, by one look for all tensors of the request: a step of a decoder has dozens."""
+        found = self._filled.get(region)
+        if found is None:
+            found = self._filled[region] = region.is_filled
+        return found
 
     def _hold(self, region: Region) -> MappedRegion | None:
         mapped = region.mapped

@@ -76,10 +76,18 @@ class Region:
         end = self.registration.offset + self.registration.size_bytes
         return os.fstat(self.descriptor).st_size >= end
 
-    def holes(self, offset: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield where a range has no memory: begin and end in the file. One look at the file if it has no holes."""
-        status, begin = os.fstat(self.descriptor), self.registration.offset + offset
-        if status.st_blocks * _BLOCK_BYTES >= status.st_size:
+    @property
+    def is_filled(self) -> bool:
+        """Whether all of the segment has memory."""
+        return _is_filled(os.fstat(self.descriptor))
+
+    def holes(self, offset: int, size_bytes: int, status: os.stat_result | None = None) -> Iterator[tuple[int, int]]:
+        """Yield where a range has no memory: begin and end in the file. One look at the file if it has no holes.
+
+        `status`: of the file, if the caller has just looked.
+        """
+        status, begin = status or os.fstat(self.descriptor), self.registration.offset + offset
+        if _is_filled(status):
             return
         end = min(begin + size_bytes, status.st_size)
         while begin < end and (hole := _seek(self.descriptor, begin, os.SEEK_HOLE, end)) < end:
@@ -110,10 +118,11 @@ class Region:
         RequestError, too, if there is no memory for holes.
         """
         begin, done = self.registration.offset + offset, 0
-        if os.fstat(self.descriptor).st_size < begin + len(content):
+        status = os.fstat(self.descriptor)
+        if status.st_size < begin + len(content):
             self._refuse_shrunk(begin + len(content))
         try:
-            for hole, end in self.holes(offset, len(content)):
+            for hole, end in self.holes(offset, len(content), status):
                 memory_budget().take(end - hole)
             while done < len(content):
                 done += os.pwrite(self.descriptor, content[done:], begin + done)
@@ -127,6 +136,10 @@ class Region:
             f"shared memory region '{self.registration.name}' has shrunk since it was registered:"
             f" '{self.registration.key}' has {size_bytes} bytes, {needed_bytes} are needed"
         )
+
+
+def _is_filled(status: os.stat_result) -> bool:
+    return status.st_blocks * _BLOCK_BYTES >= status.st_size
 
 
 def _seek(descriptor: int, begin: int, whence: int, end: int) -> int:

@@ -39,6 +39,7 @@ from gangway.server.requests.remembered import Remembered
 MAX_CACHED_VALUES = 16
 QUICK_ELEMENTS = 1024  # of BYTES are looked at in less than a millisecond
 QUICK_BYTES = 1 << 20  # are copied in less than that
+MAX_FORMS = 4  # of messages of one length to one model
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 RESERVED_PREFIX = "triton_"
@@ -171,6 +172,8 @@ class RequestPlan:
         return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
+_NO_FORMS: list[Form] = []
+
 KnownRequest: TypeAlias = tuple[RequestPlan, bytes, list[memoryview]]
 """The plan of a request, its id and its raw tensors, which have the right sizes if it names no region."""
 
@@ -181,26 +184,39 @@ class RequestPlanner:
     def __init__(self, models: Models) -> None:
         self.models = models
         self._plans: Remembered[tuple[bytes, bool], RequestPlan] = Remembered()
-        self._forms: Remembered[tuple[int, bytes], tuple[Form, RequestPlan]] = Remembered()
+        self._forms: Remembered[tuple[int, bytes], list[Form]] = Remembered()
+        self._messages: Remembered[tuple[bytes, ...], RequestPlan] = Remembered()
         self._graphs = Graphs(models)
 
     def known(self, message: bytes) -> KnownRequest | None:
         """Return the parts of a request with an equal header as one before, and with a plain codec; None of others.
 
-        The first field, which is the model's name, and the length find requests of the same form in one step.
+        The first field, which is the model's name, and the length find the forms that such a message may have; its
+        fixed parts find the plan. Steps of a decoder have one form, and many plans: their headers differ in shapes.
         """
         key = len(message), message[: 2 + message[1]] if len(message) > 1 else b""
-        found = self._forms.known.get(key)
+        forms = self._forms.known.get(key, _NO_FORMS)
         try:
-            if found is not None and (parts := found[0].split(message)) is not None:
-                return found[1], *parts
+            for form in forms:
+                if (plan := self._messages.known.get(form.fixed_in(message))) is not None:
+                    return plan, *form.split(message)
             header, request_id, raws = split_request(message)
             known = self.known_parts(header, request_id, raws)
             if known is not None:
-                self._forms.add(key, (Form.of(message), known[0]), len(header))
+                self._remember(key, message, known[0], len(header))
         except MalformedRequestError:
             return None
         return known
+
+    def _remember(self, key: tuple[int, bytes], message: bytes, plan: RequestPlan, header_bytes: int) -> None:
+        """Remember the plan of a message, unless too many forms have its length."""
+        forms, form = self._forms.known.get(key, []), Form.of(message)
+        if form not in forms:
+            if len(forms) == MAX_FORMS:
+                return
+            forms.append(form)
+            self._forms.add(key, forms)
+        self._messages.add(form.fixed_in(message), plan, header_bytes)
 
     def known_parts(self, header: bytes, request_id: bytes, raws: list[memoryview]) -> KnownRequest | None:
         """Do the same with a request in parts."""
