@@ -322,6 +322,11 @@ def expression(number: Any) -> Any:
     return number.asobject() if isinstance(number, Extent) else number
 
 
+def at_hand(number: Any) -> int:
+    """Return the value that a number has now, which is no condition: what is decided by it must be in the plan."""
+    return number.value if isinstance(number, Extent) else int(number)
+
+
 def current() -> Trace | None:
     """Return the trace of the kernel that is being written; None if all its numbers are constants."""
     return _current.get()

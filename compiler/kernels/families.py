@@ -29,13 +29,17 @@ _VARYING: Mapping[type[KernelSpec], tuple[str, ...]] = {
     plain_specs.ReduceSpec: ("shape",),
     plain_specs.ZerosSpec: ("words", "stamp"),
     plain_specs.GatherSpec: ("outer", "inner", "count"),
+    specs.RecurrentSpec: ("steps", "positions"),
 }
+# Kinds whose kernels for several rows read the same numbers; those of others are constants, so both kernels are.
+VARYING_IN_ROWS = (specs.RecurrentSpec,)
 _CONSTANT_KNOBS = {"tile_pixels"}
 # Numbers up to these stay constants: short loops are unrolled, and neither grow nor shrink with a request.
 _MOST_CONSTANT = {plain_specs.CopySpec: 16, plain_specs.MatMulSpec: 16}
 _DIGITS = 32  # of a key: as good as unique
 
 Change = Callable[[int], Any]
+AnyPlan = KernelPlan | BatchPlan
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Family:
     parameters: tuple[int, ...]
 
 
-def family_of(plan: KernelPlan | BatchPlan, context: str, varying: bool) -> Family:
+def family_of(plan: AnyPlan, context: str, varying: bool) -> Family:
     """Return the family of a plan. `context` is what else decides the code: the target and the compiler.
 
     Unless `varying`, and for kinds whose numbers are all constants, a family has a single member without parameters.
@@ -54,29 +58,44 @@ def family_of(plan: KernelPlan | BatchPlan, context: str, varying: bool) -> Fami
     """
     parameters: list[int] = []
     low = isinstance(plan.spec, ConvSpec | AttentionSpec) and plan.spec.precision != "fp32"
-    if varying and isinstance(plan, KernelPlan) and type(plan.spec) in _VARYING and not low:
+    if varying and type(plan.spec) in (_VARYING if isinstance(plan, KernelPlan) else VARYING_IN_ROWS) and not low:
         plan = _changed(plan, lambda number: parameters.append(number) or "?")  # type: ignore[func-returns-value]
     text = f"{context} {plan!r}"
     return Family(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], tuple(parameters))
 
 
-def with_extents(plan: KernelPlan, extents: Sequence[Any]) -> KernelPlan:
+def with_extents(plan: AnyPlan, extents: Sequence[Any]) -> AnyPlan:
     """Return the plan with extents in the places of its parameters, for a template's `emit` only."""
     numbers: Iterator[Any] = iter(extents)
     return _changed(plan, lambda _: next(numbers))
 
 
-def _changed(plan: KernelPlan, change: Change) -> KernelPlan:
-    """Return the plan with its varying numbers changed, and without what its code does not depend on."""
-    knobs = tuple(
-        (name, change(value) if isinstance(value, int) and name not in _CONSTANT_KNOBS else value)
-        for name, value in plan.knobs
-    )
+def _changed(plan: AnyPlan, change: Change) -> AnyPlan:
+    """Return the plan with its varying numbers changed, and without what its code does not depend on.
+
+    Kernels for one row and for several ones read the same numbers: those of the spec.
+    """
     kind = type(plan.spec)
-    fields = {name: _varied(getattr(plan.spec, name), _MOST_CONSTANT.get(kind, 1), change) for name in _VARYING[kind]}
-    if isinstance(plan.spec, AttentionSpec):
-        fields["strides"] = tuple(_varied_strides(item, change) for item in plan.spec.strides)
-    return KernelPlan(replace(plan.spec, **fields), knobs, 0, "", 0, 0)
+    if isinstance(plan, BatchPlan):
+        return replace(plan, spec=_changed_spec(plan.spec, change), description="")
+    knobs = plan.knobs
+    if kind not in VARYING_IN_ROWS:
+        knobs = tuple(
+            (name, change(value) if isinstance(value, int) and name not in _CONSTANT_KNOBS else value)
+            for name, value in knobs
+        )
+    return replace(
+        plan, spec=_changed_spec(plan.spec, change), knobs=knobs, tasks=0, description="", blocking_bytes=0,
+        parallelism=0,
+    )  # fmt: skip
+
+
+def _changed_spec(spec: KernelSpec, change: Change) -> KernelSpec:
+    kind = type(spec)
+    fields = {name: _varied(getattr(spec, name), _MOST_CONSTANT.get(kind, 1), change) for name in _VARYING[kind]}
+    if isinstance(spec, AttentionSpec):
+        fields["strides"] = tuple(_varied_strides(item, change) for item in spec.strides)
+    return replace(spec, **fields)
 
 
 def _varied_strides(strides: HeadStrides, change: Change) -> HeadStrides:

@@ -21,16 +21,16 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.trim import KERNELS_FOLDER
-from gangway.compiler.errors import naming
+from gangway.compiler.errors import UnsupportedModelError, naming
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.codegen import Plan
 from gangway.compiler.kernels.extents import Conditions, traced
-from gangway.compiler.kernels.families import Family, family_of, with_extents
+from gangway.compiler.kernels.families import VARYING_IN_ROWS, Family, family_of, with_extents
 from gangway.compiler.kernels.libraries import link_shared
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.sealed_files import keep, read_payload, seal, take
-from gangway.compiler.kernels.specs import BatchPlan, KernelPlan, KernelSpec
+from gangway.compiler.kernels.specs import BatchPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.key import compiler_version
 
@@ -88,12 +88,18 @@ class KernelObjects:
         `layers`: what specs are called where something goes wrong.
         """
         plans = list(plans)
-        in_rows = {plan.spec for plan in plans if isinstance(plan, BatchPlan)}  # with a kernel that reads no extents
+        in_rows = {  # with a kernel that reads no extents
+            plan.spec for plan in plans if isinstance(plan, BatchPlan) and not isinstance(plan.spec, VARYING_IN_ROWS)
+        }
         families = {
             plan: family_of(plan, self._context, bool(self._share_key) and plan.spec not in in_rows) for plan in plans
         }
         constants = {plan: family_of(plan, self._context, varying=False) for plan in families}
-        found = {plan: self._find(families[plan]) or self._find(constants[plan]) for plan in families}
+        paired = {plan.spec for plan in plans if isinstance(plan, BatchPlan) and families[plan].parameters}
+        found = {
+            plan: self._find(family) or (None if plan.spec in paired else self._find(constants[plan]))
+            for plan, family in families.items()
+        }
         kernels = {plan: kernel for plan, kernel in found.items() if kernel}
         missing = [plan for plan in families if plan not in kernels]
         known, threads = len(kernels), min(MOST_BUILDS, len(os.sched_getaffinity(0)))
@@ -117,6 +123,9 @@ class KernelObjects:
                     finish()
             while waiting:
                 finish()
+        for spec in paired:  # whose two kernels have the same arguments
+            if len({has_extents(kernels[plan].symbol) for plan in plans if plan.spec is spec}) > 1:
+                raise UnsupportedModelError(f"{layers[spec]}: one of two kernels reads no numbers at run time")
         return kernels
 
     def _ends_well(self, build: _Build, plan: Plan) -> bool:
@@ -185,7 +194,6 @@ class KernelObjects:
         return build
 
     def _varying_kernel(self, plan: Plan, family: Family, symbol: str) -> tuple[Any, Conditions]:
-        assert isinstance(plan, KernelPlan)
         with traced(family.parameters) as first:
             registry.emit_as(plan.spec, with_extents(plan, first.extents), self._target, symbol)
         with traced(family.parameters, first) as trace:

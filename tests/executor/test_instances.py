@@ -11,7 +11,9 @@ import onnxruntime
 import pytest
 
 from benchmarks.lib.decoders import (
+    FLOAT,
     SMALL,
+    Builder,
     decoder_feeds,
     encoder_feeds,
     save_decoder,
@@ -91,11 +93,36 @@ class Loaded:
             np.testing.assert_allclose(answer, other, rtol=1e-4, atol=1e-4, err_msg=f"{name} of {size} x {rows}")
 
 
+CHANNELS, HIDDEN = 6, 20
+CELLS = {"LSTM": (4, "bidirectional"), "GRU": (3, "reverse"), "RNN": (1, "forward")}  # gates, direction
+
+
+def save_recurrent(path: Path) -> Path:
+    """An LSTM in both directions, a GRU from the end, and an RNN, one behind the other."""
+    b, x, width = Builder(SMALL), "x", CHANNELS
+    x = b.node("Transpose", x, perm=[1, 0, 2])
+    for operator, (gates, direction) in CELLS.items():
+        count = 2 if direction == "bidirectional" else 1
+        shapes = (count, gates * HIDDEN, width), (count, gates * HIDDEN, HIDDEN), (count, 2 * gates * HIDDEN)
+        weights = [b.constant(0.3 * b.random.standard_normal(shape), np.float32) for shape in shapes]
+        y = b.node(operator, x, *weights, hidden_size=HIDDEN, direction=direction)
+        joined = b.node("Transpose", y, perm=[0, 2, 1, 3])
+        width = count * HIDDEN
+        x = b.node("Reshape", joined, b.constant([0, 0, width]))
+    b.node("Transpose", x, output="y", perm=[1, 0, 2])
+    return b.save(path, {"x": (FLOAT, ["batch", "length", CHANNELS])}, {"y": ["batch", "length", width]})
+
+
+def recurrent_feeds(length: int, rows: int) -> dict[str, Any]:
+    return {"x": np.random.default_rng(length).standard_normal((rows, length, CHANNELS), np.float32)}
+
+
 TRANSLATOR = replace(SMALL, source=9)
 # How each model is saved, its inputs, the symbol of the span, sizes of others.
 MODELS: dict[str, tuple[Any, Any, str, dict[str, int]]] = {
     "decoder": (save_decoder, decoder_feeds, "past", {"sequence": 1}),
     "encoder": (save_encoder, encoder_feeds, "length", {}),
+    "recurrent": (save_recurrent, recurrent_feeds, "length", {}),
     "translator": (
         partial(save_translator, sizes=TRANSLATOR),
         partial(translator_feeds, sizes=TRANSLATOR),
@@ -105,7 +132,9 @@ MODELS: dict[str, tuple[Any, Any, str, dict[str, int]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["decoder", "encoder", pytest.param("translator", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["decoder", "encoder", "recurrent", pytest.param("translator", marks=pytest.mark.long)]
+)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("model")
     save, feeds, symbol, dimensions = MODELS[request.param]
@@ -124,6 +153,14 @@ def test_one_artifact_has_all_sizes(loaded: Loaded) -> None:
     assert sorted(loaded.numbers) == list(range(FIRST, LAST + 1))
     assert loaded.numbers[LAST] == 0
     assert not loaded.manifest.difference
+
+
+def test_all_lengths_share_kernels_of_recurrent_layers(loaded: Loaded) -> None:
+    """One for a row and one for several rows; each takes longer to compile than all else of a length."""
+    assert loaded.manifest.instances
+    layers = sum(layer.operator in CELLS for layer in loaded.manifest.layers)
+    recurrent = [symbol for symbol in loaded.manifest.instances.kernels if symbol.startswith("recurrent")]
+    assert len(recurrent) <= 2 * layers
 
 
 def test_sizes_take_turns_in_one_arena(loaded: Loaded) -> None:

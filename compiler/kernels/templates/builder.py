@@ -39,6 +39,7 @@ class Argument:
 
 
 EXTENTS = Argument("extents", 0, "int32")  # the numbers that a kernel reads at run time, behind all tensors
+BATCH = "batch"  # the name of the last argument of kernels for several rows
 REFUSED = Argument("refused", 2, "int64")  # the last argument of kernels that check numbers
 
 
@@ -53,7 +54,7 @@ def kernel(
         ir.func_name(symbol)
         ir.func_attr({"global_symbol": symbol, "tirx.noalias": True})
         trace = current()
-        end_of_tensors = len(arguments) - (arguments[-1] is REFUSED)
+        end_of_tensors = len(arguments) - (arguments[-1] is REFUSED or arguments[-1].name == BATCH)
         extents = [EXTENTS] if trace else []
         given = [*arguments[:end_of_tensors], *extents, *arguments[end_of_tensors:]]
         pointers = {a.name: ir.arg(a.name, ir.handle(a.dtype)) for a in given}
@@ -72,7 +73,7 @@ def kernel(
 
 def batch_argument(arguments: Sequence[Argument]) -> Argument:
     """What a batch kernel has behind these tensors: how many rows, and each tensor's distance of two rows."""
-    return Argument("batch", len(arguments) + 1, "int64")
+    return Argument(BATCH, len(arguments) + 1, "int64")
 
 
 def _length(elements: int) -> int:

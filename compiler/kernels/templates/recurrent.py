@@ -17,6 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.extents import at_hand
 from gangway.compiler.kernels.specs import (
     Activation,
     Array,
@@ -162,10 +163,10 @@ class Layout:
 
     @cached_property
     def tasks(self) -> Tasks:
-        """Groups of sequences in either direction, and bands."""
-        moved = self.matrices * self.group_count * self.spec.steps * (1 if self.spec.int8 else FLOAT_BYTES)
+        """Groups of sequences in either direction, and bands. How many tasks there are, plans say."""
+        moved = self.matrices * self.group_count * at_hand(self.spec.steps) * (1 if self.spec.int8 else FLOAT_BYTES)
         planes = self.spec.directions * self.group_count
-        return plane_tasks(planes, self.bands, self.spec.flops, moved, self.target)
+        return plane_tasks(planes, self.bands, at_hand(self.spec.flops), moved, self.target)
 
     @cached_property
     def arguments(self) -> list[Argument]:

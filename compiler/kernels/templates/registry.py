@@ -224,13 +224,13 @@ def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
     That of a batch plan has one argument more, `batch`; see `artifact.format.BatchKernel`.
     """
-    if isinstance(plan, BatchPlan):
-        template = _batch_template(plan.spec, target)
-        assert template is not None  # it has made the plan
-        return template.emit(plan, target, symbol)
     return emit_as(plan.spec, plan, target, symbol)
 
 
-def emit_as(spec: KernelSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit_as(spec: KernelSpec, plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel of a plan whose numbers may be extents, by the template that computes `spec`, the plan's own spec."""
+    if isinstance(plan, BatchPlan):
+        template = _batch_template(spec, target)
+        assert template is not None  # it has made the plan
+        return template.emit(plan, target, symbol)
     return _template(spec, target).emit(plan, target, symbol)
