@@ -20,7 +20,7 @@ from gangway.protos import grpc_service_pb2, health_pb2
 from tests.wire.corpus import Answer, Renaming, Step, pack, unpack
 
 TIMEOUT_S = 20.0
-PATIENCE_S = 1.0  # for an answer to which there is no reason yet
+PATIENCE_S = 0.3  # for an answer to which there is no reason yet
 COMPARED = (":status", "content-type", "grpc-status", "grpc-message", "grpc-encoding", "grpc-accept-encoding")
 DEADLINE_EXCEEDED = "4"
 INFERENCE = "inference.GRPCInferenceService"
@@ -179,6 +179,7 @@ class GrpcPlayer:
             match event:
                 case h2.ResponseReceived() | h2.TrailersReceived():
                     stream.headers |= {name.decode(): value.decode("latin-1") for name, value in event.headers}
+                    stream.closed |= "grpc-status" in stream.headers  # nothing follows, whatever is still to be sent
                 case h2.DataReceived():
                     stream.body += event.data
                 case h2.StreamReset():

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.wire.corpus import Answer, Renaming, Step, pack, unpack
 
 TIMEOUT_S = 20.0
-PATIENCE_S = 1.0
+PATIENCE_S = 0.3
 LEFT_OUT = frozenset({"date", "server", "content-length"})
 VOLATILE = (
     (re.compile(rb'"(ns|last_inference)":"?[1-9][0-9]*"?'), rb'"\1":1'),
