@@ -25,6 +25,7 @@ Buffer = Any
 tirx: Any = tvm.tirx  # whose annotations demand expressions where Python's numbers do as well
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 LEAST_CAPACITY = 1 << 10
+FLAT: Any = {"layout": None}  # of a buffer of one dimension; to make TVM's default one takes a fifth of a kernel's text
 _MEMORY = {"bool": "uint8", "bfloat16": "uint16", "float16": "uint16"}
 _REGISTERS = {"bool": "uint8", "bfloat16": "float32", "float16": "float32"}
 
@@ -60,9 +61,11 @@ def kernel(
         pointers = {a.name: ir.arg(a.name, ir.handle(a.dtype)) for a in given}
         begin, end = ir.arg("begin", ir.int32()), ir.arg("end", ir.int32())
         if trace:
-            numbers = ir.decl_buffer((len(trace.extents),), "int32", data=pointers[EXTENTS.name])
+            numbers = ir.decl_buffer((len(trace.extents),), "int32", data=pointers[EXTENTS.name], **FLAT)
             trace.begin([ir.bind(numbers[place]) for place in range(len(trace.extents))], ir.bind)
-        buffers = tuple(ir.decl_buffer((_length(a.elements),), a.dtype, data=pointers[a.name]) for a in arguments)
+        buffers = tuple(
+            ir.decl_buffer((_length(a.elements),), a.dtype, data=pointers[a.name], **FLAT) for a in arguments
+        )
         with ExitStack() as imports:
             if functions:
                 imports.enter_context(ir.attr(tirx.IntImm("int32", 0), "pragma_import_llvm", functions))
@@ -130,7 +133,7 @@ def when(condition: Expr | bool, then: Callable[[], None]) -> None:
 
 def local(elements: int, dtype: str = "float32") -> Buffer:
     """Scratch memory on the stack, uninitialised."""
-    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local")
+    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local", **FLAT)
 
 
 def is_one(number: int | Expr) -> bool:
@@ -215,7 +218,7 @@ class Register:
 
     def __init__(self, lanes: int, value: Expr, dtype: str = "float32"):
         self._index = lanes_at(0, lanes)
-        self._buffer = ir.alloc_buffer((lanes,), dtype, scope="local")
+        self._buffer = ir.alloc_buffer((lanes,), dtype, scope="local", **FLAT)
         self.set(value)
 
     def set(self, value: Expr) -> None:
@@ -269,7 +272,7 @@ def lane_sum(register: Register, lanes: int) -> Expr:
 
 def scratch(elements: int, dtype: str = "float32") -> Buffer:
     """A local array. It lies on the stack: templates keep the sum of theirs below 256 KiB."""
-    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local")
+    return ir.alloc_buffer((_capacity(elements),), dtype, scope="local", **FLAT)
 
 
 def first_lanes(value: Expr, count: int, lanes: int) -> Expr:
