@@ -7,7 +7,7 @@ import pytest
 from benchmarks.exported.graphs import ARCHIVES, names_in, unpack
 from benchmarks.exported.outcomes import changes, check, outcome, read_expected
 
-PARTS = 6  # of each archive: one in every run of the suite, the others in the long one
+PARTS = 10  # of each archive: one in every run of the suite, the others in the long one
 REMEDY = "a gain is entered by `python -m benchmarks.exported.outcomes --update`"
 
 

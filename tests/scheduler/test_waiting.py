@@ -19,7 +19,7 @@ def query(number: int, rng: random.Random) -> Query:
 def test_groups_are_the_queue_by_kind_whatever_comes_and_goes(asked_at: int) -> None:
     rng = random.Random(3)
     waiting, known = WaitingQueries(), dict[int, Query]()
-    for step in range(600):
+    for step in range(300):
         if known and rng.random() < 0.4:
             number = rng.choice(list(known))
             assert waiting.find(number) is known[number]

@@ -107,10 +107,10 @@ def test_the_longest_turn(
     start_front_end: Callable[..., Any], send: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     server = start_front_end(GrpcOptions(max_message_bytes=2 * LARGE_BYTES))
-    longest_s = []
+    longest_s: list[float] = []
     gc.freeze()  # as a front end does
     request.addfinalizer(gc.unfreeze)
-    for _ in range(TRIES):
+    while len(longest_s) < TRIES and min(longest_s, default=MOST_TURN_S) >= MOST_TURN_S:
         with Turns(server.serving) as turns:
             send(server)
         longest_s.append(turns.longest_s)

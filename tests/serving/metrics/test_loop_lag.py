@@ -49,6 +49,7 @@ def without_waiting_for_cores(front_end: int) -> None:
             os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(PRIORITY))
 
 
+@pytest.mark.long  # three windows of the server; test_longest_turn.py measures what single clients do
 @pytest.mark.alone
 def test_the_loop_is_in_time_under_a_mixed_load(scraped: Scraped) -> None:
     server, over = scraped.server, threading.Event()

@@ -234,9 +234,9 @@ def test_states_have_bounded_memory(engine: Engine) -> None:
     assert front.sequences.state_bytes == front.sequences.open == 0
 
 
-def test_ten_thousand_sequences_leave_nothing() -> None:
+def test_many_sequences_leave_nothing() -> None:
     front = Front(announced(slots=3))
-    for identity in range(1, 10_001):
+    for identity in range(1, 1_001):
         with front.turn(identity, start=True, end=True) as plan, front.opened(plan, 1):
             pass
     assert front.sequences.open == front.sequences.state_bytes == front.sequences.requests == 0
