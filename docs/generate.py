@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from benchmarks.differential.known import KNOWN
+from benchmarks.differential.known.all import KNOWN
 from benchmarks.papers import fidelity
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS

@@ -5,7 +5,7 @@
     python -m benchmarks.differential --record --match cache        # of some cases; those of others stay
     python -m benchmarks.differential --recorded --match generate   # some cases, with the answers that were kept
 
-`known.py` has the differences that are meant, with their reasons; `docs/reference/triton.md` shows them. What differs
+`known` has the differences that are meant, with their reasons; `docs/reference/triton.md` shows them. What differs
 and is not there makes the exit status 1, and so does what is there and does not differ.
 """
 

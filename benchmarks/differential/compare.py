@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.differential.departing import AFTER_MS
-from benchmarks.differential.known import KNOWN, Known
+from benchmarks.differential.known.all import KNOWN
+from benchmarks.differential.known.entry import Known
 
 ABSENT = "nothing"
 

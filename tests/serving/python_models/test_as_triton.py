@@ -8,7 +8,7 @@ import pytest
 from benchmarks.differential.asked import Case
 from benchmarks.differential.compare import ABSENT, Difference, differences, unknown, unused
 from benchmarks.differential.kinds.all import all_cases, all_models, models_of
-from benchmarks.differential.known import KNOWN
+from benchmarks.differential.known.all import KNOWN
 from benchmarks.differential.recorded import FILE, read
 from benchmarks.differential.servers import answers, gangway
 
