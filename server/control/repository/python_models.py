@@ -30,6 +30,7 @@ from gangway.server.models.settings import ModelBatching, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
 
 DATATYPES: Final = frozenset(ITEM_BYTES)
+COMPLETED_FIELDS: Final = ("max_batch_size", "input", "output", "model_transaction_policy")
 INTERPRETERS: Final = ("bin/python3", "bin/python")
 
 
@@ -126,7 +127,7 @@ def plan_of(
         entry.name,
         entry.version,
         entry.folder,
-        entry.path.name,
+        str(entry.file),
         json.dumps(to_json(config)),
         completes,
         settings.kinds,
@@ -148,9 +149,10 @@ def instance_names(name: str, config: ModelConfig) -> tuple[str, ...]:
 def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
     """Return the configuration of model `name` as model.py has completed it (`text`, JSON). Raises ConfigError."""
     try:
-        completed = json_format.Parse(text, ModelConfig())
+        given = json_format.Parse(text, ModelConfig())
     except (json_format.ParseError, RecursionError) as error:
         raise ConfigError(f"auto_complete_config returns no model configuration: {error}") from error
+    completed = _merged(config, given)
     check_supported(completed, name)
     response_bounds_ns(completed)
     completed.name, completed.backend, completed.platform = name, PYTHON_BACKEND, config.platform
@@ -177,6 +179,22 @@ def completed_config(text: str, config: ModelConfig, name: str) -> ModelConfig:
     if completed.ByteSize() > MAX_CONFIG_BYTES:
         raise ConfigError(f"the completed configuration has {completed.ByteSize()} bytes, {MAX_CONFIG_BYTES} can be")
     return completed
+
+
+def _merged(config: ModelConfig, given: ModelConfig) -> ModelConfig:
+    """Return a configuration with what a model can complete of it, as in Triton: what `ModelConfig` has methods for."""
+    merged = ModelConfig()
+    merged.CopyFrom(config)
+    for field in COMPLETED_FIELDS:
+        merged.ClearField(field)
+    if merged.WhichOneof("scheduling_choice") is None and given.HasField("dynamic_batching"):
+        merged.dynamic_batching.CopyFrom(given.dynamic_batching)
+    if given.HasField("model_transaction_policy"):
+        merged.model_transaction_policy.CopyFrom(given.model_transaction_policy)
+    merged.max_batch_size = given.max_batch_size
+    merged.input.extend(given.input)
+    merged.output.extend(given.output)
+    return merged
 
 
 def _check_tensor(tensor: ModelInput | ModelOutput, kind: str) -> None:
