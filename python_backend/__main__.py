@@ -188,7 +188,7 @@ def _model_class(order: dict[str, Any]) -> Any:
     """Import model.py as Triton does: as a module of the package of the version's folder."""
     folder, version = Path(order["folder"]), order["arguments"]["model_version"]
     sys.path += [str(folder / version), str(folder)]
-    module = importlib.import_module(f"{version}.{Path(order['filename']).stem}")
+    module = importlib.import_module(".".join((version, *Path(order["filename"]).with_suffix("").parts)))
     model_class = getattr(module, "TritonPythonModel", None)
     if not isinstance(model_class, type):
         raise TypeError(f"{order['filename']} has no class 'TritonPythonModel'")

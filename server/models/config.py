@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -476,9 +476,11 @@ def check_supported(config: ModelConfig, name: str) -> None:
 
 
 def _check_filename(name: str) -> None:
-    if "/" in name or name in (".", ".."):
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
         raise ConfigError(f"default_model_filename '{shortened(name)}' leaves the version folder")
-    if "\0" in name or len(name.encode()) > MAX_FILENAME_BYTES:
+    is_path = not name or (path.parts and name == str(path))  # neither "." nor "a//b"
+    if not is_path or "\0" in name or any(len(part.encode()) > MAX_FILENAME_BYTES for part in path.parts):
         raise ConfigError(f"default_model_filename '{shortened(name)}' is no name of a file")
 
 

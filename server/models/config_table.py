@@ -89,7 +89,9 @@ FIELDS: Mapping[str, FieldSupport] = {
         "0: shapes are whole, a symbolic first dimension is a size like others; else every tensor has a batch dimension"
         " in front, of this size at most, which must be symbolic in the ONNX file"
     ),
-    "ModelConfig.default_model_filename": _honoured("name of the ONNX file in the version folder; no path"),
+    "ModelConfig.default_model_filename": _honoured(
+        "name of the model's file in the version folder, or its path from there"
+    ),
     "ModelConfig.cc_model_filenames": _accepted(f"a file for each kind of GPU: {_NO_GPU}"),
     # inputs
     "ModelConfig.input": _honoured("some or all of the ONNX file's; what is left out of one is completed"),

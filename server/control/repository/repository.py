@@ -91,7 +91,12 @@ class ModelVersion:
     @property
     def folder(self) -> Path:
         """The model's folder, which holds those of its versions; of a file alone the one in which it lies."""
-        return self.path.parent if self.is_alone else self.path.parents[1]
+        return self.path.parent if self.is_alone else self.path.parents[len(self.file.parts)]
+
+    @property
+    def file(self) -> Path:
+        """Its file as seen from the folder of its version."""
+        return Path(self.config.default_model_filename or self.path.name)
 
     def is_same(self, other: "ModelVersion") -> bool:
         """Whether loading the other one would change nothing."""
@@ -398,7 +403,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
         paths = {version: _file_of(config, folder / str(version)) for version in versions}
-        reasons = {version: _missing(config, path) for version, path in paths.items()}
+        reasons = {version: _missing(config, path, folder) for version, path in paths.items()}
         in_vain = {version: without_effect(config, paths[version].suffix == CODE_SUFFIX) for version in versions[-1:]}
         if any(path.suffix == CODE_SUFFIX for path in paths.values()):
             PythonSettings.of(config)
@@ -436,20 +441,24 @@ def _file_of(config: ModelConfig, folder: Path) -> Path:
     return usual
 
 
-def _missing(config: ModelConfig, path: Path) -> str:
-    """Say why a version's file cannot be served, nothing if it can. Whatever is named to execute it, ONNX is ONNX."""
+def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
+    """Say why a version's file cannot be served, nothing if it can. Whatever is named to execute it, ONNX is ONNX.
+
+    `folder`: of the model.
+    """
     if is_ensemble(config):
         return ""
     if path.suffix == CODE_SUFFIX and config.backend in ("", PYTHON_BACKEND):
-        return "" if path.is_file() else f"there is no {path.parent.name}/{path.name}"
-    foreign, found, place = foreign_engine(config), path.is_file(), f"{path.parent.name}/{path.name}"
+        return "" if path.is_file() else f"there is no {path.relative_to(folder)}"
+    foreign, found, place = foreign_engine(config), path.is_file(), path.relative_to(folder)
+    code = place.with_name(CODE_FILENAME)
     why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
     if foreign and path.with_name(CODE_FILENAME).exists():
-        why = f"there is {path.parent.name}/{CODE_FILENAME}"  # which would do more than execute the ONNX file
+        why = f"there is {code}"  # which would do more than execute the ONNX file
     elif found and (not foreign or path.suffix == ONNX_SUFFIX):
         return ""
     if config.backend == PYTHON_BACKEND and not found:
-        return f"there is neither {path.parent.name}/{CODE_FILENAME} nor {place}"
+        return f"there is neither {code} nor {place}"
     ours = f"only ONNX ('{PLATFORM}', '{BACKEND}') and Python ('{PYTHON_BACKEND}')"
     return f"{foreign} is not supported, {ours}, and {why}" if foreign else why
 

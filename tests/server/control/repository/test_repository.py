@@ -100,6 +100,10 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
         ('name: "other"', "name 'other' differs from the folder's name 'm'"),
         ("max_batch_size: -1", "max_batch_size is -1"),
         ('default_model_filename: "../x.onnx"', "leaves the version folder"),
+        ('default_model_filename: "a/../../x.onnx"', "leaves the version folder"),
+        ('default_model_filename: "/x.onnx"', "leaves the version folder"),
+        ('default_model_filename: "a//x.onnx"', "is no name of a file"),
+        ('default_model_filename: "a/x.onnx"', "there is no 1/a/x.onnx"),
         ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence is not supported"),
         ('sequence_batching { control_input { name: "c" } }', "input 'c' has 0 controls, expected 1"),
         ("ensemble_scheduling {}", "whose platform is not ensemble"),
@@ -163,6 +167,7 @@ def test_an_onnx_file_is_served_whatever_is_named(
         ('backend: "python"', ("model.py", "model.onnx"), "model.py"),
         ('backend: "python"', ("model.onnx",), "model.onnx"),
         ('backend: "python" default_model_filename: "other.py"', ("model.py", "other.py"), "other.py"),
+        ('backend: "python" default_model_filename: "a/other.py"', ("a/other.py",), "a/other.py"),
         ("", ("model.py",), "model.py"),
         ("", ("model.py", "model.onnx"), "model.onnx"),
         ('backend: "python"', (), "there is neither 1/model.py nor 1/model.onnx"),
@@ -173,12 +178,13 @@ def test_which_file_is_a_python_model(tmp_path: Path, config: str, files: tuple[
     version = add_model(tmp_path, "m", config) / "1"
     (version / "model.onnx").unlink()
     for name in files:
+        (version / name).parent.mkdir(exist_ok=True)
         (version / name).write_bytes(b"")
     entry = only_entry(tmp_path)
     if isinstance(entry, BrokenModel):
         assert entry.reason == served
     else:
-        assert entry.path.name == served
+        assert (entry.folder, entry.path, str(entry.file)) == (version.parent, version / served, served)
         assert entry.is_python == served.endswith(".py")
 
 
