@@ -43,6 +43,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else numpy_type
     for name, (_, numpy_type) in DATATYPES.items()
 }
+_JSON = ",", ":"  # without blanks, as in Triton
 _NUMBERS = {name: number for name, (number, _) in DATATYPES.items()} | {BF16: BF16_NUMBER}
 
 
@@ -142,7 +143,9 @@ class Tensor:
         return self.__dlpack__()
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        """Return a DLPack capsule: of a copy, if the array is read-only."""
+        """Return a DLPack capsule: of a copy, if the array is read-only. Raises TritonModelException for texts."""
+        if self._datatype == "BYTES":
+            raise TritonModelException(f"tensor '{self._name}' is of BYTES, which DLPack does not have")
         return capsule_of(self._array, self._datatype == BF16)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -179,7 +182,7 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """Return the parameters as JSON."""
-        return json.dumps(self._parameters)
+        return json.dumps(self._parameters, separators=_JSON)
 
     @property
     def stored_parameters(self) -> Mapping[str, Any]:
@@ -331,7 +334,7 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """Return the parameters as JSON."""
-        return json.dumps(self._parameters)
+        return json.dumps(self._parameters, separators=_JSON)
 
     def trace(self) -> InferenceTrace:
         """Return its trace."""

@@ -62,6 +62,11 @@ def test_what_is_no_tensor(array: Any) -> None:
         pb_utils.Tensor("t", array)
 
 
+def test_texts_have_no_dlpack() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="'t' is of BYTES"):
+        pb_utils.Tensor("t", np.array(["a"], dtype=object)).to_dlpack()
+
+
 def test_types_by_all_their_names() -> None:
     assert pb_utils.triton_string_to_numpy("TYPE_FP16") is np.float16
     assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
@@ -114,7 +119,7 @@ def test_requests() -> None:
     x = pb_utils.Tensor("x", np.zeros(3, np.float32))
     request = pb_utils.InferenceRequest(b"1", 7, [x], [b"y"], b"m", parameters={"a": 1, "b": "text", "c": True})
     assert (request.request_id(), request.requested_output_names(), request.model_name()) == ("1", ["y"], "m")
-    assert json.loads(request.parameters()) == {"a": 1, "b": "text", "c": True}
+    assert request.parameters() == '{"a":1,"b":"text","c":true}'
     assert pb_utils.get_input_tensor_by_name(request, "x") is x
     assert pb_utils.get_input_tensor_by_name(request, "y") is None
     with pytest.raises(pb_utils.TritonModelException, match="request in progress"):

@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[str, object]] = {
     "an output": (f"pb.get_output_tensor_by_name({RESPONSE}, 'y').name()", "y"),
     "no output": (f"pb.get_output_tensor_by_name({RESPONSE}, 'z')", None),
     "outputs": (f"[t.name() for t in {RESPONSE}.output_tensors()]", ["y"]),
-    "parameters of a response": (f"{RESPONSE}.parameters()", '{"k": 1}'),
+    "parameters of a response": (f"{RESPONSE}.parameters()", '{"k":1}'),
     "no error": (f"[(r := {RESPONSE}).has_error(), r.error()]", [False, None]),
     "an error": (
         "[(r := pb.InferenceResponse([], pb.TritonError('no', pb.TritonError.NOT_FOUND))).has_error(),"
