@@ -72,7 +72,7 @@ def _error(answer: dict[str, Any]) -> str | None:
     if "failed" in answer:
         return str(answer["failed"])
     if answer.get("status", 0) >= 400:
-        body = answer.get("body", "")
+        body = answer.get("body", answer.get("events", ""))
         return f"{answer['status']} {body.get('error', body) if isinstance(body, dict) else body!r}"
     return None
 

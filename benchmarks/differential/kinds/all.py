@@ -6,10 +6,13 @@ from functools import cache
 
 from benchmarks.differential.asked import Case
 from benchmarks.differential.kinds import (
+    arrays,
     batches,
     calls,
+    completions,
     configured,
     departures,
+    ends,
     ensembles,
     errors,
     habits,
@@ -38,6 +41,9 @@ KINDS = (
     transported,
     public,
     habits,
+    arrays,
+    ends,
+    completions,
 )
 
 

@@ -96,6 +96,16 @@ RAGGED = (
     'backend: "python" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true } '
     'output { name: "count" data_type: TYPE_INT32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] } '
 )
+SEQUENCE_STREAMS = """
+    def execute(self, requests):
+        for r in requests:
+            sender = r.get_response_sender()
+            for _ in range(2):
+                sender.send(answer(pb_utils.Tensor("y", r.inputs()[0].as_numpy())))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CORRELATIONS = ("STRING", "UINT32", "INT32", "INT64")
+BATCH_INPUTS = ("BATCH_ACCUMULATED_ELEMENT_COUNT", "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "BATCH_ITEM_SHAPE")
 BATCH_INPUT = (
     'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "sizes" data_type: TYPE_FP32 source_input: "x" } '
     'batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "ends" data_type: TYPE_FP32 source_input: "x" } '
@@ -104,6 +114,32 @@ MODELS = (
     Model("joined", JOINED, config_of("x:FP32:-1", "count:INT32:1 y:FP32:-1", batch=4, more=WAIT)),
     Model("ragged", JOINED, RAGGED + WAIT),
     Model("ragged_counted", JOINED, RAGGED + BATCH_INPUT + WAIT),
+    *(
+        Model(
+            f"ragged_{kind.lower()}",
+            JOINED,
+            f'{RAGGED} batch_input {{ kind: {kind} target_name: "t" data_type: TYPE_FP32 source_input: "x" }} {WAIT}',
+        )
+        for kind in BATCH_INPUTS
+    ),
+    *(
+        Model(
+            f"sequence_of_{datatype.lower()}",
+            SEQUENCE,
+            config_of(
+                "x:INT32:1",
+                "y:INT32:1 seen:STRING:1",
+                more='sequence_batching { control_input { name: "key" control { kind: CONTROL_SEQUENCE_CORRID '
+                f"data_type: TYPE_{datatype} }} }} }}",
+            ),
+        )
+        for datatype in CORRELATIONS
+    ),
+    Model(
+        "sequence_streams",
+        SEQUENCE_STREAMS,
+        config_of("x:INT32:1", "y:INT32:1", more="sequence_batching { } model_transaction_policy { decoupled: true }"),
+    ),
     Model("some_fail", SOME_FAIL, config_of("x:FP32:1", "count:INT32:1 y:FP32:1", batch=4, more=WAIT)),
     Model("not_joined", JOINED, config_of("x:FP32:-1", "count:INT32:1 y:FP32:-1", batch=4)),
     Model(
@@ -219,6 +255,16 @@ def cases() -> Iterator[Case]:
         ]
         if model == "sequence_rows":
             yield Case(f"sequences: {model} two", [Infer(each, GRPC) for each in two])
+    for datatype in CORRELATIONS:
+        model = f"sequence_of_{datatype.lower()}"
+        for correlation in (7, "seven", "\u00e9" * 3, 2**31 + 5):
+            if (datatype == "STRING") == isinstance(correlation, str):
+                once = _at(model, correlation, 1, start=True, end=True)
+                yield from by("sequences", f"{model} {correlation}", once, (GRPC, STREAM, JSON))
+    yield from by("sequences", "decoupled", _at("sequence_streams", 7, 1, start=True, end=True), (STREAM,))
+    for kind in BATCH_INPUTS:
+        model = f"ragged_{kind.lower()}"
+        yield Case(f"ragged: two sizes, {model}", [Together([Request(model, [row(*range(n + 1))]) for n in range(2)])])
     for what in ("a", "error"):
         request = Request("cached", [texts("do", what)])
         yield Case(f"cache: {what} three times", [Infer(request, GRPC) for _ in range(3)])

@@ -13,6 +13,7 @@ from benchmarks.differential.asked import (
     Case,
     Http,
     Request,
+    Rpc,
     Value,
     by,
     floats,
@@ -226,6 +227,50 @@ PARAMETERS: Mapping[str, Mapping[str, Value]] = {
 }
 
 
+# Elements as JSON has them: datatype, shape, data.
+ELEMENTS: Mapping[str, tuple[str, str, str]] = {
+    "two halves of a character": ("BYTES", "[1]", r'["\ud83d\ude00"]'),
+    "a zero byte": ("BYTES", "[1]", r'["a\u0000b"]'),
+    "an empty text": ("BYTES", "[1]", '[""]'),
+    "escapes": ("BYTES", "[1]", r'["\"\\\/\b\f\n\r\t"]'),
+    "half a character": ("BYTES", "[1]", r'["\ud83d"]'),
+    "a tab as it is": ("BYTES", "[1]", '["a\tb"]'),
+    "no UTF-8": ("BYTES", "[1]", '["\xff"]'),
+    "UTF-8": ("BYTES", "[1]", '["\xc3\xbc"]'),
+    "texts in lists": ("BYTES", "[2]", '[["a"], ["b"]]'),
+    "a text for a list": ("BYTES", "[1]", '"a"'),
+    "a number for a text": ("BYTES", "[1]", "[1]"),
+    "a flag for a text": ("BYTES", "[1]", "[true]"),
+    "null for a text": ("BYTES", "[1]", "[null]"),
+    "too few texts": ("BYTES", "[2]", '["a"]'),
+    "too many texts": ("BYTES", "[1]", '["a", "b"]'),
+    "no texts": ("BYTES", "[0]", "[]"),
+    "256 as UINT8": ("UINT8", "[1]", "[256]"),
+    "-1 as UINT8": ("UINT8", "[1]", "[-1]"),
+    "128 as INT8": ("INT8", "[1]", "[128]"),
+    "2**31 as INT32": ("INT32", "[1]", "[2147483648]"),
+    "2**63 as INT64": ("INT64", "[1]", "[9223372036854775808]"),
+    "2**64 as UINT64": ("UINT64", "[1]", "[18446744073709551616]"),
+    "the most as UINT64": ("UINT64", "[1]", "[18446744073709551615]"),
+    "1.0 as INT32": ("INT32", "[1]", "[1.0]"),
+    "1.5 as INT32": ("INT32", "[1]", "[1.5]"),
+    "1e2 as INT32": ("INT32", "[1]", "[1e2]"),
+    "1 as FP32": ("FP32", "[1]", "[1]"),
+    "a long number as FP32": ("FP32", "[1]", "[0.1234567890123456789012345678901234567890]"),
+    "1e39 as FP32": ("FP32", "[1]", "[1e39]"),
+    "1e400 as FP64": ("FP64", "[1]", "[1e400]"),
+    "-0.0": ("FP32", "[1]", "[-0.0]"),
+    "0 and 1 as BOOL": ("BOOL", "[2]", "[0, 1]"),
+    "2 as BOOL": ("BOOL", "[1]", "[2]"),
+    "a text as BOOL": ("BOOL", "[1]", '["true"]'),
+    "numbers in lists": ("INT32", "[2]", "[[1], [2]]"),
+    "deep lists": ("INT32", "[1]", "[[[[1]]]]"),
+    "a number for a list": ("INT32", "[1]", "1"),
+    "an object for a list": ("INT32", "[1]", '{"0": 1}'),
+    "null for a list": ("INT32", "[1]", "null"),
+}
+
+
 def cases() -> Iterator[Case]:
     """Yield the cases."""
     a, b, c = floats("a", 1), integers("b", 1, 2), texts("c", "t")
@@ -235,6 +280,18 @@ def cases() -> Iterator[Case]:
         row = floats("a", 1, shape=(1, 1))
         if "priority" in name or "timeout" in name:
             yield from by("parameters of batches", name, Request("sees_rows", [row], parameters=parameters), BOTH)
+    for name, value in {
+        "64 bits": {"uint64_param": str(2**64 - 1)},
+        "a double": {"double_param": 1.5},
+        "nothing": {},
+        "bytes of text": {"string_param": "\u00fc"},
+    }.items():
+        message = {
+            "model_name": "sees",
+            "parameters": {"p": value},
+            "inputs": [{"name": "a", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1]}}],
+        }
+        yield Case(f"parameters: {name}, message", [Rpc("ModelInfer", message)])
     for name in ("id7", "", "h\u00e9", "with blanks", "x" * 300, "0"):
         yield from by("ids", name[:20], Request("sees", [a], id=name), (GRPC, STREAM, JSON))
     yield from by("order", "a b c", Request("sees", [a, b, c]), WAYS)
@@ -311,6 +368,9 @@ def cases() -> Iterator[Case]:
         "a number as 1e0": b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [1], "data": [1e0]}]}',
     }.items():
         yield Case(f"JSON: {what}", [Http("POST", "/v2/models/sums/infer", body)])
+    for what, (datatype, shape, data) in ELEMENTS.items():
+        body = f'{{"inputs": [{{"name": "{datatype.lower()}", "datatype": "{datatype}", "shape": {shape}, "data": {data}}}]}}'
+        yield Case(f"JSON elements: {what}", [Http("POST", "/v2/models/types/infer", body.encode("latin-1"))])
     raw = {"inference-header-content-length": "0"}
     yield Case("raw body: a float", [Http("POST", "/v2/models/versioned/infer", b"\0\0\x80?", raw)])
     yield Case("raw body: too short", [Http("POST", "/v2/models/versioned/infer", b"\0\0", raw)])

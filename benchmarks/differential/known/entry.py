@@ -23,5 +23,5 @@ class Known:
         return bool(re.search(self.cases, case) and re.search(self.difference, text, re.DOTALL))
 
 
-ERROR = r"^[\d.]*(message|error_message|body\.error): "
+ERROR = r"^[\d.]*(message|error_message|body\.error|events\.\d+\.error): "
 TOLD = r"outputs\.y\.(data|binary): "  # by a model, in its output

@@ -39,6 +39,13 @@ KNOWN: Sequence[Known] = (
         "ensembles, outputs: scalar text",
     ),
     Known(
+        ENSEMBLES,
+        "Outputs may come from decoupled steps and from others; Triton does not load such an ensemble.",
+        "Each response has all of them.",
+        r"Request for unknown model|^0\.\d: 'nothing' -> |words_chain( 1)?: ",
+        "words_chain|repository: index",
+    ),
+    Known(
         STREAMS,
         "An empty final response has the model's version, too.",
         "As all others have.",
@@ -60,10 +67,11 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         STREAMS,
-        "The only response of a model that is not decoupled is final, also if the flag is sent after it.",
+        "The only response of a model that is not decoupled is final, also if the flag is sent after it. A model that "
+        "sends another one gets the error; in Triton its client does.",
         "There are no others.",
-        r"triton_final_response\.bool_param: False -> True",
-        "senders",
+        r"triton_final_response\.bool_param: False -> True|outcome: .*expected a single response, got 2",
+        "senders|not decoupled",
     ),
     Known(
         STREAMS,
@@ -121,6 +129,28 @@ KNOWN: Sequence[Known] = (
         "Triton gives the model 0, whatever the id.",
         r"outcome: .*is a string, but control input",
         "sequences",
+    ),
+    Known(
+        BATCHES,
+        "Decoupled models have no sequences: such a model is not loaded.",
+        "Not supported.",
+        r"outcome: \{.* -> error .*sequence_batching is not supported for decoupled models|^0\.\d: .* -> 'nothing'"
+        r"|sequence_streams( 1)?(\.state|\.reason)?: ",
+        "sequences: decoupled|repository: index",
+    ),
+    Known(
+        BATCHES,
+        "A sequence's id that is too large for its control input is refused.",
+        "Triton gives the model another number.",
+        r"outcome: .*is too large for control input",
+        "sequences",
+    ),
+    Known(
+        BATCHES,
+        "A control input of TYPE_STRING has the sequence's id; in Triton 2.51 requests with one are errors.",
+        "Clients send texts as ids.",
+        r"outcome: .*unexpected number of string elements 2 for inference input 'key'",
+        "sequences: sequence_of_string",
     ),
     Known(
         BATCHES,

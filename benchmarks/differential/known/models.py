@@ -14,10 +14,10 @@ KNOWN: Sequence[Known] = (
         "The configuration has the parameters that count, and no `optimization`; default values that Triton fills in "
         "for other hardware are left out.",
         "It shows what the server does.",
-        r"optimization(\.\w+)?: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size: \[\d\] -> "
+        r"optimization(\.\w+)?: |parameters(\.\w+)?: 'nothing' -> |preferred_batch_size(\\?\"|): \[\d\].* -> "
         r"|model_transaction_policy: "
         r"|max_inflight_requests: |minimum_slot_utilization: |\"optimization\"|eager_batching",
-        "config|arguments|load: |public: versions",
+        "config|arguments|load: |public: versions|reading: batching",
     ),
     Known(
         MODELS,
@@ -31,22 +31,23 @@ KNOWN: Sequence[Known] = (
         MODELS,
         "`KIND_GPU` means this machine's cores; in Triton without GPUs such a model is not loaded.",
         "A repository made for GPUs serves as it is; the log has a warning.",
-        r"outcome: NOT_FOUND .* -> \{",
-        "configured: group_gpu",
+        r"outcome: NOT_FOUND .* -> \{|group_gpu(_zero)? 1(\.state|\.reason)?: ",
+        "configured: group_gpu|repository: index",
     ),
     Known(
         MODELS,
         "A configuration may have a `runtime`, and a `reshape` without dimensions for one element.",
         "What is meant is clear.",
-        r"outcome: NOT_FOUND .* -> \{",
-        "configured: has_(runtime|reshape)",
+        r"outcome: NOT_FOUND .* -> \{|has_(runtime|reshape) 1(\.state|\.reason)?: ",
+        "configured: has_(runtime|reshape)|repository: index",
     ),
     Known(
         MODELS,
         "A configuration that names an input twice is refused.",
         "Such a configuration is a mistake.",
-        r"outcome: \{.* -> UNAVAILABLE .*an input twice|code: 'INVALID_ARGUMENT' -> 'UNAVAILABLE'|message: ",
-        "configured: has_input_twice",
+        r"outcome: \{.* -> UNAVAILABLE .*an input twice|code: 'INVALID_ARGUMENT' -> 'UNAVAILABLE'|message: "
+        r"|has_input_twice( 1)?: ",
+        "configured: has_input_twice|repository: index",
     ),
     Known(
         MODELS,
@@ -65,9 +66,16 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         MODELS,
-        "Reasons why a model was not loaded do not begin with `Internal:`.",
+        "A model whose configuration is refused has no version in the index.",
+        "Which one would be served is not known.",
+        r"has_shape_tensor( 1)?: ",
+        "repository: index",
+    ),
+    Known(
+        MODELS,
+        "Reasons why a model was not loaded do not begin with `Internal:`, and may have other words.",
         "Readers want the reason.",
-        r"(state|reason): .?Internal: .* -> ",
+        r"(state|reason): .?(Internal|Invalid argument|Not found): .* -> ",
         "not loaded: load|repository: index",
     ),
     Known(
@@ -114,13 +122,15 @@ KNOWN: Sequence[Known] = (
     Known(
         MODULE,
         "More is accepted: scalars, masked arrays and fixed-width texts of numpy for tensors, `name=` for them, "
-        "requests without names or inputs, any text for logs, a `tuple` from `execute`.",
+        "requests without names or inputs, any text for logs, a `tuple` from `execute`, `async for` over responses.",
         "What is meant is clear.",
         r"(TypeError|AttributeError|TritonModelException|Expected a list in the execute return, found type "
-        r"'<class 'tuple'>').* -> ",
-        "objects: (tensor of numpy's|name is|error of)|texts made: fixed text|pb_utils: (log a|an instance's log"
+        r"'<class 'tuple'>').* -> |^0\.1: 'nothing' -> ",
+        "outputs: scalar for one axis|objects: (tensor of numpy's|name is|error of)|texts made: fixed text"
+        "|pb_utils: (log a|an instance's log"
         "|tensor of fixed|request w|request of)|responses: tuple"
-        "|habits: (keywords of a tensor|tensor of (0|a subclass))",
+        "|habits: (keywords of a tensor|tensor of (0|a subclass))|arrays: tensor of characters|ends: streams in a loop"
+        "|texts given: (no axis, characters|fixed in two axes|fixed, turned|JSON as characters|characters beyond)",
     ),
     Known(
         MODULE,
