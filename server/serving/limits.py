@@ -35,7 +35,8 @@ class ConnectionLimit:
 
     Beyond `limit` a new connection replaces the one for whose client the server has waited longest, so silent clients
     keep nobody out. Where all clients wait for the server, RESERVED more connections may ask for health; of these the
-    oldest gives way. `is_short` says that descriptors lack: then new connections can ask for health only.
+    oldest gives way. `is_short` says that descriptors lack: then new connections can ask for health only. All silent
+    ones give way to them, or one other: which descriptors that has freed is seen at the next look at them.
     `patience`: the part of the usual times for which a client that is to act is waited for.
     """
 
@@ -58,8 +59,12 @@ class ConnectionLimit:
         """Take a new connection, for which others may give way. False: there is no room at all, `leave` is due."""
         self._by_phase[connection.phase][connection] = None
         self._count += 1
+        has_sent_away = False
         while self.exceeded and (other := self._oldest(connection, now_s)) is not None:
+            if has_sent_away and self._count <= self.limit and other.phase is not Phase.SILENT:
+                break
             self._send_away(other)
+            has_sent_away = True
         if not self.exceeded:
             return True
         most = RESERVED_WHEN_SHORT if self._is_short() else RESERVED
