@@ -15,8 +15,7 @@ SOURCES = [*HERE.glob("stress*.c"), *(NATIVE / f"{name}.c" for name in NAMES)]
 
 @pytest.fixture(scope="module", params=SANITIZERS)
 def stress(request, programmes):
-    flags = ("-DRANK_COPY_BYTES=512", "-DCOPY_BYTES=512")  # rows are small here, and are to be copied by several ranks
-    return build(programmes, SOURCES, "stress", request.param, *flags)
+    return build(programmes, SOURCES, "stress", request.param)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(1, 2), pytest.param(2, 4, marks=pytest.mark.long), (3, 8)])
