@@ -276,7 +276,9 @@ def test_processes_that_a_model_leaves_behind_rest(served: Served) -> None:
     """While no request is open, as its threads do, and whatever they have started."""
     child = int(served.infer("leaves", x=four(0))["y"][0])
     until(lambda: rests(child))
-    (grandchild,) = map(int, Path(f"/proc/{child}/task/{child}/children").read_text().split())
+    children = Path(f"/proc/{child}/task/{child}/children")
+    until(children.read_text)  # where the cores are busy, it rests before it has started anything
+    (grandchild,) = map(int, children.read_text().split())
     until(lambda: rests(grandchild))
     for _ in range(2):
         served.infer("leaves", x=four(0))
