@@ -97,17 +97,24 @@ class Rule:
 
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
     """Return an equivalent graph after all rules, each applied once, in this order; unused nodes are dropped."""
+    graph = remove_unused(graph)
     for rule in rules:
-        graph = remove_unused(apply_rule(graph, rule))
+        if (changed := apply_rule(graph, rule)) is not graph:
+            graph = remove_unused(changed)
     return graph
 
 
 def apply_rule(graph: Graph, rule: Rule) -> Graph:
-    """Return an equivalent graph after one rule; unused nodes stay."""
+    """Return an equivalent graph after one rule, the same one if it changes nothing; unused nodes stay.
+
+    Most rules find nothing in most graphs.
+    """
+    nodes = [node for node in graph.nodes if not rule.operators or node.operator in rule.operators]
+    if not nodes:
+        return graph
     editor = Editor(graph)
-    for node in graph.nodes:
-        if not rule.operators or node.operator in rule.operators:
-            rule.apply(editor, node)
+    for node in nodes:
+        rule.apply(editor, node)
     return editor.result()
 
 
@@ -162,12 +169,20 @@ class Editor:
         self._behind: dict[str, list[Node]] = defaultdict(list)  # by what they read that is computed last
 
     def result(self) -> Graph:
-        """Return the graph with everything replaced."""
+        """Return the graph with everything replaced, the same one if nothing is."""
+        if not self._is_changed:
+            return self.graph
         present = [item for node in self.graph.nodes for item in self._replaced.get(_output(node), [node])]
         nodes = (*self._with_followers(""), *(item for node in present for item in self._with_followers(node)))
         return replace(
             self.graph, nodes=nodes, constants=self.constants, types=self.types, wide_shapes=self.wide_shapes
         )
+
+    @property
+    def _is_changed(self) -> bool:
+        graph = self.graph
+        pairs = (self.constants, graph.constants), (self.types, graph.types), (self.wide_shapes, graph.wide_shapes)
+        return bool(self._replaced or self._behind) or not all(_has_same(own, given) for own, given in pairs)
 
     def _with_followers(self, node: "Node | str") -> list[Node]:
         """A node, and those that stand right behind it."""
@@ -245,6 +260,11 @@ class Editor:
     def remove(self, node: Node) -> None:
         """Drop a node, whose outputs are constants by now, or are computed elsewhere."""
         self._replaced[_output(node)] = []
+
+
+def _has_same(own: Mapping[str, object], given: Mapping[str, object]) -> bool:
+    """Whether two mappings hold the same objects."""
+    return len(own) == len(given) and all(own.get(name) is value for name, value in given.items())
 
 
 def _output(node: Node) -> str:

@@ -7,7 +7,7 @@ new is found. Shapes also go backwards through operators that keep them, from ou
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -91,18 +91,26 @@ def _infer_by_onnx(model: Any, strict: bool) -> Any:
     return shape_inference.infer_shapes(model, check_type=True, strict_mode=strict, data_prop=True)
 
 
-def _contradictions(model: Any, ruled: Iterable[int]) -> Iterator[tuple[int, dict[str, TensorType]]]:
+def _contradictions(model: Any, ruled: Sequence[int]) -> Iterator[tuple[int, dict[str, TensorType]]]:
     """Yield nodes, by number, whose outputs have other shapes by our rules; and the outputs' types, -1 if open."""
     graph = model.graph
+    read = {name for index in ruled for name in graph.node[index].input}
+    if not read:
+        return
     stated = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
     values: dict[str, Array] = {}
     known = tensor_types(stated.values())
     for tensor in graph.initializer:
         known[tensor.name] = TensorType(tuple(tensor.dims), dtype_name(tensor.data_type))
-        if math.prod(tensor.dims) <= _MOST_ELEMENTS:
+        if tensor.name in read and math.prod(tensor.dims) <= _MOST_ELEMENTS:
             values[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+        if (
+            node.op_type == "Constant"
+            and node.output[0] in read
+            and node.attribute
+            and node.attribute[0].name == "value"
+        ):
             values[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
     for index in ruled:
         node = graph.node[index]

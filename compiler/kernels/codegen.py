@@ -28,7 +28,7 @@ from gangway.compiler.target import attributes
 from gangway.compiler.tiles import request_tiles
 
 Plan = KernelPlan | BatchPlan
-_SMALL_BYTES = 1 << 16  # of an array that is compared by its content
+_SMALL_BYTES, _VECTOR_BYTES = 1 << 16, 1 << 22  # of an array, and of a vector, that is compared by its content
 
 
 def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
@@ -75,7 +75,8 @@ def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSp
 class WrittenWeights:
     """Which arrays an artifact has already, and where, in bytes: sizes of a model have most of them in common.
 
-    Large arrays count by their memory, which is held as long as this is, and small ones by their content.
+    Large arrays count by their memory, which is held as long as this is, small ones and vectors by their content: a
+    bias that is made anew for each size shall not let a matrix be packed anew.
     """
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class WrittenWeights:
 
 
 def _identity(array: Array) -> object:
-    if array.nbytes <= _SMALL_BYTES:
+    if array.nbytes <= (_VECTOR_BYTES if array.ndim == 1 else _SMALL_BYTES):
         return array.tobytes(), array.shape, array.dtype.str
     return array.ctypes.data, array.strides, array.shape, array.dtype.str
 

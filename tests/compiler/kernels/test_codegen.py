@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.attention_specs import AttentionSpec
@@ -56,3 +58,17 @@ def test_vectors_are_accessed_without_alignment(target: TargetSpec, library_path
     plan = registry.plan(plain("add", "float32", 1 << 16), target)
     codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
     assert not re.findall(r"v?mova[dp][qsd]\w*\s+.*\(", assembly(library_path))
+
+
+def test_a_bias_made_anew_lets_no_matrix_be_packed_anew() -> None:
+    """Of each size of a model with many words; the matrix is the same memory, which alone is compared."""
+    written, matrix, packed = codegen.WrittenWeights(), np.ones((4, 30_000), np.float32), list[int]()
+
+    def pack() -> tuple[int, ...]:
+        packed.append(len(packed))
+        return (packed[-1],)
+
+    places = [written.place("dense", [np.zeros(30_000, np.float32), matrix], pack) for _ in range(3)]
+    assert places == [(0,)] * 3
+    assert written.place("dense", [np.ones(30_000, np.float32), matrix], pack) == (1,)
+    assert written.place("dense", [np.zeros(30_000, np.float32), matrix.copy()], pack) == (2,)
