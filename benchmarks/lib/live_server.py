@@ -19,7 +19,7 @@ from benchmarks.lib.processes import command_of, descendants_of
 from benchmarks.lib.repository import GANGWAY
 from gangway.clients.connection import SERVICE
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotState, SlotTable
+from gangway.executor.slots import SLOT_BYTES, SlotState, SlotTable
 from gangway.protos import grpc_service_pb2 as pb
 
 ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
@@ -51,8 +51,7 @@ class LiveServer:
 
     def busy_slots(self, running: bool = False) -> int:
         """Count the request slots that are not free, or only those of requests that have begun."""
-        states = [state for state, _ in self._slots()]
-        return states.count(SlotState.RUNNING) if running else len(states) - states.count(SlotState.FREE)
+        return sum(state is SlotState.RUNNING or not running for state, _ in self._slots())
 
     def waiting_slots(self) -> int:
         """Count the request slots of requests that have not begun."""
@@ -60,10 +59,10 @@ class LiveServer:
 
     def wanted_slots(self) -> int:
         """Count the request slots that are not free and that their front end has not cancelled."""
-        return sum(state is not SlotState.FREE and not cancelled for state, cancelled in self._slots())
+        return sum(not cancelled for _, cancelled in self._slots())
 
     def _slots(self) -> list[tuple[SlotState, bool]]:
-        """Look into the front ends' shared memory itself: state of each slot, and whether it was cancelled."""
+        """Look into the front ends' shared memory itself: state of each slot in use, and whether it was cancelled."""
         return [slot for front_end in self.pids()["front end"] for slot in _slots_of(front_end)]
 
 
@@ -73,7 +72,9 @@ def _slots_of(front_end: int) -> list[tuple[SlotState, bool]]:
     descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
     segment = Segment.attach(descriptor)
     table = SlotTable(segment, int(options["slots"]))
-    slots = [(table.entry(slot).state, table.cancelled(slot)) for slot in range(table.slots)]
+    states = bytes(segment.view[: table.size_bytes : SLOT_BYTES])  # who waits for a state looks every few milliseconds
+    in_use = [(slot, state) for slot, state in enumerate(states) if state != SlotState.FREE]
+    slots = [(SlotState(state), table.cancelled(slot)) for slot, state in in_use]
     segment.close()
     return slots
 
