@@ -369,8 +369,9 @@ def cases() -> Iterator[Case]:
     }.items():
         yield Case(f"JSON: {what}", [Http("POST", "/v2/models/sums/infer", body)])
     for what, (datatype, shape, data) in ELEMENTS.items():
-        body = f'{{"inputs": [{{"name": "{datatype.lower()}", "datatype": "{datatype}", "shape": {shape}, "data": {data}}}]}}'
-        yield Case(f"JSON elements: {what}", [Http("POST", "/v2/models/types/infer", body.encode("latin-1"))])
+        told = f'"name": "{datatype.lower()}", "datatype": "{datatype}", "shape": {shape}, "data": {data}'
+        asked = f'{{"inputs": [{{{told}}}]}}'.encode("latin-1")
+        yield Case(f"JSON elements: {what}", [Http("POST", "/v2/models/types/infer", asked)])
     raw = {"inference-header-content-length": "0"}
     yield Case("raw body: a float", [Http("POST", "/v2/models/versioned/infer", b"\0\0\x80?", raw)])
     yield Case("raw body: too short", [Http("POST", "/v2/models/versioned/infer", b"\0\0", raw)])
