@@ -193,7 +193,7 @@ TOKENS = f"""
                     array = np.array([word.encode()], dtype=object)
                     sender.send(answer(pb_utils.Tensor("text_output", array), pb_utils.Tensor("number", np.array([number], np.int32))))
             if parameters:
-                array = np.array([json.dumps(parameters).encode()], dtype=object)
+                array = np.array([json.dumps(parameters, sort_keys=True).encode()], dtype=object)
                 sender.send(answer(pb_utils.Tensor("text_output", array)))
             sender.send({FINAL})
 """
@@ -206,7 +206,9 @@ SHOUTS = """
                 continue
             n = pb_utils.get_input_tensor_by_name(r, "n")
             more = "" if n is None else str(n.as_numpy().tolist())
-            loud = text(r, "text_input").upper() + more + r.parameters().replace("{}", "")
+            parameters = json.loads(r.parameters())  # whose order is a matter of luck
+            more += json.dumps(parameters, sort_keys=True) if parameters else ""
+            loud = text(r, "text_input").upper() + more
             found.append(answer(pb_utils.Tensor("text_output", np.array([loud.encode()], dtype=object)),
                 pb_utils.Tensor("size", np.array([len(loud)], np.int32))))
         return found

@@ -103,13 +103,6 @@ KNOWN: Sequence[Known] = (
     ),
     Known(
         REQUESTS,
-        "`request.parameters()` has no certain order.",
-        "It is to be read by `json.loads`.",
-        r"text_output: |size: ",
-        "generate: (parameters|more members)",
-    ),
-    Known(
-        REQUESTS,
         "Parameters of the kind `uint64_param`, and those without a value, are accepted over gRPC.",
         "The protocol has them.",
         r"outcome: INVALID_ARGUMENT .*invalid value type for 'p' parameter",
