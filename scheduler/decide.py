@@ -46,7 +46,7 @@ class Dispatcher:
     - others with a deadline: until somebody who runs may yield, 20 ms at most;
     - others, whose class is not above that of anybody who runs: 50 ms, and nobody need wake the scheduler for them.
 
-    A Python model that runs may be at the end of its turn (`policies/turns.py`): then all wait as the first ones do.
+    None waits for longer than until a Python model's turn may be over (`policies/turns.py`).
 
     `PolicyConfig` has the numbers.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
@@ -167,12 +167,13 @@ class Dispatcher:
 
     def _end_turns(self, now_us: float) -> None:
         """Have those leave whose turn is over, if others wait for their cores."""
-        gangs = self._execution.gangs
-        holders = [self._holder(gang) for gang in gangs.yielding() if not gang.stopping]
-        leaving = sum(gang.leaving for gang in gangs.all())
-        ended, self._turn_end_us = turns.over(self._left, holders, leaving, now_us)
+        leaving = sum(gang.leaving for gang in self._execution.gangs.all())
+        ended, self._turn_end_us = turns.over(self._left, self._holders(), leaving, now_us)
         for query_id in ended:
             self._execution.stop(Stop(query_id))
+
+    def _holders(self) -> list[turns.Holder]:
+        return [self._holder(gang) for gang in self._execution.gangs.yielding() if not gang.stopping]
 
     def _holder(self, gang: Gang) -> turns.Holder:
         query = gang.unit.query
@@ -184,16 +185,18 @@ class Dispatcher:
         """Set until when newcomers of each kind wait, after a decision that took so long."""
         config = self._policy.config
         gap, yielding = config.decision_gap, config.yield_gap
-        may_yield = bool(self._execution.gangs.yielding())
-        yields_from_us = None if self._workers.free or may_yield else self._policy.yields_from_us()
+        holders = self._holders()
+        yields_from_us = None if self._workers.free else self._policy.yields_from_us()
         factor = gap.min_gap_factor if yields_from_us is None else gap.yielding_gap_factor
         gap_us = min(factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
         preempting_us = timed_us = end_us + gap_us
         if yields_from_us is not None and yielding.enabled:
+            yields_from_us = min(yields_from_us, turns.first_end_us(holders, turns.DUE_TURN_US))
             timed_us = max(preempting_us, min(yields_from_us, end_us + yielding.max_us))
         best_effort_us = timed_us
-        if config.best_effort_gap.enabled and not may_yield:
-            best_effort_us = end_us + config.best_effort_gap.gap_us
+        if config.best_effort_gap.enabled:
+            turn_end_us = max(preempting_us, turns.first_end_us(holders, turns.TURN_US))
+            best_effort_us = min(end_us + config.best_effort_gap.gap_us, turn_end_us)
         self._next_us = [best_effort_us, timed_us, preempting_us]
 
     def _wake_at(self, at_us: float) -> None:

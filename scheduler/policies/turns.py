@@ -37,18 +37,26 @@ def over(
     ended: list[int] = []
     next_us = math.inf
     for query in sorted(waiting, key=_urgency)[leaving : leaving + len(holders)]:
-        turn_us = TURN_US if query.deadline_us is None else DUE_TURN_US
         holder = next((holder for holder in left if _goes_before(query, holder.query)), None)
         if holder is None:
             continue
-        if turn_us < holder.usual_us <= TURNS_TO_END * turn_us:
-            turn_us *= TURNS_TO_END
-        if now_us >= holder.started_us + turn_us:
+        end_us = _end_us(holder, TURN_US if query.deadline_us is None else DUE_TURN_US)
+        if now_us >= end_us:
             ended.append(holder.query.query_id)
         else:
-            next_us = min(next_us, holder.started_us + turn_us)
+            next_us = min(next_us, end_us)
         left.remove(holder)
     return ended, None if next_us == math.inf else next_us
+
+
+def first_end_us(holders: Sequence[Holder], turn_us: float) -> float:
+    """Return when a newcomer that leaves others turns of this length may have a core of one of these at the earliest."""
+    return min((_end_us(holder, turn_us) for holder in holders), default=math.inf)
+
+
+def _end_us(holder: Holder, turn_us: float) -> float:
+    ends_in_more = turn_us < holder.usual_us <= TURNS_TO_END * turn_us
+    return holder.started_us + (TURNS_TO_END * turn_us if ends_in_more else turn_us)
 
 
 def _urgency(query: Query) -> tuple[int, float]:

@@ -147,11 +147,13 @@ def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeyp
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
 
-def decided_about(server, first, newcomer):
+def decided_about(server, first, newcomer, skips_best_effort=False):
     """Return whether there is a decision about a newcomer before the one that has all cores has ended."""
     decisions = len(server.script.seen)
     second = server.request(**newcomer)
-    server.until(lambda: len(server.live.requests.queries) == 1 and server.is_asleep(skips_completions=False))
+    server.until(
+        lambda: len(server.live.requests.queries) == 1 and server.is_asleep(skips_best_effort=skips_best_effort)
+    )
     decided = len(server.script.seen) > decisions
     server.hurry(first)
     assert [server.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
@@ -371,6 +373,26 @@ def test_the_end_of_a_turn_asks_nobody_if_nothing_has_come(tiny_model, monkeypat
         for request in (*running, waiting):
             server.hurry(request)
             assert server.outcome(request).status is SlotStatus.OK
+    finally:
+        server.kill_all()
+
+
+@pytest.mark.parametrize("newcomer", [{}, {"deadline_ns": LATE_NS}])
+@pytest.mark.parametrize(("turn_us", "decided"), [(60e6, False), (0.0, True)])
+def test_newcomers_behind_a_python_model_wait_until_its_turn_may_be_over(
+    tiny_model, monkeypatch, turn_us, decided, newcomer
+):
+    for turn in ("TURN_US", "DUE_TURN_US"):
+        monkeypatch.setattr(turns, turn, turn_us)
+    server = ScriptedServer(*tiny_model, yields=True)
+    try:
+        server.configure("decision_gap", min_gap_factor=0.0, yielding_gap_factor=0.0)
+        for gap, field in (("yield_gap", "max_us"), ("best_effort_gap", "gap_us")):
+            server.configure(gap, **{field: 60e6})
+        server.script.yields_in_us = 60e6
+        first = hang_on_both(server)
+        server.until(lambda: server.is_asleep(skips_completions=True))
+        assert decided_about(server, first, newcomer, skips_best_effort=not decided) == decided
     finally:
         server.kill_all()
 
