@@ -32,11 +32,12 @@ from gangway.scheduler.policy import Decision, Policy, Query, Reject, Snapshot
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batching import Batching
+from gangway.simulator.contention import Contention
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import TARGET, Goal, one_core_rate, search_rate
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Requests, Scenario, make_scenario
 from gangway.workload.arrivals import poisson_for
-from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
+from gangway.workload.mix import Mix, MixModel, capacity_per_s, parse_mix, read_mix
 from gangway.workload.outcomes import Outcomes, summarise
 from gangway.workload.qos import Qos
 
@@ -62,15 +63,18 @@ class Point:
     batch: int = 0
     best_effort: bool = False  # the first model has no deadline
     brief: bool = False  # the first model takes microseconds, and its target is 3.4 or 1.3 ms
+    contended: bool = False  # cores slow each other down
 
     def scenario(self) -> Scenario:
         """Two cores are shared with front end and client, as on the machine that live servers run on."""
-        mix = read_mix(self.mix)
-        if self.cores < 64:
+        is_own = "=" in self.mix  # it names models and weights, and no targets
+        mix = parse_mix(self.mix) if is_own else read_mix(self.mix)
+        if self.cores < 64 or is_own:
             mix = mix.with_qos(Qos(multiple=3.0))
         overheads = SHARED_CORES if self.cores == 2 else SPARE_CORES
         requests = Requests(batching=Batching(self.batch) if self.batch else None)
-        made = make_scenario(mix, self.cores, overheads=overheads, requests=requests)
+        contention = Contention() if self.contended else None
+        made = make_scenario(mix, self.cores, overheads=overheads, requests=requests, contention=contention)
         models = dict(made.models)
         if self.best_effort:
             models[0] = replace(models[0], qos_us=None)

@@ -51,7 +51,9 @@ _HEADER, _ = CONTROL_HEADER.writing("magic", "workers", "front_ends", "leases")
 _STATUS, _ = WORKER_STATUS.reading("pid", "busy", "lease", "runs", "busy_ns")
 _SEQUENCE_AT: Final = SCHEDULER_BLOCK.offset("sequence")
 _SCHEDULER, _SCHEDULER_AT = SCHEDULER_BLOCK.writing("waiting", "leases", "arena_bytes", "level", "compounds")
-_MODEL, _ = MODEL_ACCOUNT.writing("growths", "shrinks", "layers", "version_layers", "arenas", "arena_bytes")
+_MODEL, _ = MODEL_ACCOUNT.writing(
+    "growths", "shrinks", "layers", "version_layers", "planned_blocks", "arenas", "arena_bytes"
+)
 _RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_restarts")
 _START, _START_AT = SERVER_BLOCK.writing("started_s")
 _WORKER, _ = WORKER_ACCOUNT.writing("core", "restarts")
@@ -239,6 +241,7 @@ class ModelAccount(NamedTuple):
     shrinks: int = 0
     layers: int = 0  # executed
     version_layers: int = 0  # of them in another version than the first
+    planned_blocks: int = 0  # begun by the plans of leases, without a decision
     arenas: int = 0  # in use
     arena_bytes: int = 0  # of memory, idle arenas included
 

@@ -104,6 +104,7 @@ class StatusWriter:
             shrinks=counters.shrunk,
             layers=counters.layers,
             version_layers=counters.versions,
+            planned_blocks=counters.planned_blocks,
             arenas=arenas.in_use,
             arena_bytes=arenas.size_bytes,
         )

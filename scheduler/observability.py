@@ -38,6 +38,7 @@ class Counters:
     rejected: int = 0
     layers: int = 0  # executed
     versions: int = 0  # of them not in their default version
+    planned_blocks: int = 0  # of the blocks, those that leases began by plan
 
 
 class ModelCounters:
@@ -270,6 +271,7 @@ class Accounts:
         counters.layers += next_layer - gang.unit.query.next_layer
         _, blocks, version_layers = gang.shared.blocks()
         counters.blocks += blocks - gang.planned_blocks
+        counters.planned_blocks += blocks - gang.planned_blocks
         counters.versions += version_layers - gang.version_layers
         gang.planned_blocks, gang.version_layers = blocks, version_layers
         if next_layer < gang.end_layer and wanted_by:

@@ -190,7 +190,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """An outranked query gives up the cores that are not efficient in its next blocks (VELTAIR, Algorithm 2)."""
+    """A query gives up the cores that are not efficient in its next blocks (VELTAIR, Algorithm 2)."""
 
     enabled: bool = True
 

@@ -305,6 +305,7 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
     FIELD(uint64_t, shrinks, )                                                                                                \
     FIELD(uint64_t, layers, )         /* executed */                                                                          \
     FIELD(uint64_t, version_layers, ) /* of them in another version than the first */                                         \
+    FIELD(uint64_t, planned_blocks, ) /* begun by the plans of leases */                                                      \
     FIELD(uint64_t, arenas, )         /* in use */                                                                            \
     FIELD(uint64_t, arena_bytes, )    /* of memory, idle arenas included */
 

@@ -1,9 +1,9 @@
 """Versions and layer blocks of what the `gangway` policy runs: VELTAIR's Algorithms 2 and 3 (ASPLOS 2022).
 
 Each layer has the version that is fastest at the present level of interference on the cores that the query really has.
-While others are to have cores of a running query, its rest is cut into blocks (Algorithm 2): a layer that needs as many
-cores as the dynamic threshold begins one. In each block the query keeps what it needs for the block's share of the
-target, or as many cores as are efficient there; the others come free at its first layer.
+A query begins with a plan of blocks (Algorithm 2): a layer that needs as many cores as the dynamic threshold begins
+one. In each block the query keeps the cores that are efficient there, or what it needs for the block's share of the
+target; the others come free at its first layer.
 
 The plan stands in the lease, so a gang finds it at a layer's end without a decision. A decision changes the plans of
 those that run when level, load or cores have changed.
@@ -16,6 +16,7 @@ from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.prediction import Demands, Work, threshold_share
 
+FEW_CORES = 2  # of a machine: there a query has one or all, and a decision says so
 REASON = "interference, load or free cores have changed"
 
 
@@ -31,16 +32,16 @@ def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficien
     """Return the blocks of a query that begins on so many cores, and keeps some of them at least.
 
     In each every core does at least the given share of what a single one does, unless the target needs more cores. A
-    block has never more cores than the one before it: that takes a decision.
+    block has never more cores than the one before it: that takes a decision. Where it has as many, its beginning costs
+    nothing.
     """
     found: list[PlannedBlock] = []
     left, time_us = cores, 0.0
     for block in table.blocks(threshold_cores):
         if block.begin:
             keep = max(least, block.cores, _efficient_cores(table, block.begin, block.end, left, efficiency))
-            if keep < left:
-                left = keep
-                found.append(PlannedBlock(block.begin, left))
+            left = min(left, keep)
+            found.append(PlannedBlock(block.begin, left))
         time_us += table.span_us(block.begin, block.end, left)
     return Cut(tuple(found), time_us - table.span_us(0, table.layers, cores))
 
@@ -51,22 +52,36 @@ def _efficient_cores(table: Demands, begin: int, end: int, most: int, efficiency
     return next((count for count in counts if alone_us >= efficiency * count * table.span_us(begin, end, count)), 1)
 
 
+def narrowings(blocks: Sequence[PlannedBlock], layer: int, cores: int) -> tuple[PlannedBlock, ...]:
+    """Return the blocks behind a layer that have fewer cores than what comes before them."""
+    found = []
+    for block in blocks:
+        if block.layer > layer and block.cores < cores:
+            found.append(block)
+            cores = block.cores
+    return tuple(found)
+
+
 class BlockPlanner:
     """Plans what queries do on the cores that one decision gives them. `works`: all, each with its grant."""
 
-    __slots__ = ("_active_cores", "_cuts", "may_change")
+    __slots__ = ("_active_cores", "_enabled", "may_change")
 
     def __init__(self, works: Sequence[Work], config: PolicyConfig = DEFAULT) -> None:
-        narrower = planned = False
-        for work in works:
-            narrower = narrower or work.grant < work.cores
-            planned = planned or work.plans
-        self._cuts = narrower and config.blocks.enabled
+        self._enabled = config.blocks.enabled
         self._active_cores = 0.0
-        if self._cuts:
-            self._active_cores = sum([work.outlook.table.average_cores for work in works if work.grant])
-        # Without cuts, and with one version of each layer, only a plan that is there can change.
-        self.may_change = self._cuts or planned
+        changes = False
+        for work in works:
+            changes = changes or work.plans or self._has_blocks(work, work.cores)
+            if work.grant:
+                self._active_cores += work.outlook.table.average_cores
+        self.may_change = changes
+
+    def _has_blocks(self, work: Work, cores: int) -> bool:
+        """Whether blocks can matter on so many cores: others want some, or the query could do without some."""
+        if not self._enabled or cores < 2:
+            return False
+        return work.grant < cores or work.moment.core_count > FEW_CORES or work.outlook.has_versions
 
     def versions(self, work: Work, cores: int) -> tuple[int, ...]:
         """Return the versions of a query on so many cores, as a Start has them."""
@@ -80,11 +95,12 @@ class BlockPlanner:
 
     def blocks(self, work: Work, cores: int) -> tuple[PlannedBlock, ...]:
         """Return the blocks of a query on so many cores, as a Start has them: those that it has not come to."""
-        if not self._cuts or work.grant >= cores:
+        if not self._has_blocks(work, cores):
             return ()
         average = work.outlook.table.average_cores
         threshold = round(threshold_share(work.moment.core_count, average, max(self._active_cores, average)))
-        key = (cores, max(work.grant, 1), threshold, work.moment.efficiency)
+        least = max(work.grant, 1) if work.grant < cores else 1
+        key = (cores, least, threshold, work.moment.efficiency)
         found = work.outlook.cuts.get(key)
         if found is None:
             found = work.outlook.cuts[key] = cut(work.outlook.table, *key)
@@ -94,14 +110,15 @@ class BlockPlanner:
         return tuple([block for block in found.blocks if work.layer < block.layer < end])
 
     def changes(self, works: Sequence[Work], resized: Sequence[int]) -> Iterator[Replan]:
-        """Yield a new plan for each query that runs by another one. `resized`: those that a decision is about."""
+        """Yield a new plan for each query that runs by another one. `resized`: those that a decision is about.
+
+        Blocks that begin elsewhere, on as many cores as before, are no reason for one.
+        """
         for work in works:
             running = work.block
             if running is None or work.fixed or work.query.query_id in resized:
                 continue
             versions, blocks = self.versions(work, work.cores), self.blocks(work, work.cores)
-            before = running.blocks
-            if before:
-                before = tuple([block for block in before if block.layer > work.layer and block.cores < work.cores])
-            if versions != running.versions or blocks != before:
+            now, before = (narrowings(plan, work.layer, work.cores) for plan in (blocks, running.blocks))
+            if versions != running.versions or now != before:
                 yield Replan(work.query.query_id, versions, blocks, REASON)

@@ -168,6 +168,8 @@ _MODEL: Final[Table] = (
      "Layers that were executed"),
     ("gangway_version_layers_total", "counter", lambda model: model.account.version_layers,
      "Layers that were executed in another version than the static choice"),
+    ("gangway_blocks_planned_total", "counter", lambda model: model.account.planned_blocks,
+     "Layer blocks that began by the plan of Algorithm 2, without a decision"),
     ("gangway_requests_in_flight", "gauge", lambda model: model.in_flight,
      "Requests that wait, run or are being answered"),
     ("gangway_arenas_in_use", "gauge", lambda model: model.account.arenas,

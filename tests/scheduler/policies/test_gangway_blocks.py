@@ -28,8 +28,8 @@ def test_a_block_keeps_the_cores_that_are_efficient_in_it() -> None:
     table = demands(urgent, adaptive=True)
     found = cut(table, 4, 1, 0.0, 0.8)
     pivots = [layer for layer in range(1, 6) if table.layer_cores[layer] >= table.average_cores]
-    assert pivots[-1] == 4 and {block.layer for block in found.blocks} <= set(pivots)
-    assert cut(table, 4, 4, 0.0, 0.8).blocks == (), "nobody takes what others do not want"
+    assert pivots[-1] == 4 and [block.layer for block in found.blocks] == pivots
+    assert {block.cores for block in cut(table, 4, 4, 0.0, 0.8).blocks} == {4}, "nobody takes what others do not want"
     cores = [4, *(block.cores for block in found.blocks)]
     assert cores == sorted(cores, reverse=True)
     assert found.longer_us >= 0.0
@@ -68,25 +68,42 @@ def test_a_query_that_grows_or_shrinks_gets_versions_for_its_cores() -> None:
     assert isinstance(resize, Resize) and resize.versions is None
 
 
-def plans_for(slack_us: float, grant: int, config: PolicyConfig = DEFAULT) -> list[Replan]:
-    """What becomes of a query in its first layer on all cores, of which others are to have all but `grant`."""
+def test_a_query_begins_with_a_plan_of_blocks() -> None:
+    """On two cores only a model with versions does: others have one or all there."""
+    urgent = replace(MODEL, qos_us=15e3)
+    times = tuple((one, tuple(0.99 * us for us in one)) for (one,) in MODEL.latency_us)
+    tuned = replace(urgent, latency_us=times, slope=((1.0, 0.0),) * 6)
+    for model, cores, planned in ((urgent, 6, True), (urgent, 2, False), (tuned, 2, True)):
+        waiting = [Query(number, 0, 1, 0.0, 100e3) for number in (1, 2)]
+        [start, *_] = decided(Gangway(), Snapshot(0.0, waiting, [], tuple(range(cores)), cores, {0: model}))
+        assert isinstance(start, Start) and bool(start.blocks) == planned, (cores, model.latency_us[0])
+
+
+def plans_for(
+    slack_us: float, grant: int, others: int = 0, config: PolicyConfig = DEFAULT, blocks: tuple[PlannedBlock, ...] = ()
+) -> list[Replan]:
+    """What becomes of a query in its first layer on all cores: it is to have `grant` of them, others the rest."""
     now_us = 9000.0
     urgent = replace(MODEL, qos_us=15e3)
-    running = RunningBlock(query(1, deadline_us=now_us + slack_us), 6, (0, 1, 2, 3), now_us, 0, now_us)
+    running = RunningBlock(query(1, deadline_us=now_us + slack_us), 6, (0, 1, 2, 3), now_us, 0, now_us, blocks=blocks)
     state = Snapshot(now_us, [], [running], (), CORES, {0: urgent}, way_back_us=0.0)
     moment = Moment(state, config)
     work, other = Work(running.query, running, moment), Work(query(2), None, moment)
-    work.grant, other.grant = grant, CORES - grant
+    work.grant, other.grant = grant, others or CORES - grant
     return list(BlockPlanner([other, work], config).changes([other, work], []))
 
 
-def test_who_is_outranked_gives_up_what_is_not_efficient_at_the_next_block() -> None:
+def test_a_query_gives_up_what_is_not_efficient_at_the_next_block() -> None:
     """Its layers need 3, 3, 1, 1, 3 and 1 cores, and 8/3 on average: those of 3 are pivots when no core is idle.
 
     From the second layer on 3 cores are needed, and each of 4 does less than 0.8 of what it does alone.
     """
-    assert plans_for(1e6, grant=1) == [Replan(1, (), (PlannedBlock(1, 3),), REASON)]
-    assert plans_for(1e6, grant=4) == [], "its cores are its own"
+    planned = [Replan(1, (), (PlannedBlock(1, 3), PlannedBlock(4, 3)), REASON)]
+    assert plans_for(1e6, grant=1) == planned, "others are to have its cores"
+    assert plans_for(1e6, grant=4, others=1) == planned, "its cores are its own, and no core is idle"
+    assert plans_for(1e6, grant=4) == [], "cores are idle"
+    same = (PlannedBlock(1, 3), PlannedBlock(3, 3))
+    assert plans_for(1e6, grant=1, blocks=same) == [], "no block has other cores"
     assert plans_for(8e3, grant=1) == [], "it would be late"
     assert plans_for(1e6, grant=1, config=DEFAULT.without("blocks")) == []
 

@@ -40,7 +40,14 @@ def example(compiled_zoo):
     return example_of("mobilenetv2", compiled_zoo.onnx_file("mobilenetv2"))
 
 
-SCHEDULERS_OWN = ("gangway_growths", "gangway_shrinks", "gangway_layers", "gangway_version_layers", "gangway_core_busy")
+SCHEDULERS_OWN = (
+    "gangway_growths",
+    "gangway_shrinks",
+    "gangway_layers",
+    "gangway_version_layers",
+    "gangway_blocks_planned",
+    "gangway_core_busy",
+)
 
 
 @contextmanager
