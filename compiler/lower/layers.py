@@ -196,6 +196,11 @@ class Program:
             name = self.views[name]
         return name
 
+    def writer(self, name: str) -> Layer | None:
+        """Return the layer that writes these numbers; None for inputs and constants."""
+        home = self.home(name)
+        return next((layer for layer in reversed(self.layers) if layer.output == home), None)
+
 
 Lowering = Callable[[Program, Node], None]
 

@@ -171,3 +171,28 @@ def test_softmax_before_opset_13_takes_all_axes_from_one_on(
     assert not compiled.manifest.fallback_reason
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(load_artifact(compiled.folder)({"x": x})["y"], session.run(None, {"x": x})[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_heads_of_one_token_are_read_as_a_vector(check: Any, network: Any, softmax: bool) -> None:
+    """A window over [1, heads, 1, size], as over an image's pixels, would read few channels at a time."""
+    heads, size = 4, 16
+    nodes, constants = [], {"apart": np.array([0, 1, heads, size]), "together": np.array([0, 1, heads * size])}
+    for name in "qkvo":
+        constants[f"{name}_weights"] = weights(heads * size, heads * size, seed=ord(name))
+    for name, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes += [
+            node("MatMul", ["x", f"{name}_weights"], [f"{name}_all"]),
+            node("Reshape", [f"{name}_all", "apart"], [f"{name}_heads"]),
+            node("Transpose", [f"{name}_heads"], [name], perm=order),
+        ]
+    nodes += [
+        node("MatMul", ["q", "k"], ["scores"]),
+        node("Softmax" if softmax else "Tanh", ["scores"], ["shares"]),
+        node("MatMul", ["shares", "v"], ["mixed"]),
+        node("Transpose", ["mixed"], ["tokens"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["tokens", "together"], ["joined"]),
+        node("MatMul", ["joined", "o_weights"], ["y"]),
+    ]
+    operators = check(network(nodes, {"x": ["N", 1, heads * size]}, {"y": None}, constants=constants))
+    assert "Pack" not in operators and "Unpack" not in operators, operators
