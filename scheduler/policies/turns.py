@@ -50,7 +50,7 @@ def over(
 
 
 def first_end_us(holders: Sequence[Holder], turn_us: float) -> float:
-    """Return when a newcomer that leaves others turns of this length may have a core of one of these at the earliest."""
+    """Return when one of these, which have turns of this length, may leave its core to a newcomer at the earliest."""
     return min((_end_us(holder, turn_us) for holder in holders), default=math.inf)
 
 

@@ -92,8 +92,8 @@ def _dense_vector(program: Program, node: Node, weights: Array, bias: Array) -> 
 def _flattened(program: Program, name: str, vector: Geometry) -> tuple[str, Geometry]:
     """Return the image that a vector is a view of: a window as large as that needs no other layout than the image's.
 
-    What products of matrices write is in the vector's order already, as an image of one channel is. A window over so few
-    channels reads weights four times as slowly.
+    What products of matrices write is in the vector's order already, as an image of one channel is. A window over so
+    few channels reads weights four times as slowly.
     """
     source, writer = name, program.writer(name)
     spec = writer.spec if writer else None
