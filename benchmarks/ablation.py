@@ -27,8 +27,9 @@ from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.serving.servers import serving, warm_up
 from gangway.clients.open_loop import drive
 from gangway.scheduler.admission import excess
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policy import Decision, Policy, Query, Reject, Snapshot
+from gangway.scheduler.policy import Decision, Query, Reject, Snapshot
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batching import Batching

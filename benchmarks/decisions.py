@@ -13,8 +13,9 @@ from pathlib import Path
 
 from benchmarks.lib.report import Row, option_parser, start_report
 from benchmarks.papers.veltair_rates import read_rates
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
+from gangway.scheduler.policy import Decision, Query, Snapshot
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import RateEstimate
 from gangway.simulator.scenario import Scenario, make_scenario

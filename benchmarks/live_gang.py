@@ -21,7 +21,8 @@ from gangway.executor.peer import peer_sockets
 from gangway.executor.process import use_realtime_priority
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
-from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
 from gangway.server.requests.data_plane import DataPlane, Layout, Submission

@@ -16,7 +16,8 @@ from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import REFUSALS, Accounts, DecisionLog
-from gangway.scheduler.policy import LoneStart, Policy, Reject, Replan, Resize, Start, StartOver, Stop
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import LoneStart, Reject, Replan, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Unit

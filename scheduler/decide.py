@@ -10,9 +10,9 @@ from gangway.scheduler.gangs import Gang
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import DecisionLog, TraceWriter
 from gangway.scheduler.policies import turns
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import (
     Decision,
-    Policy,
     Query,
     Reject,
     Replan,
@@ -95,7 +95,7 @@ class Dispatcher:
         if self._came < PREEMPTING and query.deadline_us is not None:
             self._came = PREEMPTING if self._is_brief(query) else TIMED
         if query.priority < self._highest:  # no need to compare others like it
-            self._highest = query.priority
+            self._highest = float(query.priority)
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
                 self._came = PREEMPTING
 

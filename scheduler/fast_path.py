@@ -32,7 +32,8 @@ from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.gangs import RANKS_WAIT_US
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import LoneStart, Policy, Query
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import LoneStart, Query
 from gangway.scheduler.prediction import query_level
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import RequestTable

@@ -1,7 +1,6 @@
 """Gangs: leases in use, the ranks in them, and how ranks left."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from gangway.executor.control import ControlSegment
@@ -34,37 +33,57 @@ def lease_count(workers: int) -> int:
     return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
-@dataclass(slots=True, eq=False)
 class Gang:
-    """A lease in use. It keeps lease and arena while its unit is paused between two blocks (no rank in it then)."""
+    """A lease in use. It keeps lease and arena while its unit is paused between two blocks (no rank in it then).
 
-    unit: Unit
-    lease: int
-    shared: Lease
-    arena_offset: int
-    indivisible: bool = False  # its unit is one task,
-    yields: bool = False  # which workers can leave
-    long_layers: tuple[int, ...] = ()
-    generation: int = 0
-    model: str = ""
-    in_bf16: bool = False  # of a model that is there in fp32, too
-    end_layer: int = 0
-    blocks: int = 0  # that were started
-    planned_blocks: int = 0  # that began by plan, and
-    version_layers: int = 0  # layers that were in another version than the first, when that was last counted
-    versions: tuple[int, ...] = ()
-    plan: tuple[PlannedBlock, ...] = ()
-    steady_layer: int = 0  # the first one from which on versions and cores have been the same
-    cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
-    wanted: int = 0  # ranks beyond have been told to leave
-    outstanding: set[int] = field(default_factory=set)  # ranks that have not left
-    reasons: set[LeftReason] = field(default_factory=set)
-    crashed: bool = False  # a worker ended by what it computed here
-    started_us: float = 0.0
-    joined_ns: int = 0  # the first of those that have left
-    resized: bool = False  # not always on the same cores
-    stopping: bool = False  # all have been told to leave
-    ended_us: float | None = None  # when the first rank left because the gang's work had ended: the others follow
+    `yields`: workers can leave it. `in_bf16`: its model is there in fp32, too.
+    """
+
+    __slots__ = (
+        "arena_offset", "blocks", "cores", "crashed", "end_layer", "ended_us", "generation", "in_bf16", "indivisible",
+        "joined_ns", "lease", "long_layers", "model", "outstanding", "plan", "planned_blocks", "reasons", "resized",
+        "shared", "started_us", "steady_layer", "stopping", "unit", "version_layers", "versions", "wanted", "yields",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        unit: Unit,
+        lease: int,
+        shared: Lease,
+        arena_offset: int,
+        indivisible: bool = False,
+        yields: bool = False,
+        long_layers: tuple[int, ...] = (),
+        model: str = "",
+        in_bf16: bool = False,
+    ) -> None:
+        self.unit = unit
+        self.lease = lease
+        self.shared = shared
+        self.arena_offset = arena_offset
+        self.indivisible = indivisible  # its unit is one task
+        self.yields = yields
+        self.long_layers = long_layers
+        self.model = model
+        self.in_bf16 = in_bf16
+        self.generation = 0
+        self.end_layer = 0
+        self.blocks = 0  # that were started
+        self.planned_blocks = 0  # that began by plan, and
+        self.version_layers = 0  # layers that were in another version than the first, when that was last counted
+        self.versions: tuple[int, ...] = ()
+        self.plan: tuple[PlannedBlock, ...] = ()
+        self.steady_layer = 0  # the first one from which on versions and cores have been the same
+        self.cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
+        self.wanted = 0  # ranks beyond have been told to leave
+        self.outstanding: set[int] = set()  # ranks that have not left
+        self.reasons: set[LeftReason] = set()
+        self.crashed = False  # a worker ended by what it computed here
+        self.started_us = 0.0
+        self.joined_ns = 0  # the first of those that have left
+        self.resized = False  # not always on the same cores
+        self.stopping = False  # all have been told to leave
+        self.ended_us: float | None = None  # when the first rank left because the gang's work had ended: others follow
 
     @property
     def lost(self) -> bool:
@@ -149,8 +168,8 @@ class GangTable:
             model.indivisible,
             model.yields,
             model.long_layers,
-            model=model.name,
-            in_bf16=model.fp32_id >= 0,
+            model.name,
+            model.fp32_id >= 0,
         )
         self._gangs[index] = gang
         self._by_query[unit.query.query_id] = gang

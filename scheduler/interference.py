@@ -6,17 +6,17 @@ VELTAIR's definition (ASPLOS 2022).
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gangway.executor.fast_path import Completed
 from gangway.scheduler.gangs import Gang
-from gangway.scheduler.policy import LoneStart, value
+from gangway.scheduler.policy import LoneStart
 from gangway.scheduler.policy_config import ERROR, INTERFERENCE, SLOWDOWN
 from gangway.scheduler.profiles import ModelProfile
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FinishedBlock:
     """Layers [begin_layer, end_layer) of a query, which took `time_us` on the same cores and by one plan."""
 

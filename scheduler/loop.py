@@ -29,8 +29,8 @@ from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, Counters, DecisionLog, ModelCounters, TraceWriter
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.precision_choice import PrecisionChooser
-from gangway.scheduler.policy import Policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.stages.former import CompoundFormer, Plan

@@ -1,56 +1,84 @@
-"""The policy interface: what a scheduling policy sees, and what it answers. Pure: no process, no clock, no I/O.
+"""What a scheduling policy (`policies/base.py`) sees, and what it answers. Pure: no process, no clock, no I/O.
 
 The live scheduler and the simulator drive the same policies. Times are microseconds on the driver's clock. Cores are
 numbers of workers.
+
+What is made for every request, or for every decision, has an `__init__` of its own, which mypyc compiles; that of a
+frozen dataclass takes ten times as long. To type checkers these classes are frozen, too: their fields are final.
 """
 
-import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
-from typing import NamedTuple, TypeVar, dataclass_transform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from gangway.executor.fast_path import Completed
-from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
 
-# Frozen dataclasses that are made for every request, or for every decision.
-#
-# To type checkers they are `dataclass(frozen=True, slots=True)`, which is what keeps them from being changed. At run
-# time nothing does: an `__init__` that goes around its own `__setattr__` takes ten times as long.
-
-T = TypeVar("T")
+NO_ERRORS: Final[Mapping[int, float]] = MappingProxyType({})
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field,))
-def value(*, frozen: bool, slots: bool) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass that compares and hashes like a frozen one."""
-    assert frozen
-    return dataclasses.dataclass(slots=slots, unsafe_hash=True)
-
-
-@value(frozen=True, slots=True)
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class Query:
     """One request as the policy sees it. `query_id` is unique within the driver's lifetime and grows with arrival."""
 
-    query_id: int
-    model_id: int
-    rows: int
-    arrival_us: float
-    deadline_us: float | None  # when it should be answered: the smaller one of its model's and its own; None: whenever
-    priority: int = 0  # class, across all models: lower ones go first; 0 is normal
-    next_layer: int = 0
-    started: bool = False  # it has run before and was stopped: it holds a lease
-    ran_us: float = 0.0  # how long it was on cores, in the blocks before
-    rejects_late: bool = False  # its queue policy: it is refused once it is certain to be late
-    join_key: int = 0  # only queries with the same one are joined; 0: usual; see NEVER_JOINED
-    cores: int = 0  # the size of the gang that was planned for it with its batch; 0: the policy's choice
-    formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
-    batch: int = 0  # the number of that batch,
-    round: int = 0  # and its round: the policy sees it when those of the rounds before have started
-    compound: int = 0  # the compound task that it is a member of, which may run by a schedule; 0: none
-    request_rows: int = 0  # rows of the largest request that has rows here, as far as it has; 0: it is one request
-    fp32_id: int = -1  # the same model in fp32, as which it may begin instead (`precision.py`); -1: there is none
+    query_id: Final[int]
+    model_id: Final[int]
+    rows: Final[int]
+    arrival_us: Final[float]
+    deadline_us: Final[float | None]  # when it should be answered: its model's and its own, the smaller; None: whenever
+    priority: Final[int]  # class, across all models: lower ones go first; 0 is normal
+    next_layer: Final[int]
+    started: Final[bool]  # it has run before and was stopped: it holds a lease
+    ran_us: Final[float]  # how long it was on cores, in the blocks before
+    rejects_late: Final[bool]  # its queue policy: it is refused once it is certain to be late
+    join_key: Final[int]  # only queries with the same one are joined; 0: usual; see NEVER_JOINED
+    cores: Final[int]  # the size of the gang that was planned for it with its batch; 0: the policy's choice
+    formed: Final[bool]  # it is part of a batch that has begun: neither joined nor split any more
+    batch: Final[int]  # the number of that batch,
+    round: Final[int]  # and its round: the policy sees it when those of the rounds before have started
+    compound: Final[int]  # the compound task that it is a member of, which may run by a schedule; 0: none
+    request_rows: Final[int]  # rows of the largest request that has rows here, as far as it has; 0: it is one request
+    fp32_id: Final[int]  # the same model in fp32, as which it may begin instead (`precision.py`); -1: there is none
+
+    def __init__(
+        self,
+        query_id: int,
+        model_id: int,
+        rows: int,
+        arrival_us: float,
+        deadline_us: float | None,
+        priority: int = 0,
+        next_layer: int = 0,
+        started: bool = False,
+        ran_us: float = 0.0,
+        rejects_late: bool = False,
+        join_key: int = 0,
+        cores: int = 0,
+        formed: bool = False,
+        batch: int = 0,
+        round: int = 0,
+        compound: int = 0,
+        request_rows: int = 0,
+        fp32_id: int = -1,
+    ) -> None:
+        self.query_id = query_id
+        self.model_id = model_id
+        self.rows = rows
+        self.arrival_us = arrival_us
+        self.deadline_us = deadline_us
+        self.priority = priority
+        self.next_layer = next_layer
+        self.started = started
+        self.ran_us = ran_us
+        self.rejects_late = rejects_late
+        self.join_key = join_key
+        self.cores = cores
+        self.formed = formed
+        self.batch = batch
+        self.round = round
+        self.compound = compound
+        self.request_rows = request_rows
+        self.fp32_id = fp32_id
 
 
 class PlannedBlock(NamedTuple):
@@ -63,60 +91,136 @@ class PlannedBlock(NamedTuple):
     cores: int
 
 
-@value(frozen=True, slots=True)
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class RunningBlock:
     """What a gang runs: layers [query.next_layer, end_layer) of a query, in one block or as planned."""
 
-    query: Query
-    end_layer: int
-    cores: tuple[int, ...]  # by rank
-    started_us: float
-    layer: int = 0  # being executed now
-    layer_started_us: float = 0.0
-    stopping: bool = False  # it was told to stop, or to shrink: cores of it come free soon; no Resize until then
-    versions: tuple[int, ...] = ()
-    leaving: int = 0  # so many of its last cores come free at the next boundary: all, or those that shrinking takes
-    blocks: tuple[PlannedBlock, ...] = ()
+    query: Final[Query]
+    end_layer: Final[int]
+    cores: Final[tuple[int, ...]]  # by rank
+    started_us: Final[float]
+    layer: Final[int]  # being executed now
+    layer_started_us: Final[float]
+    stopping: Final[bool]  # it was told to stop, or to shrink: cores of it come free soon; no Resize until then
+    versions: Final[tuple[int, ...]]
+    leaving: Final[int]  # so many of its last cores come free at the next boundary: all, or those that shrinking takes
+    blocks: Final[tuple[PlannedBlock, ...]]
+
+    def __init__(
+        self,
+        query: Query,
+        end_layer: int,
+        cores: tuple[int, ...],
+        started_us: float,
+        layer: int = 0,
+        layer_started_us: float = 0.0,
+        stopping: bool = False,
+        versions: tuple[int, ...] = (),
+        leaving: int = 0,
+        blocks: tuple[PlannedBlock, ...] = (),
+    ) -> None:
+        self.query = query
+        self.end_layer = end_layer
+        self.cores = cores
+        self.started_us = started_us
+        self.layer = layer
+        self.layer_started_us = layer_started_us
+        self.stopping = stopping
+        self.versions = versions
+        self.leaving = leaving
+        self.blocks = blocks
 
 
-@value(frozen=True, slots=True)
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class Snapshot:
     """Everything a decision may depend on."""
 
-    now_us: float
-    waiting: Sequence[Query]  # in order of arrival
-    running: Sequence[RunningBlock]
-    free_cores: tuple[int, ...]
-    core_count: int  # cores in service, free or not
-    models: Mapping[int, ModelProfile]
-    level: float = 0.0  # of interference: 1 means that layers that depend on memory entirely take twice their time
-    free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
-    way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
-    prediction_errors: Mapping[int, float] = field(default_factory=dict)  # by model: time over prediction, lately
-    gang_slowdown: float = 1.0  # the same of gangs of several cores, over that of gangs of one
-    oldest_us: float | None = None  # arrival of the oldest that waits, shown or not; None: all are shown
-    waiting_count: int = 0  # how many wait, shown or not; 0: all are shown
+    now_us: Final[float]
+    waiting: Final[Sequence[Query]]  # in order of arrival
+    running: Final[Sequence[RunningBlock]]
+    free_cores: Final[tuple[int, ...]]
+    core_count: Final[int]  # cores in service, free or not
+    models: Final[Mapping[int, ModelProfile]]
+    level: Final[float]  # of interference: 1 means that layers that depend on memory entirely take twice their time
+    free_leases: Final[int]  # so many queries that have not started yet can be started now
+    way_back_us: Final[float]  # from the last layer's end until the client has the answer, when the machine is busy
+    prediction_errors: Final[Mapping[int, float]]  # by model: time over prediction, lately
+    gang_slowdown: Final[float]  # the same of gangs of several cores, over that of gangs of one
+    oldest_us: Final[float | None]  # arrival of the oldest that waits, shown or not; None: all are shown
+    waiting_count: Final[int]  # how many wait, shown or not; 0: all are shown
+
+    def __init__(
+        self,
+        now_us: float,
+        waiting: Sequence[Query],
+        running: Sequence[RunningBlock],
+        free_cores: tuple[int, ...],
+        core_count: int,
+        models: Mapping[int, ModelProfile],
+        level: float = 0.0,
+        free_leases: int = 1_000_000,
+        way_back_us: float = 150.0,
+        prediction_errors: Mapping[int, float] = NO_ERRORS,
+        gang_slowdown: float = 1.0,
+        oldest_us: float | None = None,
+        waiting_count: int = 0,
+    ) -> None:
+        self.now_us = now_us
+        self.waiting = waiting
+        self.running = running
+        self.free_cores = free_cores
+        self.core_count = core_count
+        self.models = models
+        self.level = level
+        self.free_leases = free_leases
+        self.way_back_us = way_back_us
+        self.prediction_errors = prediction_errors
+        self.gang_slowdown = gang_slowdown
+        self.oldest_us = oldest_us
+        self.waiting_count = waiting_count
 
 
-@value(frozen=True, slots=True)
+@dataclass(init=False, slots=True, unsafe_hash=True)
 class Start:
     """Run layers [query.next_layer, end_layer) of a waiting query on these free cores.
 
     `wanted` cores were asked for: fewer granted is VELTAIR's conflict. The driver counts it; growing is the policy's.
     """
 
-    query_id: int
-    end_layer: int
-    cores: tuple[int, ...]
-    versions: tuple[int, ...] = ()  # one per layer of the block; empty: the default version of each
-    wanted: int = 0  # 0: as many as it got
-    reason: str = ""  # of every decision: why, in words, for --trace-decisions
-    blocks: tuple[PlannedBlock, ...] = ()  # by layer, all behind query.next_layer
-    together: bool = False  # with the others that are: rank 0 of each begins, then rank 1 of each, and so on
-    precision: str = ""  # of a query that may begin in either: the driver's choice (`precision.py`), not the policy's
+    query_id: Final[int]
+    end_layer: Final[int]
+    cores: Final[tuple[int, ...]]
+    versions: Final[tuple[int, ...]]  # one per layer of the block; empty: the default version of each
+    wanted: Final[int]  # 0: as many as it got
+    reason: Final[str]  # of every decision: why, in words, for --trace-decisions
+    blocks: Final[tuple[PlannedBlock, ...]]  # by layer, all behind query.next_layer
+    together: Final[bool]  # with the others that are: rank 0 of each begins, then rank 1 of each, and so on
+    precision: Final[str]  # of a query that may begin in either: the driver's choice (`precision.py`), not the policy's
+
+    def __init__(
+        self,
+        query_id: int,
+        end_layer: int,
+        cores: tuple[int, ...],
+        versions: tuple[int, ...] = (),
+        wanted: int = 0,
+        reason: str = "",
+        blocks: tuple[PlannedBlock, ...] = (),
+        together: bool = False,
+        precision: str = "",
+    ) -> None:
+        self.query_id = query_id
+        self.end_layer = end_layer
+        self.cores = cores
+        self.versions = versions
+        self.wanted = wanted
+        self.reason = reason
+        self.blocks = blocks
+        self.together = together
+        self.precision = precision
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Take a running query off its cores at the next layer boundary (`at_once`: between two tasks, within some 200 us).
 
@@ -128,7 +232,7 @@ class Stop:
     reason: str = ""
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Resize:
     """Let a running block go on with these cores.
 
@@ -143,7 +247,7 @@ class Resize:
     blocks: tuple[PlannedBlock, ...] = ()
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Replan:
     """Change versions and blocks of a running query, in the layers that it has not come to.
 
@@ -156,7 +260,7 @@ class Replan:
     reason: str = ""
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Reject:
     """Answer UNAVAILABLE to a waiting query that `rejects_late`."""
 
@@ -164,7 +268,7 @@ class Reject:
     reason: str = ""
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StartOver:
     """Let a stopped query give its lease and memory back: it waits as if it had never run, but is not joined.
 
@@ -175,14 +279,14 @@ class StartOver:
     reason: str = ""
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Call `decide` again at this time, if nothing happens before. A later decision's Wake takes its place."""
 
     at_us: float
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LoneStart:
     """How a query of one row begins that waits alone: all layers on the first free cores, if so many are free.
 
@@ -196,53 +300,3 @@ class LoneStart:
 
 
 Decision = Start | Stop | Resize | Replan | Reject | StartOver | Wake
-
-
-class Policy(ABC):
-    """Decides which waiting queries run next, how far, on which cores, and which running ones make room.
-
-    Contract: `decide` is deterministic, though it may remember what it saw. It returns at most one decision for a query
-    and at most one Wake; starts and growths use disjoint free cores. It may return nothing. It is called when a query
-    arrives, a block ends, cores come free, or the Wake's time has come. What is left is offered again. Decisions
-    about queries that have changed meanwhile (ended, cancelled) are ignored by the driver.
-    """
-
-    name: str
-    config: PolicyConfig = DEFAULT  # what the driver goes by, too
-    batches = False  # whether it is shown batches (queries joined and split) instead of single requests
-    brief_first: bool = False  # whether others make room at once for a brief query (`ModelProfile.is_brief`)
-
-    @abstractmethod
-    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
-        """Return what to do now."""
-
-    def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
-        """Return how a lone query of a model begins, so that a driver need not ask; None: it has to.
-
-        `core_count`, `level`: as in Snapshot.
-        """
-        return None
-
-    def yields_from_us(self) -> float | None:
-        """Return from when on somebody who runs might make room for a newcomer that has a deadline, of no higher class.
-
-        As things are after the last decision, if no core is free. A driver for which decisions take time asks the
-        sooner. None: not known.
-        """
-        return None
-
-    def arrived(self, query: Query) -> None:  # noqa: B027 - most policies learn nothing from it
-        """Note that a request has come. It is shown when there is something to decide, perhaps in a batch."""
-
-    def finished(self, query: Query, now_us: float) -> None:  # noqa: B027 - most policies learn nothing from it
-        """Note that a query was answered."""
-
-    def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
-        """Note requests of one row to a model that have come, and were answered one after the other, unseen.
-
-        Their numbers are those from `first_id` on. It is as if `arrived` and `finished` were called for each of them.
-        """
-        for query_id, request in enumerate(requests, first_id):
-            query = Query(query_id, model_id, 1, request.arrival_us, request.deadline_us, request.priority)
-            self.arrived(query)
-            self.finished(query, request.end_us)

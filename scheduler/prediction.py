@@ -210,14 +210,25 @@ def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, sha
     for cores in range(1, most + 1):
         scale = profile.rows_scale(cores, rows)
         versions = fastest_versions(profile, level, cores) if adaptive else ()
-        for layer in range(profile.layers):
-            version = versions[layer] if versions else 0
-            best[layer] = min(best[layer], scale * profile.layer_us(layer, cores, version, level))
+        for layer, time_us in enumerate(_layer_times_us(profile, cores, versions, level)):
+            best[layer] = min(best[layer], scale * time_us)
         tables.append(_sums(best))
         chosen.append(versions)
     bare = Demands(tuple(chosen), tuple(tables), targets, unit_us=unit_us)
     layer_cores = tuple(bare.block_cores(layer, layer + 1) for layer in range(profile.layers))
     return replace(bare, layer_cores=layer_cores, average_cores=_fractional_cores(bare))
+
+
+def _layer_times_us(profile: ModelProfile, cores: int, versions: Sequence[int], level: float) -> list[float]:
+    """Return what `ModelProfile.layer_us` does of each layer in its version. `versions`: empty: the default ones."""
+    index = min(cores, profile.cores) - 1
+    slope = profile.slope if level else ()
+    found = []
+    for layer, latency_us in enumerate(profile.latency_us):
+        version = versions[layer] if versions else 0
+        time_us = latency_us[version][index]
+        found.append(time_us * (1 + level * slope[layer][version]) if slope else time_us)
+    return found
 
 
 def _fractional_cores(of: Demands) -> float:

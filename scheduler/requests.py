@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from gangway.executor.fast_path import InFlight
@@ -19,7 +19,6 @@ NOTHING = SlotCounts()
 NO_MODELS: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(slots=True, eq=False)
 class Request:
     """A request that waits or runs. Its query is that of all its rows, as it came; its number is that of the query.
 
@@ -31,23 +30,41 @@ class Request:
     `asked_id`: the model that its client asked for; its query's may be the same in bf16.
     """
 
-    query: Query
-    asked_id: int
-    front_end: int
-    slot: int
-    generation: int
-    expires_us: float | None = None
-    max_queue: int = 0
-    queue_end_us: float | None = None
-    delays: bool = False
-    units: list[Unit] = field(default_factory=list)
-    piece_count: int = 1
-    running: bool = False
-    dropped: bool = False
-    drop_status: SlotStatus = SlotStatus.CANCELLED
-    counts: SlotCounts = NOTHING  # of all its units
-    crashes: int = 0
-    batch: Batch | None = None
+    __slots__ = (
+        "asked_id", "batch", "counts", "crashes", "delays", "drop_status", "dropped", "expires_us", "front_end",
+        "generation", "max_queue", "piece_count", "query", "queue_end_us", "running", "slot", "units",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        query: Query,
+        asked_id: int,
+        front_end: int,
+        slot: int,
+        generation: int,
+        expires_us: float | None,
+        max_queue: int = 0,
+        queue_end_us: float | None = None,
+        delays: bool = False,
+        running: bool = False,
+    ) -> None:
+        self.query = query
+        self.asked_id = asked_id
+        self.front_end = front_end
+        self.slot = slot
+        self.generation = generation
+        self.expires_us = expires_us
+        self.max_queue = max_queue
+        self.queue_end_us = queue_end_us
+        self.delays = delays
+        self.running = running
+        self.units: list[Unit] = []
+        self.piece_count = 1
+        self.dropped = False
+        self.drop_status = SlotStatus.CANCELLED
+        self.counts = NOTHING  # of all its units
+        self.crashes = 0
+        self.batch: Batch | None = None
 
     @property
     def number(self) -> int:
@@ -116,8 +133,17 @@ class RequestTable:
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
         queue_end_us = terms.queue_end_ns / 1e3 if terms.queue_end_ns and not terms.attempts else None
-        queue = (terms.max_queue, queue_end_us, terms.delays)
-        request = Request(query, terms.model_id, front_end, slot, generation, expires_us, *queue)
+        request = Request(
+            query,
+            terms.model_id,
+            front_end,
+            slot,
+            generation,
+            expires_us,
+            terms.max_queue,
+            queue_end_us,
+            terms.delays,
+        )
         self._enter(request)
         if queue_end_us is not None:
             self.queue_ends.set(request.number, queue_end_us)

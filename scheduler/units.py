@@ -5,7 +5,6 @@ one for each part of its plan. So requests may share a unit, and a request may l
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,17 +23,19 @@ class Piece(NamedTuple):
     number: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Unit:
     """What one gang executes: pieces, in the order of its rows. Policies see its query.
 
     `index`: of the unit in its batch. A whole request alone has no batch.
     """
 
-    query: Query
-    pieces: tuple[Piece, ...]
-    batch: "Batch | None" = None
-    index: int = 0
+    __slots__ = ("batch", "index", "pieces", "query")
+
+    def __init__(self, query: Query, pieces: tuple[Piece, ...], batch: "Batch | None" = None, index: int = 0) -> None:
+        self.query = query
+        self.pieces = pieces
+        self.batch = batch
+        self.index = index
 
     @property
     def batch_part(self) -> BatchPart:

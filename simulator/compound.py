@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gangway.artifact.console import Table
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
-from gangway.scheduler.policy import Decision, Policy, Snapshot, Start
+from gangway.scheduler.policy import Decision, Snapshot, Start
 from gangway.scheduler.stages.ir import Schedule, parallel, schedule, sequential
 from gangway.scheduler.stages.search import Record, Space, best, coordinate_descent, random_search
 from gangway.simulator.loop import simulate

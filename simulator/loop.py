@@ -17,20 +17,9 @@ from gangway.artifact.precision import FP32
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
 from gangway.scheduler.gangs import lease_count
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.precision_choice import PrecisionChooser
-from gangway.scheduler.policy import (
-    Decision,
-    Policy,
-    Query,
-    Reject,
-    Replan,
-    Resize,
-    Snapshot,
-    Start,
-    StartOver,
-    Stop,
-    Wake,
-)
+from gangway.scheduler.policy import Decision, Query, Reject, Replan, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batching import Batches, Batching, Singles

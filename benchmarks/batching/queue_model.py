@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gangway.scheduler.arrival_rate import ArrivalRate
+from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.workload.arrivals import Floats
 
 BatchTime = Callable[[int], float]  # microseconds of a batch of so many rows

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.papers.figures import Csv, FigureRequest
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Snapshot
+from gangway.scheduler.policy import Decision, LoneStart, Query, Snapshot
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.decision_cost import MOST_WAITING, DecisionCost
 from gangway.simulator.loop import simulate

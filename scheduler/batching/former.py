@@ -17,7 +17,7 @@ from gangway.executor.leases import MAX_MEMBERS
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.batching.sizes import NEVER_LATE, BatchModel
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.policy import Query, RunningBlock, value
+from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.policy_config import BATCHING, DEFAULT
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.units import Batch, Unit
@@ -27,7 +27,7 @@ NO_CLASS = float("-inf")  # above all classes
 _NO_ERRORS: Mapping[int, float] = MappingProxyType({})
 
 
-@value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Formed:
     """What a policy is shown: queries in order of arrival, some of which are those of `units` of batches.
 

@@ -20,9 +20,9 @@ from functools import cache, cached_property
 from math import ceil
 
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
-from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.batching.planner import Part, PlanTable, min_gain_share, plan_table
 from gangway.scheduler.messages import LoadModel
+from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query
 from gangway.scheduler.policy_config import BATCHING, DEFAULT
 from gangway.scheduler.prediction import efficient_cores

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop
 
-from gangway.scheduler.policy import Decision, Policy, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 
 # From an order of queries to cores: the first has all that it can use, what is left goes to the next.
 

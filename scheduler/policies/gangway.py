@@ -22,9 +22,9 @@ time. Priority classes go strictly first. Within a class a query is of one of th
 
 import heapq
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from gangway.executor.fast_path import Completed
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway_blocks import BlockPlanner
 from gangway.scheduler.policies.gangway_overload import (
     Aging,
@@ -34,7 +34,7 @@ from gangway.scheduler.policies.gangway_overload import (
     Foresight,
     excess_stopped,
 )
-from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import Decision, LoneStart, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.policy_config import (
     DEFAULT,
     ERROR,
@@ -185,19 +185,47 @@ def candidates(
     if len(waiting) <= 2 * most or not config.enabled:
         return waiting
     brief = {number for number, model in models.items() if model.is_brief}
-    found = [query for query in waiting if query.started]
-    for priority in sorted({query.priority for query in waiting}):
-        fresh = [query for query in waiting if query.priority == priority and not query.started]
-        possible = [query for query in fresh if query.deadline_us is not None and query.deadline_us > now_us]
-        found += heapq.nsmallest(most, possible, key=_deadline_us)
-        late = [query for query in fresh if query.deadline_us is not None and query.deadline_us <= now_us]
-        found += islice((query for query in late if query.model_id not in brief), core_count)
-        if brief:
-            found += islice((query for query in late if query.model_id in brief), core_count)
-        found += islice((query for query in fresh if query.deadline_us is None), core_count)
+    found: list[Query] = []
+    classes: dict[int, _Fresh] = {}
+    for query in waiting:
+        if query.started:
+            found.append(query)
+            continue
+        fresh = classes.get(query.priority)
+        if fresh is None:
+            fresh = classes[query.priority] = _Fresh()
+        deadline_us = query.deadline_us
+        if deadline_us is not None and deadline_us > now_us:
+            fresh.possible.append(query)
+            continue
+        kind = fresh.late
+        if deadline_us is None:
+            kind = fresh.best_effort
+        elif query.model_id in brief:
+            kind = fresh.brief
+        if len(kind) < core_count:
+            kind.append(query)
+    for priority in sorted(classes):
+        fresh = classes[priority]
+        found += heapq.nsmallest(most, fresh.possible, key=_deadline_us)
+        found += fresh.late
+        found += fresh.brief
+        found += fresh.best_effort
         if len(found) >= most:
             break
     return found
+
+
+class _Fresh:
+    """Queries of one class that have not begun: those that may be in time, and the oldest of the others."""
+
+    __slots__ = ("best_effort", "brief", "late", "possible")
+
+    def __init__(self) -> None:
+        self.possible: list[Query] = []
+        self.late: list[Query] = []
+        self.brief: list[Query] = []
+        self.best_effort: list[Query] = []
 
 
 def _deadline_us(query: Query) -> float:

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from gangway.executor.fast_path import Completed
 from gangway.scheduler import policy_config
-from gangway.scheduler.arrival_rate import ArrivalRate
+from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query, Snapshot
 from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
 from gangway.scheduler.prediction import (
@@ -52,13 +52,15 @@ class _Kind:
         self.target_us += (target_us - self.target_us) * (ARRIVALS.gain if self.target_us else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
 class _Load:
     """What a kind takes: `share` of the time of the whole machine."""
 
-    priority: int
-    target_us: float
-    share: float
+    __slots__ = ("priority", "share", "target_us")
+
+    def __init__(self, priority: int, target_us: float, share: float) -> None:
+        self.priority = priority
+        self.target_us = target_us
+        self.share = share
 
 
 class Foresight:

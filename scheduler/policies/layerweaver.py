@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.baselines import due_us
-from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start
+from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start
 from gangway.scheduler.profiles import ModelProfile
 
 # Layerweaver+'s choice of the next layer (IEICE Transactions E105-D, 2022, Algorithm 1), for NPU and CPU alike.

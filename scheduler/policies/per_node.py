@@ -9,17 +9,8 @@ served first. A started query stays, unless its node has lost all workers.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gangway.scheduler.policy import (
-    Decision,
-    LoneStart,
-    Policy,
-    Query,
-    RunningBlock,
-    Snapshot,
-    Start,
-    StartOver,
-    Wake,
-)
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, LoneStart, Query, RunningBlock, Snapshot, Start, StartOver, Wake
 from gangway.scheduler.profiles import ModelProfile
 
 Nodes = tuple[tuple[int, ...], ...]  # the cores of each node

@@ -20,8 +20,9 @@ from operator import itemgetter
 
 from gangway.artifact.precision import BF16, FP32
 from gangway.executor.fast_path import Completed
-from gangway.scheduler.arrival_rate import ArrivalRate
-from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, Snapshot, Start
+from gangway.scheduler.policies.arrival_rate import ArrivalRate
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, LoneStart, Query, Snapshot, Start
 from gangway.scheduler.policy_config import PolicyConfig
 from gangway.scheduler.prediction import fastest_versions
 from gangway.scheduler.profiles import ModelProfile

@@ -7,6 +7,7 @@
 from collections.abc import Callable
 
 from gangway.artifact.suggestion import did_you_mean
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, Triton, make_triton
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
@@ -21,7 +22,6 @@ from gangway.scheduler.policies.veltair import (
     fixed_block,
     make_veltair,
 )
-from gangway.scheduler.policy import Policy
 from gangway.scheduler.policy_config import DEFAULT
 
 
@@ -29,15 +29,16 @@ def make_gangway(argument: str) -> Gangway:
     """Make the default policy, of "" or "without=PART+PART". Raises ValueError."""
     option, _, names = argument.partition("=")
     if argument and option != "without":
-        raise ValueError(f"scheduler {Gangway.name!r} takes without=PART+PART, got {argument!r}")
+        raise ValueError(f"scheduler {DEFAULT_POLICY!r} takes without=PART+PART, got {argument!r}")
     return Gangway(DEFAULT.without(*names.split("+")) if argument else DEFAULT)
 
 
 # Each makes a policy of the text behind a colon, as in "fixed_block:6" (empty without one). Raises ValueError.
+DEFAULT_POLICY = "gangway"
 POLICIES: dict[str, Callable[[str], Policy]] = {
     "fixed_block": fixed_block,
     ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
-    Gangway.name: make_gangway,
+    DEFAULT_POLICY: make_gangway,
     Planaria.name: lambda argument: plain(Planaria, argument),
     Protean.name: lambda argument: plain(Protean, argument),
     Veltair.name: lambda argument: make_veltair(Veltair, argument),
@@ -51,7 +52,6 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
     Parties.name: lambda argument: plain(Parties, argument),
     Triton.name: make_triton,
 }
-DEFAULT_POLICY = Gangway.name
 
 
 def make_policy(text: str, nodes: Nodes = ()) -> Policy:

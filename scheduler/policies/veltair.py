@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from gangway.scheduler.policy import Policy, Query, Resize, RunningBlock, Snapshot, Start
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start
 from gangway.scheduler.prediction import Block, Demands, demands, threshold_share
 from gangway.scheduler.profiles import ModelProfile
 

@@ -19,7 +19,8 @@ from enum import Enum
 from functools import cached_property
 
 from gangway.executor.fast_path import Completed
-from gangway.scheduler.policy import Decision, LoneStart, Policy, Query, RunningBlock, Snapshot, Start, Wake
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, LoneStart, Query, RunningBlock, Snapshot, Start, Wake
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.ir import Schedule, Stage, stage_us
 

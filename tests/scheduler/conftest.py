@@ -24,7 +24,8 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.observability import TraceWriter
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory

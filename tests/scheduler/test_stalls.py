@@ -32,16 +32,9 @@ def make_gang(control, outstanding=frozenset({0}), long_layers=(), cores=(1,)):
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     generation = control.leases[0].initialise(spec)
     unit = whole_request(Query(1, 0, 1, 0.0, None))
-    return Gang(
-        unit,
-        0,
-        control.leases[0],
-        0,
-        long_layers=long_layers,
-        generation=generation,
-        cores=cores,
-        outstanding=set(outstanding),
-    )
+    gang = Gang(unit, 0, control.leases[0], 0, long_layers=long_layers)
+    gang.generation, gang.cores, gang.outstanding = generation, cores, set(outstanding)
+    return gang
 
 
 def found_us(watch, gang, until_us, start_us=0.0):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import ask, classify, in_order, moves, share_out
-from gangway.scheduler.policy import Decision, Policy, Query, RunningBlock, Snapshot, Wake
+from gangway.scheduler.policy import Decision, Query, RunningBlock, Snapshot, Wake
 from gangway.scheduler.prediction import Moment, Work, WorkTable
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.contention import Contention

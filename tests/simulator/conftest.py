@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gangway.scheduler.policy import Decision, Policy, Snapshot
+from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.policy import Decision, Snapshot
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.block import Block
 from gangway.simulator.machine import Observer

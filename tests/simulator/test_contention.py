@@ -2,8 +2,9 @@
 
 import pytest
 
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import POLICIES
-from gangway.scheduler.policy import Policy, Start
+from gangway.scheduler.policy import Start
 from gangway.simulator.contention import Contention
 from gangway.simulator.decision_cost import MEASURED, MOST_WAITING, decision_cost
 from gangway.simulator.loop import simulate

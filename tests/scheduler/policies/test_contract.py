@@ -5,11 +5,11 @@ import random
 import pytest
 
 from gangway.executor.fast_path import Completed
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import POLICIES, make_policy
 from gangway.scheduler.policy import (
     Decision,
     PlannedBlock,
-    Policy,
     Query,
     Reject,
     Replan,

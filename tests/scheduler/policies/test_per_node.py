@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.per_node import PerNode
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
-from gangway.scheduler.policy import Policy, Query, Resize, RunningBlock, Snapshot, Start
+from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start
 from tests.simulator.conftest import profile
 
 NODES = ((0, 2, 4, 6), (1, 3, 5, 7))  # as many machines number them

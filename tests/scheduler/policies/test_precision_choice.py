@@ -7,10 +7,11 @@ import pytest
 
 from gangway.artifact.precision import BF16, FP32
 from gangway.scheduler.batching.planner import Part
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.precision_choice import IN_TIME, LATE, OTHERS_LATE, PrecisionChooser
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.policy import Decision, PlannedBlock, Policy, Query, RunningBlock, Snapshot, Start, Wake
+from gangway.scheduler.policy import Decision, PlannedBlock, Query, RunningBlock, Snapshot, Start, Wake
 from gangway.scheduler.policy_config import DEFAULT
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.units import Batch

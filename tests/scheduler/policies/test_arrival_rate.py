@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangway.scheduler.arrival_rate import ArrivalRate
+from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policy_config import ARRIVALS
 
 
