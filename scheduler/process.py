@@ -19,7 +19,9 @@ from gangway.executor.process import die_with_parent, raise_priority, use_realti
 from gangway.executor.python_process import start_of
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
+from gangway.scheduler import WHY_INTERPRETED
 from gangway.scheduler import messages as slow
+from gangway.scheduler.compiled import CHANGED
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.per_node import Nodes
@@ -227,12 +229,22 @@ def _open_files(
     return trace, timeline
 
 
+def _say_how_it_decides() -> None:
+    if WHY_INTERPRETED == CHANGED:
+        _log.warning("decisions take twice as long, by interpreted modules: %s", WHY_INTERPRETED)
+    elif WHY_INTERPRETED:
+        _log.info("decisions are made by interpreted modules: %s", WHY_INTERPRETED)
+    else:
+        _log.info("decisions are made by compiled modules")
+
+
 def main() -> int:
     """Run the process; 0 after Stop or when the supervisor is gone."""
     die_with_parent()
     use_realtime_priority()
     plan = parse_plan()
     log = ProcessLog(LogLevels.from_number(plan.log_levels))
+    _say_how_it_decides()
     try:
         serve(plan, log)
     except EOFError:

@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import hashlib
+import importlib
 import logging
 import os
 import re
@@ -13,6 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# Tests of this process are of the sources as they are. Servers that tests start run compiled, as those of users do.
+os.environ["GANGWAY_INTERPRETED"] = "1"
+importlib.import_module("gangway.scheduler")
+del os.environ["GANGWAY_INTERPRETED"]
 
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.processes import shm_names

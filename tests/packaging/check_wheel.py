@@ -1,8 +1,8 @@
-"""`python tests/packaging/check_wheel.py WHEEL PYTHON...`: install a wheel in fresh environments, and serve with it.
+"""`python tests/packaging/check_wheel.py FOLDER PYTHON...`: install wheels in fresh environments, and serve with them.
 
-For each Python: all extras compile two models into a cache; then no extra serves the compiled one from that cache, and
-says which extra the other needs; then the extra `onnxruntime` serves both. No pins: the newest versions within the
-bounds of pyproject.toml. With --lowest they are the oldest ones, which uv finds.
+For each Python, with its wheel: all extras compile two models into a cache; then no extra serves the compiled one from
+that cache, and says which extra the other needs; then the extra `onnxruntime` serves both. No pins: the newest versions
+within the bounds of pyproject.toml. With --lowest they are the oldest ones, which uv finds.
 """
 
 import argparse
@@ -27,17 +27,26 @@ NUMBERS, ONES = list(range(16)), [1] * 16
 def main(argv: Sequence[str]) -> int:
     """Check each Python; return 0. Whatever is wrong ends the check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("folder", type=Path, help="of the wheels")
     parser.add_argument("python", nargs="+", help="interpreters to check with")
     parser.add_argument("--lowest", action="store_true", help="install the lowest versions that the bounds admit")
     options = parser.parse_args(argv)
     for python in options.python:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
-            check(options.wheel.resolve(), python, Path(scratch), options.lowest)
+            check(wheel_of(options.folder.resolve(), python), python, Path(scratch), options.lowest)
         print(f"{python}: serves, {time.monotonic() - begin:.0f} s", flush=True)
     print(f"{len(options.python)} passed, 0 failed")
     return 0
+
+
+def wheel_of(folder: Path, python: str) -> Path:
+    """Return the wheel of a Python. Raises AssertionError if there is none, or several."""
+    command = [python, "-c", "import sys; print('cp{}{}'.format(*sys.version_info))"]
+    tag = subprocess.check_output(command, text=True).strip()
+    wheels = list(folder.glob(f"*-{tag}-{tag}-*.whl"))
+    assert len(wheels) == 1, f"{folder} has {len(wheels)} wheels for {python}"
+    return wheels[0]
 
 
 def check(wheel: Path, python: str, folder: Path, lowest: bool) -> None:
@@ -46,6 +55,8 @@ def check(wheel: Path, python: str, folder: Path, lowest: bool) -> None:
     install(whole, python, f"{wheel}[all]", lowest)
     version = subprocess.check_output([whole / "bin/python", "-m", "gangway", "--version"], text=True)
     assert version.startswith("gangway "), version
+    why_interpreted = "from gangway.scheduler import WHY_INTERPRETED; print(WHY_INTERPRETED)"
+    assert subprocess.check_output([whole / "bin/python", "-c", why_interpreted], text=True) == "\n"
     run(whole, "zoo", folder / "models", COMPILED, STRINGS)
     for model in (COMPILED, STRINGS):  # the server would do it, too, beside everything else that this machine does
         run(whole, "compile", f"--cache-dir={folder / 'cache'}", folder / "models" / model)
