@@ -33,13 +33,13 @@ def attached(control: ControlSegment) -> ControlSegment:
 def test_what_the_scheduler_writes_others_read(control: ControlSegment) -> None:
     reader = attached(control)
     last = _native.MAX_MODELS - 1
-    accounts = {0: ModelAccount(1, 2, 3, 4, 5, 6), last: ModelAccount(arena_bytes=1 << 40)}
+    accounts = {0: ModelAccount(1, 2, 3, 4, 5, 6, 7), last: ModelAccount(arena_bytes=1 << 40)}
     compounds = (1, 2, 3, 4, 5, 6)
     written = SchedulerStatus(7, 8, 9 << 32, 0.25, compounds, accounts)
     control.scheduler_block.write(written)
     assert reader.scheduler_block.read([0, last]) == written
     assert reader.scheduler_block.read([0]).account([0, 5]) == accounts[0]
-    assert written.account([0, last]) == ModelAccount(1, 2, 3, 4, 5, 6 + (1 << 40))
+    assert written.account([0, last]) == ModelAccount(1, 2, 3, 4, 5, 6, 7 + (1 << 40))
     assert written.account([]) == ModelAccount()
     reader.segment.close()
 

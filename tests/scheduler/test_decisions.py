@@ -328,7 +328,7 @@ def test_a_planned_block_frees_a_core_without_a_decision(scripted):
     assert scripted.outcome(first).counts == SlotCounts(blocks=3, versions=1)
     scripted.await_ends(2)
     scripted.stop()
-    assert scripted.live.accounts.counters.total() == Counters(blocks=4, layers=2 * LAYERS)
+    assert scripted.live.accounts.counters.total() == Counters(blocks=4, layers=2 * LAYERS, planned_blocks=2)
 
 
 def test_a_plan_changes_while_its_query_runs(scripted):

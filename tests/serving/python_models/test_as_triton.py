@@ -14,7 +14,7 @@ from benchmarks.differential.servers import answers, gangway
 
 # A part of the models, so that the server starts in some seconds. `make bench` has all of them.
 MODELS = {
-    *("adds", "lengths", "other", "raises", "responds", "sees", "streams", "sums", "tokens", "types"),
+    *("adds", "joins", "lengths", "other", "raises", "responds", "sees", "streams", "sums", "tokens", "types"),
     *("ends", "gives", "habits_returns", "has_operations", "has_platform", "pub_after", "pub_labels", "pub_llm"),
     *("chain", "chain_other", "chain_raises", "chain_sees", "chain_streams", "token_chain"),
 }
