@@ -210,7 +210,7 @@ def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, sha
     for cores in range(1, most + 1):
         scale = profile.rows_scale(cores, rows)
         versions = fastest_versions(profile, level, cores) if adaptive else ()
-        for layer, time_us in enumerate(_layer_times_us(profile, cores, versions, level)):
+        for layer, time_us in enumerate(layer_times_us(profile, cores, versions, level)):
             best[layer] = min(best[layer], scale * time_us)
         tables.append(_sums(best))
         chosen.append(versions)
@@ -219,7 +219,7 @@ def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, sha
     return replace(bare, layer_cores=layer_cores, average_cores=_fractional_cores(bare))
 
 
-def _layer_times_us(profile: ModelProfile, cores: int, versions: Sequence[int], level: float) -> list[float]:
+def layer_times_us(profile: ModelProfile, cores: int, versions: Sequence[int], level: float) -> list[float]:
     """Return what `ModelProfile.layer_us` does of each layer in its version. `versions`: empty: the default ones."""
     index = min(cores, profile.cores) - 1
     slope = profile.slope if level else ()

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import overload
 
 from gangway.scheduler.policy import Decision, PlannedBlock, Query, Replan, Resize, RunningBlock, Start, Stop
+from gangway.scheduler.prediction import layer_times_us
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import BatchPart
 from gangway.simulator.block import Block, Control
@@ -433,8 +434,4 @@ class TimeTables:
     ) -> list[float]:
         chosen = [0] * model.layers
         chosen[begin : begin + len(versions)] = versions
-        return list(
-            accumulate(
-                (model.layer_us(layer, cores, chosen[layer], level) for layer in range(model.layers)), initial=0.0
-            )
-        )
+        return list(accumulate(layer_times_us(model, cores, chosen, level), initial=0.0))

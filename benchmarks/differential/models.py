@@ -29,6 +29,29 @@ def answer(*tensors, **more):
 
 
 """
+
+
+def lambdas(expressions: Mapping[str, str]) -> str:
+    """Return a dictionary in Python: functions without arguments, by name."""
+    return f"{{{', '.join(f'{name!r}: lambda: {code}' for name, code in expressions.items())}}}"
+
+
+def telling(expressions: Mapping[str, str]) -> str:
+    """Return an `execute` that tells the value of the expression that a request names, or the type of its error."""
+    return f"""
+    def execute(self, requests):
+        found = []
+        for r in requests:
+            made = {lambdas(expressions)}
+            try:
+                value = json.dumps(made[text(r)]())
+            except Exception as error:
+                value = type(error).__name__
+            found.append(answer(told(value)))
+        return found
+"""
+
+
 Step = tuple[str, str, str]  # model, "input=tensor ...", "tensor=output ..."
 
 

@@ -19,7 +19,7 @@ from benchmarks.differential.asked import (
     texts,
 )
 from benchmarks.differential.kinds.streams import DECOUPLED, FINAL
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.models import Model, config_of, lambdas, telling
 
 DLPACKED = {
     "a slice": "np.arange(6, dtype=np.float32)[::2]",
@@ -65,18 +65,7 @@ SNIPPETS = {
     "tensor of texts in two axes": "shown(pb_utils.Tensor('t', np.array([['a', 'b']], dtype=object)))[:2]",
     "texts stay as they are": "[type(e).__name__ for e in pb_utils.Tensor('t', np.array(['a', b'b', 3], dtype=object)).as_numpy()]",
 }
-TRIES = f"""
-    def execute(self, requests):
-        found = []
-        for r in requests:
-            made = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in SNIPPETS.items())}}}
-            try:
-                value = json.dumps(made[text(r)]())
-            except Exception as error:
-                value = type(error).__name__
-            found.append(answer(told(value)))
-        return found
-"""
+TRIES = telling(SNIPPETS)
 SHOWN = """
 def shown(tensor):
     array = tensor.as_numpy()
@@ -163,7 +152,7 @@ COUNTS_OUT = f"""
     def execute(self, requests):
         found = []
         for r in requests:
-            made = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in NUMBERS.items())}}}
+            made = {lambdas(NUMBERS)}
             found.append(answer(pb_utils.Tensor("y", made[text(r)]())))
         return found
 """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.differential.asked import GRPC, JSON, STREAM, Case, Infer, Request, by, floats, texts
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.models import Model, config_of, lambdas
 
 HEAD = """from __future__ import annotations
 
@@ -163,7 +163,7 @@ BODY = f"""
         found = []
         for r in requests:
             what = pb_utils.get_input_tensor_by_name(r, "do").as_numpy().ravel()[0].decode()
-            made = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in SNIPPETS.items())}}}
+            made = {lambdas(SNIPPETS)}
             try:
                 value = json.dumps(made[what]())
             except Exception as error:
@@ -211,7 +211,7 @@ RETURNED = {
 RETURNS = f"""
     def execute(self, requests):
         what = requests[0].inputs()[0].as_numpy().ravel()[0].decode()
-        made = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in RETURNED.items())}}}
+        made = {lambdas(RETURNED)}
         return made[what]()
 """
 RETURNS_HEAD = """import numpy as np

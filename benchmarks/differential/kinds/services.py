@@ -17,7 +17,7 @@ from benchmarks.differential.asked import (
     floats,
     texts,
 )
-from benchmarks.differential.models import HEAD, Model, config_of
+from benchmarks.differential.models import HEAD, Model, config_of, telling
 
 X, Y = '{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}', '{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}'
 COMPLETES = """
@@ -215,18 +215,7 @@ CALLS = f"""
     def initialize(self, args):
         self.args = args
         self.config = json.loads(args["model_config"])
-
-    def execute(self, requests):
-        found = []
-        for r in requests:
-            made = {{{", ".join(f"{name!r}: lambda: {code}" for name, code in FUNCTIONS.items())}}}
-            try:
-                value = json.dumps(made[text(r)]())
-            except Exception as error:
-                value = type(error).__name__
-            found.append(answer(told(value)))
-        return found
-"""
+{telling(FUNCTIONS)}"""
 HELPED = """
     def execute(self, requests):
         return [answer(told(f"{NUMBER} {OTHER}")) for _ in requests]
