@@ -8,14 +8,14 @@ Scales, zero points and biases are among the weights, so that layers of one shap
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from gangway.compiler.kernels.specs import (
     NONE,
     Activation,
     ConvSpec,
     ElementwiseOperator,
+    ImageSpec,
     KernelSpec,
     PoolSpec,
     window_output,
@@ -81,11 +81,6 @@ class Int8ConvSpec(KernelSpec):
             self.dilation,
         ).text  # fmt: skip
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        residual = inputs[-1] if self.residual else 0
-        return replace(self, input_halo=inputs[0], residual_halo=residual, output_halo=output)
-
 
 @dataclass(frozen=True)
 class Int8DepthwiseSpec(KernelSpec):
@@ -126,10 +121,6 @@ class Int8DepthwiseSpec(KernelSpec):
             self.channels,
         ).text  # fmt: skip
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
-
 
 @dataclass(frozen=True)
 class Int8PoolSpec(KernelSpec):
@@ -149,10 +140,6 @@ class Int8PoolSpec(KernelSpec):
         """Shape for people."""
         return self.pool.text
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
-
 
 @dataclass(frozen=True)
 class Int8GlobalPoolSpec(KernelSpec):
@@ -170,10 +157,6 @@ class Int8GlobalPoolSpec(KernelSpec):
     def flops(self) -> int:
         """Arithmetic operations of one row."""
         return self.channels * self.height * self.width
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0])
 
 
 @dataclass(frozen=True)
@@ -212,52 +195,24 @@ class Int8ElementwiseSpec(KernelSpec):
         """Shape for people."""
         return f"{self.channels}x{self.height}x{self.width}"
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halos=inputs, output_halo=output)
-
 
 @dataclass(frozen=True)
-class Int8PackSpec(KernelSpec):
+class Int8PackSpec(ImageSpec):
     """Plain float32 [C][H][W] to bytes or `pixels`, halo included. Arguments: x, factors, y.
 
     Raw weights: "factors" float32: scale, least and largest less the zero point, the zero point.
     """
 
-    channels: int
-    height: int
-    width: int
     pixels: bool
     output_halo: int = 0
 
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return f"{self.channels}x{self.height}x{self.width}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, output_halo=output)
-
 
 @dataclass(frozen=True)
-class Int8TableSpec(KernelSpec):
+class Int8TableSpec(ImageSpec):
     """y = table[x], both tensors of bytes. Arguments: x, table, y. Raw weights: "table" uint8 [256]."""
 
-    channels: int
-    height: int
-    width: int
     input_halo: int = 0
     output_halo: int = 0
-
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return f"{self.channels}x{self.height}x{self.width}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
 
 
 @dataclass(frozen=True)
@@ -271,15 +226,12 @@ class Int8HaloSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
-class Int8RangeSpec(KernelSpec):
+class Int8RangeSpec(ImageSpec):
     """The least and the largest number of each part of a float32 tensor, and 0. Arguments: x, y. y is [parts][2].
 
     x is blocked or, as `plain`, a line of numbers, which are its channels.
     """
 
-    channels: int
-    height: int
-    width: int
     parts: int
     plain: bool = False
     input_halo: int = 0
@@ -288,15 +240,6 @@ class Int8RangeSpec(KernelSpec):
     def flops(self) -> int:
         """Arithmetic operations of one row."""
         return 2 * self.channels * self.height * self.width
-
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return f"{self.channels}x{self.height}x{self.width}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0])
 
 
 @dataclass(frozen=True)
@@ -310,20 +253,8 @@ class Int8FactorsSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
-class Int8QuantiseSpec(KernelSpec):
+class Int8QuantiseSpec(ImageSpec):
     """Blocked float32 numbers to bytes, halo included. Arguments: x, factors, y. `factors`: of an `Int8FactorsSpec`."""
 
-    channels: int
-    height: int
-    width: int
     input_halo: int = 0
     output_halo: int = 0
-
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return f"{self.channels}x{self.height}x{self.width}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)

@@ -20,7 +20,7 @@ layer over it is a 1x1 `ConvSpec`, residual and activation included.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
@@ -62,8 +62,14 @@ class KernelSpec:
         return ()
 
     def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with the halos that its activations turned out to have, inputs in the order of the arguments."""
-        return self
+        """The spec with the halos that its activations turned out to have, inputs in the order of the arguments.
+
+        They become the fields `input_halo`, of the first input, `residual_halo`, `input_halos` and `output_halo`.
+        """
+        halos: dict[str, Any] = {"input_halos": inputs, "output_halo": output}
+        halos["input_halo"] = inputs[0] if inputs else 0
+        halos["residual_halo"] = inputs[-1] if getattr(self, "residual", False) else 0
+        return replace(self, **{field.name: halos[field.name] for field in fields(self) if field.name in halos})
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,20 @@ class BatchPlan:
     rows: int
     tasks: int
     description: str
+
+
+@dataclass(frozen=True)
+class ImageSpec(KernelSpec):
+    """Base of specs of which an image's shape says all to people."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
 
 
 ActivationName = Literal[
@@ -196,10 +216,6 @@ class ConvSpec(KernelSpec):
         source, size = _image(self.in_channels, self.height, self.width), _image(self.out_channels, *self.output_size)
         return f"{source} -> {size} {_window(self.kernel, self.stride)}{groups}"
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], residual_halo=inputs[1] if self.residual else 0, output_halo=output)
-
 
 @dataclass(frozen=True)
 class ConvDepthwiseSpec(KernelSpec):
@@ -293,10 +309,6 @@ class ConvTransposeSpec(KernelSpec):
         reach = self.taps[0] * self.stride[0], self.taps[1] * self.stride[1]
         return f"{source} -> {size} {_window(reach, self.stride)} transposed"
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
-
 
 @dataclass(frozen=True)
 class PoolSpec(KernelSpec):
@@ -336,10 +348,6 @@ class PoolSpec(KernelSpec):
         size = _image(self.channels, *self.output_size)
         return f"{_image(self.channels, self.height, self.width)} -> {size} {_window(self.kernel, self.stride)}"
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
-
 
 @dataclass(frozen=True)
 class GlobalPoolSpec(KernelSpec):
@@ -361,10 +369,6 @@ class GlobalPoolSpec(KernelSpec):
     def text(self) -> str:
         """Shape for people."""
         return f"{_image(self.channels, self.height, self.width)} -> {self.channels}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0])
 
 
 @dataclass(frozen=True)
@@ -397,10 +401,6 @@ class ResizeSpec(KernelSpec):
         """Shape for people."""
         size = _image(self.channels, *self.output_size)
         return f"{_image(self.channels, self.height, self.width)} -> {size}"
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0], output_halo=output)
 
 
 @dataclass(frozen=True)
@@ -438,10 +438,6 @@ class VolumePadSpec(KernelSpec):
         """Height and width of a slice of y."""
         top, left, bottom, right = self.pads
         return self.height + top + bottom, self.width + left + right
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0])
 
 
 @dataclass(frozen=True)
@@ -583,49 +579,21 @@ class BlockedElementwiseSpec(KernelSpec):
         """Shape for people."""
         return _image(self.channels, self.height, self.width)
 
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halos=inputs, output_halo=output)
-
 
 @dataclass(frozen=True)
-class PackSpec(KernelSpec):
+class PackSpec(ImageSpec):
     """Plain [C][H][W] float32 to blocked or planar with a halo. Arguments: x, y."""
 
-    channels: int
-    height: int
-    width: int
     planar: bool
     output_halo: int = 0
 
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return _image(self.channels, self.height, self.width)
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, output_halo=output)
-
 
 @dataclass(frozen=True)
-class UnpackSpec(KernelSpec):
+class UnpackSpec(ImageSpec):
     """Blocked to plain [C][H][W], or [H][W][C] if `channels_last`. Arguments: x, y."""
 
-    channels: int
-    height: int
-    width: int
     input_halo: int = 0
     channels_last: bool = False
-
-    @property
-    def text(self) -> str:
-        """Shape for people."""
-        return _image(self.channels, self.height, self.width)
-
-    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
-        """The spec with its halos settled."""
-        return replace(self, input_halo=inputs[0])
 
 
 @dataclass(frozen=True)

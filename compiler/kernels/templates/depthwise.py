@@ -56,11 +56,13 @@ from gangway.compiler.kernels.templates.tiling import (
     Tasks,
     UnsupportedSpecError,
     all_tasks,
+    cheapest_first,
     cut_rows,
     each_tile,
     knob,
     make_plan,
     plane_cost,
+    planned_tasks,
     registers,
     segments,
     spread,
@@ -137,7 +139,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     lanes = target.lanes
     x_image, residual_image, y_image = _images(spec, target)
     cut = cut_rows(y_image.height, y_image.width, knob(plan, "tile_pixels"))
-    tasks = Tasks(y_image.blocks, cut.bands, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, y_image.blocks, cut.bands)
     taps = spec.kernel[0] * spec.kernel[1]
     arguments = [
         Argument("x", x_image.elements),
@@ -258,9 +260,7 @@ def pair_candidates(spec: ConvDepthwiseSpec, target: TargetSpec) -> Iterator[Ker
     check(spec.conv)
     work = Work(spec, target)
     tasks = [one for one in all_tasks(work.geometry.groups, work.output.height) if not one.pixels_first]
-    ranked = sorted(((work.cost_us(one), _plan(work, one)) for one in tasks), key=lambda item: item[0])
-    yield ranked[0][1]
-    yield from spread(ranked[0], ranked[1:])
+    yield from cheapest_first((work.cost_us(one), _plan(work, one)) for one in tasks)
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:

@@ -54,11 +54,11 @@ from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     TASK_ELEMENTS,
     Image,
-    Tasks,
     UnsupportedSpecError,
     knob,
     make_plan,
-    plane_tasks,
+    plane_plan,
+    planned_tasks,
 )
 
 LIMITS = 3  # numbers of a quantisation: scale, least, largest
@@ -284,10 +284,7 @@ def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iter
     """The only plan."""
     *inputs, y = _images(spec, target)
     moved = sum(image.elements for image in (*inputs, y)) * FLOAT_BYTES
-    tasks = plane_tasks(y.blocks, y.height, y.elements, moved, target)
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    text = f"{_text(spec)} {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), UNROLLED)
+    yield plane_plan(spec, _text(spec), (y.blocks, y.height), y.elements, moved, UNROLLED, target)
 
 
 def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
@@ -306,7 +303,7 @@ def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, BlockedElementwiseSpec)
     lanes, quantises = target.lanes, spec.activation.name == "quantise"
     *x_images, y_image = _images(spec, target)
-    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *inputs, y = buffers

@@ -41,7 +41,9 @@ from gangway.compiler.kernels.templates.tiling import (
     cut_line,
     knob,
     make_plan,
+    plane_plan,
     plane_tasks,
+    planned_tasks,
 )
 
 POSITIONS = 8  # moved together
@@ -51,11 +53,8 @@ def candidates(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Iterator[Kern
     """The only plan."""
     image = _image(_with_longer_lines(spec, target), target)
     moved = 2 * image.elements * FLOAT_BYTES
-    tasks = plane_tasks(image.blocks, image.height, image.elements, moved, target)
     kind = "unpack" if isinstance(spec, UnpackSpec) else "pack planar" if spec.planar else "pack"
-    text = f"{kind} {tasks.groups_per_task}x{tasks.bands_per_task}"
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), 1)
+    yield plane_plan(spec, kind, (image.blocks, image.height), image.elements, moved, 1, target)
 
 
 def _with_longer_lines(spec: PackSpec | UnpackSpec, target: TargetSpec) -> PackSpec | UnpackSpec:
@@ -80,7 +79,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(plan.spec, PackSpec | UnpackSpec)
     spec = _with_longer_lines(plan.spec, target)
     image = _image(spec, target)
-    tasks = Tasks(image.blocks, image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, image.blocks, image.height)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         def line(plane: Expr, row: Expr) -> None:

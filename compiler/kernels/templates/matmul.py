@@ -48,6 +48,7 @@ from gangway.compiler.kernels.templates.tiling import (
     UnsupportedSpecError,
     all_tasks,
     blocks_of,
+    cheapest_first,
     cut_line,
     each_of,
     each_tile,
@@ -56,7 +57,6 @@ from gangway.compiler.kernels.templates.tiling import (
     parts_of,
     registers,
     segments,
-    spread,
     tasks_cost,
 )
 
@@ -198,10 +198,7 @@ def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     layout = Layout(spec, target)
     if not spec.flops or max(layout.elements) >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"product of {spec.batch_shape} matrices {spec.rows}x{spec.inner}x{spec.columns}")
-    priced = list(_priced(layout))
-    static = min(priced, key=lambda item: item[0])
-    yield static[1]
-    yield from spread(static, priced)
+    yield from cheapest_first(_priced(layout))
 
 
 def _priced(layout: Layout) -> Iterator[Priced]:

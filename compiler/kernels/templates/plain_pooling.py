@@ -31,14 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
     vector_lanes,
 )
 from gangway.compiler.kernels.templates.pooling import Window, check_windows, windows
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Tasks,
-    UnsupportedSpecError,
-    knob,
-    make_plan,
-    plane_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, UnsupportedSpecError, plane_plan, planned_tasks
 
 UNROLLED = 4  # vectors of a line at a time
 MOST_COLUMNS = 1 << 14  # of a line in local memory
@@ -50,10 +43,9 @@ def candidates(spec: PlainPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     if _line_elements(spec, target) > MOST_COLUMNS:
         raise UnsupportedSpecError(f"pooling of lines of {spec.pool.width} numbers")
     moved = (spec.input_elements + spec.output_elements) * FLOAT_BYTES
-    tasks = plane_tasks(spec.pool.channels, spec.output_lines, spec.flops, moved, target)
-    text = f"plain {spec.pool.mode} pool {tasks.groups_per_task}x{tasks.bands_per_task}"
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), 1)
+    yield plane_plan(
+        spec, f"plain {spec.pool.mode} pool", (spec.pool.channels, spec.output_lines), spec.flops, moved, 1, target
+    )
 
 
 def _line_elements(spec: PlainPoolSpec, target: TargetSpec) -> int:
@@ -68,7 +60,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
     spec = plan.spec
     assert isinstance(spec, PlainPoolSpec)
-    tasks = Tasks(spec.pool.channels, spec.output_lines, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, spec.pool.channels, spec.output_lines)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         lines = _Lines(spec, target, buffers)

@@ -40,7 +40,9 @@ from gangway.compiler.kernels.templates.tiling import (
     each_tile,
     knob,
     make_plan,
+    plane_plan,
     plane_tasks,
+    planned_tasks,
     segments,
 )
 
@@ -64,10 +66,9 @@ def _plan(whole: KernelSpec, spec: PoolSpec, depth: DepthWindow, target: TargetS
     x, y = _images(spec, target, depth)
     moved = (x.elements + y.elements) * FLOAT_BYTES
     flops = y.elements * spec.kernel[0] * spec.kernel[1] * depth.kernel
-    tasks = plane_tasks(y.blocks, y.height, flops, moved, target)
-    text = f"{spec.mode} pool {TILE_PIXELS} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    return make_plan(whole, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
+    return plane_plan(
+        whole, f"{spec.mode} pool {TILE_PIXELS} pixels", (y.blocks, y.height), flops, moved, TILE_PIXELS, target
+    )
 
 
 def check_windows(spec: PoolSpec, depth: DepthWindow) -> None:
@@ -165,7 +166,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
     x_image, y_image = _images(spec, target, depth)
     slices, down, across = windows(spec, depth)
     height = spec.output_size[0]
-    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
     tiles = _segments(across, y_image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:

@@ -15,13 +15,10 @@ from gangway.compiler.kernels import int8_specs, packed_specs, plain_specs, spec
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.specs import (
     BatchPlan,
-    ConvDepthwiseSpec,
-    ConvSpec,
     KernelPlan,
     KernelSpec,
     PackedWeights,
     RawWeights,
-    RecurrentSpec,
 )
 from gangway.compiler.kernels.templates import (
     attention,
@@ -65,20 +62,22 @@ def _no_weights(spec: KernelSpec, target: TargetSpec, raw: RawWeights) -> Packed
 
 
 @dataclass(frozen=True)
+class _Batch:
+    """Code for several rows of one kind of spec: the plan, if there is one; its kernel."""
+
+    plan: Callable[[Any, TargetSpec], BatchPlan | None]
+    emit: Callable[[BatchPlan, TargetSpec, str], Any]
+
+
+@dataclass(frozen=True)
 class _Template:
     """Code for one kind of spec: all plans, the default first; the kernel of a plan; its constant arguments."""
 
     candidates: Callable[[Any, TargetSpec], Iterator[KernelPlan]]
     emit: Callable[[KernelPlan, TargetSpec, str], Any]
     pack: Pack = _no_weights
-
-
-@dataclass(frozen=True)
-class _BatchTemplate:
-    """Code for several rows of one kind of spec: the plan, if there is one; its kernel."""
-
-    plan: Callable[[Any, TargetSpec], BatchPlan | None]
-    emit: Callable[[BatchPlan, TargetSpec, str], Any]
+    batch: _Batch | None = None
+    serves: Callable[[Any, TargetSpec], object] = lambda spec, target: True  # which specs of its kind
 
 
 def _call(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -89,88 +88,123 @@ def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     raise UnsupportedSpecError("an island has no kernel")
 
 
-_PACKED_BATCH = _BatchTemplate(packed_dense.batch_plan, packed_dense.batch_emit)
-_DENSE_BATCH = _BatchTemplate(convolution.batch_plan, convolution.batch_emit)
-_BF16_BATCH = _BatchTemplate(bf16_dense.batch_plan, bf16_dense.batch_emit)
-_BF16_DEPTHWISE = _Template(bf16_depthwise.candidates, bf16_depthwise.emit, bf16_depthwise.pack)
-_BF16_ATTENTION = _Template(bf16_attention.candidates, bf16_attention.emit)
-_RECURRENT_BATCH = _BatchTemplate(recurrent.batch_plan, recurrent.batch_emit)
-_WINOGRAD_BATCH = _BatchTemplate(winograd.batch_plan, winograd.batch_emit)
-_DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
-_BF16 = _Template(bf16_convolution.candidates, bf16_convolution.emit, bf16_convolution.pack)
-_WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
+_CALL = _Template(_call, _no_kernel)
 _LAYOUT = _Template(layout.candidates, layout.emit)
-_TEMPLATES: dict[type[KernelSpec], _Template] = {
-    specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
-    specs.ConvDepthwiseSpec: _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
-    specs.ConvTransposeSpec: _Template(transposed.candidates, transposed.emit, transposed.pack),
-    specs.VolumeConvSpec: _Template(volumes.candidates, volumes.emit, volumes.pack),
-    specs.VolumePadSpec: _Template(volumes.pad_candidates, volumes.pad_emit),
-    specs.VolumePoolSpec: _Template(pooling.volume_candidates, pooling.volume_emit),
-    plain_specs.PlainPoolSpec: _Template(plain_pooling.candidates, plain_pooling.emit),
-    specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
-    specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
-    specs.ResizeSpec: _Template(resize.candidates, resize.emit, resize.pack),
-    specs.PackSpec: _LAYOUT,
-    specs.UnpackSpec: _LAYOUT,
-    plain_specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),
-    plain_specs.ZerosSpec: _Template(movements.zeros_candidates, movements.zeros_emit),
-    plain_specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
-    plain_specs.ScatterSpec: _Template(movements.scatter_candidates, movements.scatter_emit),
-    plain_specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),
-    plain_specs.ReduceSpec: _Template(reduce.candidates, reduce.emit),
-    plain_specs.RemapSpec: _Template(movements.remap_candidates, movements.remap_emit),
-    plain_specs.PointwiseSpec: _Template(
-        elementwise.pointwise_candidates, elementwise.pointwise_emit, elementwise.pack
+_DENSE_BATCH = _Batch(convolution.batch_plan, convolution.batch_emit)
+_DIRECT = _Template(convolution.candidates, convolution.emit, convolution.pack, _DENSE_BATCH)
+_CONVOLUTIONS = (
+    _Template(
+        bf16_convolution.candidates,
+        bf16_convolution.emit,
+        bf16_convolution.pack,
+        _Batch(bf16_dense.batch_plan, bf16_dense.batch_emit),
+        lambda spec, target: spec.precision == "bf16",
     ),
-    specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.blocked_emit, elementwise.pack),
-    specs.SequencePackSpec: _Template(layout.sequence_candidates, layout.sequence_emit),
-    specs.LayerNormSpec: _Template(
-        normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
+    _Template(
+        depthwise.candidates,
+        depthwise.emit,
+        depthwise.pack,
+        _DENSE_BATCH,
+        lambda spec, target: spec.groups == spec.in_channels > 1,
     ),
-    AttentionSpec: _Template(attention.candidates, attention.emit),
-    plain_specs.IslandSpec: _Template(_call, _no_kernel),
-    plain_specs.TailSpec: _Template(_call, _no_kernel),
-    specs.RecurrentSpec: _Template(recurrent.candidates, recurrent.emit, recurrent.pack),
-    plain_specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
-    plain_specs.GridSampleSpec: _Template(grid_sample.candidates, grid_sample.emit),
-    plain_specs.TopSpec: _Template(top.candidates, top.emit),
-    plain_specs.TreeSpec: _Template(trees.candidates, trees.emit, trees.pack),
-    plain_specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
-    plain_specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
-    packed_specs.PackedDenseSpec: _Template(packed_dense.candidates, packed_dense.emit, packed_dense.pack),
-    int8_specs.Int8ConvSpec: _Template(int8_work.candidates, int8_convolution.emit, int8_work.pack),
-    int8_specs.Int8DepthwiseSpec: _Template(int8_depthwise.candidates, int8_depthwise.emit, int8_depthwise.pack),
-    int8_specs.Int8PoolSpec: _Template(int8_images.pool_candidates, int8_images.pool_emit),
-    int8_specs.Int8GlobalPoolSpec: _Template(
-        int8_images.global_candidates, int8_images.global_emit, int8_images.factors_pack
+    _Template(
+        winograd.candidates,
+        winograd.emit,
+        winograd.pack,
+        _Batch(winograd.batch_plan, winograd.batch_emit),
+        winograd.best_work,
     ),
-    int8_specs.Int8ElementwiseSpec: _Template(
-        int8_images.elementwise_candidates, int8_images.elementwise_emit, int8_images.factors_pack
+    _DIRECT,
+)
+_TEMPLATES: dict[type[KernelSpec], tuple[_Template, ...]] = {
+    specs.ConvSpec: _CONVOLUTIONS,
+    specs.ConvDepthwiseSpec: (
+        _Template(
+            bf16_depthwise.candidates,
+            bf16_depthwise.emit,
+            bf16_depthwise.pack,
+            serves=lambda spec, target: spec.conv.precision == "bf16",
+        ),
+        _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
     ),
-    int8_specs.Int8PackSpec: _Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack),
-    int8_specs.Int8TableSpec: _Template(int8_images.table_candidates, int8_images.table_emit, int8_images.table_pack),
-    int8_specs.Int8RangeSpec: _Template(int8_dynamic.range_candidates, int8_dynamic.range_emit),
-    int8_specs.Int8FactorsSpec: _Template(int8_dynamic.factors_candidates, int8_dynamic.factors_emit),
-    int8_specs.Int8QuantiseSpec: _Template(int8_dynamic.quantise_candidates, int8_dynamic.quantise_emit),
-    int8_specs.Int8HaloSpec: _Template(int8_images.halo_candidates, int8_images.halo_emit, int8_images.halo_pack),
+    AttentionSpec: (
+        _Template(bf16_attention.candidates, bf16_attention.emit, serves=lambda spec, target: spec.precision == "bf16"),
+        _Template(attention.candidates, attention.emit),
+    ),
+    specs.ConvTransposeSpec: (_Template(transposed.candidates, transposed.emit, transposed.pack),),
+    specs.VolumeConvSpec: (_Template(volumes.candidates, volumes.emit, volumes.pack),),
+    specs.VolumePadSpec: (_Template(volumes.pad_candidates, volumes.pad_emit),),
+    specs.VolumePoolSpec: (_Template(pooling.volume_candidates, pooling.volume_emit),),
+    plain_specs.PlainPoolSpec: (_Template(plain_pooling.candidates, plain_pooling.emit),),
+    specs.PoolSpec: (_Template(pooling.candidates, pooling.emit),),
+    specs.GlobalPoolSpec: (_Template(pooling.global_candidates, pooling.global_emit),),
+    specs.ResizeSpec: (_Template(resize.candidates, resize.emit, resize.pack),),
+    specs.PackSpec: (_LAYOUT,),
+    specs.UnpackSpec: (_LAYOUT,),
+    plain_specs.CopySpec: (_Template(movements.copy_candidates, movements.copy_emit),),
+    plain_specs.ZerosSpec: (_Template(movements.zeros_candidates, movements.zeros_emit),),
+    plain_specs.TensorProgramSpec: (_Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),),
+    plain_specs.ScatterSpec: (_Template(movements.scatter_candidates, movements.scatter_emit),),
+    plain_specs.SoftmaxSpec: (_Template(normalisation.softmax_candidates, normalisation.softmax_emit),),
+    plain_specs.ReduceSpec: (_Template(reduce.candidates, reduce.emit),),
+    plain_specs.RemapSpec: (_Template(movements.remap_candidates, movements.remap_emit),),
+    plain_specs.PointwiseSpec: (
+        _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit, elementwise.pack),
+    ),
+    specs.BlockedElementwiseSpec: (
+        _Template(elementwise.blocked_candidates, elementwise.blocked_emit, elementwise.pack),
+    ),
+    specs.SequencePackSpec: (_Template(layout.sequence_candidates, layout.sequence_emit),),
+    specs.LayerNormSpec: (
+        _Template(normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack),
+    ),
+    plain_specs.IslandSpec: (_CALL,),
+    plain_specs.TailSpec: (_CALL,),
+    specs.RecurrentSpec: (
+        _Template(
+            recurrent.candidates, recurrent.emit, recurrent.pack, _Batch(recurrent.batch_plan, recurrent.batch_emit)
+        ),
+    ),
+    plain_specs.MatMulSpec: (_Template(matmul.candidates, matmul.emit),),
+    plain_specs.GridSampleSpec: (_Template(grid_sample.candidates, grid_sample.emit),),
+    plain_specs.TopSpec: (_Template(top.candidates, top.emit),),
+    plain_specs.TreeSpec: (_Template(trees.candidates, trees.emit, trees.pack),),
+    plain_specs.GatherSpec: (_Template(movements.gather_candidates, movements.gather_emit),),
+    plain_specs.GatherPlacesSpec: (_Template(movements.gather_places_candidates, movements.gather_places_emit),),
+    packed_specs.PackedDenseSpec: (
+        _Template(
+            packed_dense.candidates,
+            packed_dense.emit,
+            packed_dense.pack,
+            _Batch(packed_dense.batch_plan, packed_dense.batch_emit),
+        ),
+    ),
+    int8_specs.Int8ConvSpec: (_Template(int8_work.candidates, int8_convolution.emit, int8_work.pack),),
+    int8_specs.Int8DepthwiseSpec: (_Template(int8_depthwise.candidates, int8_depthwise.emit, int8_depthwise.pack),),
+    int8_specs.Int8PoolSpec: (_Template(int8_images.pool_candidates, int8_images.pool_emit),),
+    int8_specs.Int8GlobalPoolSpec: (
+        _Template(int8_images.global_candidates, int8_images.global_emit, int8_images.factors_pack),
+    ),
+    int8_specs.Int8ElementwiseSpec: (
+        _Template(int8_images.elementwise_candidates, int8_images.elementwise_emit, int8_images.factors_pack),
+    ),
+    int8_specs.Int8PackSpec: (_Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack),),
+    int8_specs.Int8TableSpec: (
+        _Template(int8_images.table_candidates, int8_images.table_emit, int8_images.table_pack),
+    ),
+    int8_specs.Int8RangeSpec: (_Template(int8_dynamic.range_candidates, int8_dynamic.range_emit),),
+    int8_specs.Int8FactorsSpec: (_Template(int8_dynamic.factors_candidates, int8_dynamic.factors_emit),),
+    int8_specs.Int8QuantiseSpec: (_Template(int8_dynamic.quantise_candidates, int8_dynamic.quantise_emit),),
+    int8_specs.Int8HaloSpec: (_Template(int8_images.halo_candidates, int8_images.halo_emit, int8_images.halo_pack),),
 }
 
 
 def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
-    if isinstance(spec, ConvSpec) and spec.precision == "bf16":
-        return _BF16
-    if isinstance(spec, ConvDepthwiseSpec) and spec.conv.precision == "bf16":
-        return _BF16_DEPTHWISE
-    if isinstance(spec, AttentionSpec) and spec.precision == "bf16":
-        return _BF16_ATTENTION
-    if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
-        return _DEPTHWISE
-    if isinstance(spec, ConvSpec) and winograd.best_work(spec, target):
-        return _WINOGRAD
-    if type(spec) not in _TEMPLATES:
+    """The first template of the spec's kind that serves it."""
+    found = next((one for one in _TEMPLATES.get(type(spec), ()) if one.serves(spec, target)), None)
+    if found is None:
         raise UnsupportedSpecError(f"no template for {type(spec).__name__}")
-    return _TEMPLATES[type(spec)]
+    return found
 
 
 def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
@@ -196,27 +230,13 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
 
 def packing(spec: KernelSpec, target: TargetSpec) -> object:
     """What decides how raw weights are packed: of equal ones, and equal raw weights, the result is the same."""
-    if isinstance(spec, ConvSpec) and _template(spec, target) is _TEMPLATES[ConvSpec]:
-        return convolution.packing(spec, target)
-    return spec
-
-
-def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
-    if isinstance(spec, RecurrentSpec):
-        return _RECURRENT_BATCH
-    if isinstance(spec, packed_specs.PackedDenseSpec):
-        return _PACKED_BATCH
-    if not isinstance(spec, ConvSpec):
-        return None
-    if spec.precision == "bf16":
-        return _BF16_BATCH
-    return _WINOGRAD_BATCH if _template(spec, target) is _WINOGRAD else _DENSE_BATCH
+    return convolution.packing(spec, target) if _template(spec, target) is _DIRECT else spec  # type: ignore[arg-type]
 
 
 def batch_plan(spec: KernelSpec, target: TargetSpec) -> BatchPlan | None:
     """The kernel for several rows in one call that all plans of a spec share; None where rows have nothing to share."""
-    template = _batch_template(spec, target)
-    return template.plan(spec, target) if template else None
+    batch = _template(spec, target).batch
+    return batch.plan(spec, target) if batch else None
 
 
 def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
@@ -229,8 +249,8 @@ def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
 def emit_as(spec: KernelSpec, plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel of a plan whose numbers may be extents, by the template that computes `spec`, the plan's own spec."""
+    template = _template(spec, target)
     if isinstance(plan, BatchPlan):
-        template = _batch_template(spec, target)
-        assert template is not None  # it has made the plan
-        return template.emit(plan, target, symbol)
-    return _template(spec, target).emit(plan, target, symbol)
+        assert template.batch is not None  # it has made the plan
+        return template.batch.emit(plan, target, symbol)
+    return template.emit(plan, target, symbol)

@@ -27,16 +27,7 @@ from gangway.compiler.kernels.templates.builder import (
     splat,
     store,
 )
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Image,
-    Tasks,
-    each_tile,
-    knob,
-    make_plan,
-    plane_tasks,
-    segments,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Image, each_tile, plane_plan, planned_tasks, segments
 
 RING_ELEMENTS = 4096  # 16 KiB: half of a first level cache
 BAND_ROWS = 16  # a band stretches lines again that the one before it has had
@@ -46,11 +37,16 @@ def candidates(spec: ResizeSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     x, y = _images(spec, target)
     moved = (x.elements + y.elements) * FLOAT_BYTES
-    tasks = plane_tasks(y.blocks, -(-y.height // BAND_ROWS), spec.flops, moved, target)
     kind = "plain" if spec.plain else "blocked"
-    text = f"resize {kind} {spec.taps[0]}x{spec.taps[1]} {tasks.groups_per_task}x{tasks.bands_per_task}"
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), 1)
+    yield plane_plan(
+        spec,
+        f"resize {kind} {spec.taps[0]}x{spec.taps[1]}",
+        (y.blocks, -(-y.height // BAND_ROWS)),
+        spec.flops,
+        moved,
+        1,
+        target,
+    )
 
 
 def _images(spec: ResizeSpec, target: TargetSpec) -> tuple[Image, Image]:
@@ -78,7 +74,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, ResizeSpec)
     x_image, y_image = _images(spec, target)
     bands = -(-y_image.height // BAND_ROWS)
-    tasks = Tasks(y_image.blocks, bands, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, y_image.blocks, bands)
     columns = segments(y_image.width, max(1, RING_ELEMENTS // (spec.window * y_image.lanes)))
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

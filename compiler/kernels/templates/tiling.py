@@ -10,6 +10,7 @@ from functools import cached_property, partial
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import is_constant
+from gangway.compiler.kernels.int8_specs import Int8ConvSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates.builder import Expr, at_most, either, is_one, quotient, remainder, repeat
 
@@ -272,12 +273,11 @@ def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
     return Cut(Band(rows, tiles), height // rows, ((1, Band(rest, tiles)),) if rest else ())
 
 
-def is_line(spec: ConvSpec) -> bool:
+def is_line(spec: ConvSpec | Int8ConvSpec) -> bool:
     """Whether input, residual and output pixels lie one after the other without gaps and in the same order."""
     halos = spec.input_halo + spec.output_halo + (spec.residual_halo if spec.residual else 0)
-    return (
-        spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads) and not spec.input_planar
-    )
+    planar = isinstance(spec, ConvSpec) and spec.input_planar
+    return spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads) and not planar
 
 
 @dataclass(frozen=True)
@@ -419,6 +419,28 @@ def plane_tasks(planes: int, bands: int, flops: int, moved_bytes: int, target: T
     return min(all_tasks(planes, bands), key=lambda tasks: plane_cost(tasks, flops, moved_bytes, target))
 
 
+def plane_plan(
+    spec: KernelSpec,
+    text: str,
+    cut: tuple[int, int],
+    flops: int,
+    moved_bytes: int,
+    parallelism: int,
+    target: TargetSpec,
+) -> KernelPlan:
+    """The plan of such a layer, which is `cut` into so many planes and bands; its knobs are "groups" and "bands"."""
+    tasks = plane_tasks(*cut, flops, moved_bytes, target)
+    sizes = tasks.groups_per_task, tasks.bands_per_task
+    knobs: dict[str, int | str] = dict(zip(("groups", "bands"), sizes, strict=True))
+    text = f"{text} {sizes[0]}x{sizes[1]}"
+    return make_plan(spec, knobs, tasks.count, text, int(moved_bytes * tasks.largest_share), parallelism)
+
+
+def planned_tasks(plan: KernelPlan, groups: int, bands: int) -> Tasks:
+    """The tasks of a plan whose knobs are "groups" and "bands"."""
+    return Tasks(groups, bands, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+
+
 def tile_cuts(widest: int, cut: Callable[[int], Cut]) -> dict[Cut, int]:
     """Cuts worth trying, each with the size of its register tiles, in pixels: all that fits, 3/4, 1/2 and 1/4 of it."""
     sizes = [max(1, widest * quarters // 4) for quarters in (1, 2, 3, 4)]
@@ -449,6 +471,13 @@ def spread(static: Priced, others: Iterable[Priced]) -> Iterator[KernelPlan]:
         distances.pop(index)
         yield plan
         distances = [min(known, _distance(plan, other)) for known, other in zip(distances, left, strict=True)]
+
+
+def cheapest_first(priced: Iterable[Priced]) -> Iterator[KernelPlan]:
+    """Yield the cheapest plan, then others as `spread` does."""
+    static, *others = sorted(priced, key=lambda item: item[0])
+    yield static[1]
+    yield from spread(static, others)
 
 
 def _largest(distances: Sequence[float]) -> int:

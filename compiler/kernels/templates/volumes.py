@@ -46,7 +46,8 @@ from gangway.compiler.kernels.templates.tiling import (
     cut_rows,
     knob,
     make_plan,
-    plane_tasks,
+    plane_plan,
+    planned_tasks,
     tasks_cost,
 )
 
@@ -211,10 +212,7 @@ def pad_candidates(spec: VolumePadSpec, target: TargetSpec) -> Iterator[KernelPl
     """The only plan."""
     x, y = _pad_images(spec, target)
     moved = (x.elements + y.elements) * FLOAT_BYTES
-    tasks = plane_tasks(y.blocks, y.height, 0, moved, target)
-    text = f"pad slices {tasks.groups_per_task}x{tasks.bands_per_task}"
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), 1)
+    yield plane_plan(spec, "pad slices", (y.blocks, y.height), 0, moved, 1, target)
 
 
 def _pad_images(spec: VolumePadSpec, target: TargetSpec) -> tuple[Image, Image]:
@@ -230,7 +228,7 @@ def pad_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, VolumePadSpec)
     source, result = _pad_images(spec, target)
-    tasks = Tasks(result.blocks, result.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, result.blocks, result.height)
     height, lanes, (top, left, _, right) = spec.padded[0], target.lanes, spec.pads
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

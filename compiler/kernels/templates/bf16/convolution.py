@@ -68,11 +68,11 @@ from gangway.compiler.kernels.templates.tiling import (
     Image,
     Tasks,
     UnsupportedSpecError,
+    cheapest_first,
     each_tile,
     knob,
     make_plan,
     one_band_tasks,
-    spread,
 )
 
 PREFETCHED_WORDS = 1024  # a page ahead, as in the template for float32
@@ -86,16 +86,11 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     check(spec)
     if not computes(spec, target):
         raise UnsupportedSpecError(f"convolution in bfloat16: {spec}")
-    priced = sorted(
-        (
-            (work.cost_us(tasks), _plan(work, tasks))
-            for work in works(spec, target)
-            for tasks in one_band_tasks(work.geometry.groups, work.bands)
-        ),
-        key=lambda item: item[0],
+    yield from cheapest_first(
+        (work.cost_us(tasks), _plan(work, tasks))
+        for work in works(spec, target)
+        for tasks in one_band_tasks(work.geometry.groups, work.bands)
     )
-    yield priced[0][1]
-    yield from spread(priced[0], priced[1:])
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:

@@ -22,6 +22,7 @@ from gangway.compiler.kernels.templates.tiling import (
     cut_line,
     cut_rows,
     gangs_cost,
+    is_line,
     one_band_tasks,
     tile_price,
 )
@@ -112,7 +113,7 @@ class Work:
     @cached_property
     def is_line(self) -> bool:
         """Whether the image is one row."""
-        return _is_line(self.spec)
+        return is_line(self.spec)
 
     @cached_property
     def direct(self) -> bool:
@@ -287,13 +288,6 @@ class Work:
         return gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
 
 
-def _is_line(spec: ConvSpec) -> bool:
-    """Whether pixels of all tensors lie one after the other without gaps and in the same order."""
-    halos = spec.input_halo + spec.output_halo + (spec.residual_halo if spec.residual else 0)
-    one = spec.kernel == (1, 1) and spec.stride == (1, 1)
-    return one and not halos and not any(spec.pads) and not spec.input_planar
-
-
 def _words_of(channels: int, height: int, width: int, halo: int) -> Image:
     """A tensor that is stored in bfloat16, in words."""
     return Image(channels // 2, height, width, halo, WORDS)
@@ -347,7 +341,7 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
     geometry = Geometry(spec, target)
     height, width = geometry.output.height, geometry.output.width
     found = []
-    if _is_line(spec):
+    if is_line(spec):
         tiles = bf16.has_tiles(target)
         unit, pixels = 2 * TILE_ROWS if tiles else geometry.tile_pixels, geometry.pixels
         lengths = {min(unit * count, pixels) for count in (1, 2, 3, 4, 6, 8, 12)}

@@ -31,15 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
 )
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.kernels.templates.tiling import (
-    Image,
-    Tasks,
-    each_tile,
-    knob,
-    make_plan,
-    plane_tasks,
-    segments,
-)
+from gangway.compiler.kernels.templates.tiling import Image, each_tile, plane_plan, planned_tasks, segments
 
 TILE_PIXELS = {16: 14, 8: 7}  # by lanes: of 32 registers or 16
 MOST_SUM = 1 << 24
@@ -62,10 +54,9 @@ def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPl
     x, y = _images(spec, target)
     moved = x.elements + y.elements
     moved += 3 * y.elements if spec.dynamic else 0
-    tasks = plane_tasks(x.blocks, y.height, 2 * spec.flops, moved, target)
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    text = f"depthwise int8 {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS[target.lanes])
+    yield plane_plan(
+        spec, "depthwise int8", (x.blocks, y.height), 2 * spec.flops, moved, TILE_PIXELS[target.lanes], target
+    )
 
 
 def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -85,7 +76,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, Int8DepthwiseSpec)
     x_image, y_image = _images(spec, target)
-    tasks = Tasks(x_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, x_image.blocks, y_image.height)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
     (rows, columns), (down, across) = spec.kernel, spec.stride
     tiles = segments(y_image.width, TILE_PIXELS[target.lanes])

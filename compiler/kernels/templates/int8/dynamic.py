@@ -37,7 +37,7 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
+from gangway.compiler.kernels.templates.tiling import Image, make_plan, plane_plan, planned_tasks
 
 VECTORS = 4  # at once: their least and largest numbers are found apart
 STEPS = 255.0  # between the ends of uint8
@@ -158,10 +158,9 @@ def quantise_candidates(spec: Int8QuantiseSpec, target: TargetSpec) -> Iterator[
     """The only plan."""
     image = Image(spec.channels, spec.height + 2 * spec.output_halo, spec.width, spec.output_halo, BYTES_CHANNELS)
     moved = 5 * image.elements
-    tasks = plane_tasks(image.blocks, image.height, moved, moved, target)
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    text = f"int8 quantise {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), BYTES_CHANNELS // target.lanes)
+    yield plane_plan(
+        spec, "int8 quantise", (image.blocks, image.height), moved, moved, BYTES_CHANNELS // target.lanes, target
+    )
 
 
 def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -172,7 +171,7 @@ def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, lanes)
     image = Image(spec.channels, spec.height, spec.width, spec.output_halo, BYTES_CHANNELS)
     halo, padded = image.halo, image.height + 2 * image.halo
-    tasks = Tasks(image.blocks, padded, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    tasks = planned_tasks(plan, image.blocks, padded)
     whole, rest = divmod(x_image.blocks, blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

@@ -40,7 +40,7 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.kernels.templates.tiling import Image, Tasks, knob, make_plan, plane_tasks
+from gangway.compiler.kernels.templates.tiling import Image, make_plan, plane_plan, planned_tasks
 
 WORDS = 16  # of a pixel of bytes
 UNROLLED = 2
@@ -53,14 +53,7 @@ def _bytes_image(channels: int, height: int, width: int, halo: int) -> Image:
 
 def _planned(spec: Any, name: str, image: Image, moved_bytes: int, target: TargetSpec) -> KernelPlan:
     """The only plan: of rows of planes of this image."""
-    tasks = plane_tasks(image.blocks, image.height, moved_bytes, moved_bytes, target)
-    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
-    text = f"{name} {tasks.groups_per_task}x{tasks.bands_per_task}"
-    return make_plan(spec, knobs, tasks.count, text, int(moved_bytes * tasks.largest_share), UNROLLED)
-
-
-def _tasks(plan: KernelPlan, image: Image) -> Tasks:
-    return Tasks(image.blocks, image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    return plane_plan(spec, name, (image.blocks, image.height), moved_bytes, moved_bytes, UNROLLED, target)
 
 
 def factors_pack(spec: Any, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -91,7 +84,7 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     ]
     result = _operand_image(spec, spec.output_bytes, False, spec.output_halo, lanes)
     whole = _bytes_image(spec.channels, spec.height, spec.width, 0)
-    tasks, count = _tasks(plan, whole), len(images)
+    tasks, count = planned_tasks(plan, whole.blocks, whole.height), len(images)
     floats = not all(spec.input_bytes) or not spec.output_bytes
     rest = -(-(spec.channels % BYTES_CHANNELS) // lanes) % blocks if floats else 0
 
@@ -174,7 +167,7 @@ def pool_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     pool = spec.pool
     x_image = _bytes_image(pool.channels, pool.height, pool.width, spec.input_halo)
     y_image = _bytes_image(pool.channels, *pool.output_size, spec.output_halo)
-    tasks = _tasks(plan, y_image)
+    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
 
     def clipped(place: Expr, axis: int, length: int) -> tuple[Expr, Expr]:
         begin = place * pool.stride[axis] - pool.pads[axis]
@@ -221,7 +214,7 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
     blocks = -(-spec.channels // lanes)
-    tasks = _tasks(plan, _bytes_image(spec.channels, 1, 1, 0))
+    tasks = planned_tasks(plan, -(-spec.channels // BYTES_CHANNELS), 1)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
@@ -278,7 +271,8 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, Int8PackSpec)
     image, vector = _pack_image(spec), spec.height == spec.width == 1 and not spec.output_halo and not spec.pixels
-    tasks, padded = _tasks(plan, _padded_rows(image)), image.width + 2 * image.halo
+    tasks = planned_tasks(plan, image.blocks, image.height + 2 * image.halo)
+    padded = image.width + 2 * image.halo
     lanes = target.lanes if spec.width >= target.lanes else 1
 
     def quantised_words(value: Expr, factors: Buffer, count: int) -> Expr:
@@ -374,7 +368,7 @@ def table_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, Int8TableSpec)
     x_image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     y_image = _bytes_image(spec.channels, spec.height, spec.width, spec.output_halo)
-    tasks = _tasks(plan, y_image)
+    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, table, y = buffers

@@ -22,13 +22,14 @@ from gangway.compiler.kernels.templates.tiling import (
     Image,
     Tasks,
     UnsupportedSpecError,
+    cheapest_first,
     cut_line,
     cut_rows,
     gangs_cost,
+    is_line,
     make_plan,
     one_band_tasks,
     registers,
-    spread,
 )
 
 HALF_BLOCKS = 2  # vectors of outputs of a row of weights
@@ -80,7 +81,7 @@ class Work:
     @cached_property
     def is_line(self) -> bool:
         """Whether the image is one row."""
-        return _is_line(self.spec)
+        return is_line(self.spec)
 
     @property
     def lanes(self) -> int:
@@ -269,12 +270,6 @@ class Work:
         return gangs_cost(tasks, total)
 
 
-def _is_line(spec: Int8ConvSpec) -> bool:
-    """Whether pixels of x and y lie one after the other without gaps and in the same order."""
-    halos = spec.input_halo + spec.output_halo + spec.residual_halo
-    return spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads)
-
-
 def _is_paired(spec: Int8ConvSpec, target: TargetSpec) -> bool:
     return not (spec.narrow or int8.has_words(target))
 
@@ -316,7 +311,7 @@ def suited(spec: Int8ConvSpec, weights: Array, target: TargetSpec) -> Int8ConvSp
 def works(spec: Int8ConvSpec, target: TargetSpec) -> list[Work]:
     """Every sensible height of bands, or length."""
     height, width = spec.output_size
-    if _is_line(spec):
+    if is_line(spec):
         pixels = height * width
         unit = 2 * TILE_ROWS if int8.has_tiles(target) else Work(spec, target, 1, 1).tile_pixels
         found = [
@@ -340,16 +335,11 @@ def candidates(spec: Int8ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other sizes of bands and tasks; they share packed weights."""
     if not computes(spec, target):
         raise UnsupportedSpecError(f"convolution of 8-bit numbers: {spec}")
-    priced = sorted(
-        (
-            (work.cost_us(tasks), _plan(work, tasks))
-            for work in works(spec, target)
-            for tasks in one_band_tasks(work.groups, work.bands)
-        ),
-        key=lambda item: item[0],
+    yield from cheapest_first(
+        (work.cost_us(tasks), _plan(work, tasks))
+        for work in works(spec, target)
+        for tasks in one_band_tasks(work.groups, work.bands)
     )
-    yield priced[0][1]
-    yield from spread(priced[0], priced[1:])
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:
