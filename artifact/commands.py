@@ -39,6 +39,9 @@ COMMANDS: Final = {
     "compose": Command("gangway.measure.compose_command", "find the fastest schedule of several models on one input"),
     "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
     "report": Command("gangway.measure.report_command", "draw what was measured of a model"),
+    "scale-check": Command(
+        "gangway.measure.scale_check.command", "measure what this machine's cores do together, beside predictions"
+    ),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "perf": Command("gangway.clients.perf.command", "load a server with several models, and find the rate it carries"),
     "route": Command("gangway.cluster.route_command", "distribute the calls of clients over several servers"),

@@ -19,6 +19,7 @@ FIRST = {
         "settings",
         "latency-target",
         "capacity",
+        "scale-check",
         "batches",
         "sequences",
         "container",

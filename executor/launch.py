@@ -18,21 +18,25 @@ NODES: Final = Path("/sys/devices/system/node")
 def available_cores(request: str = "all", cgroups: Path = CGROUPS, membership: str | None = None) -> list[int]:
     """Return the cores to use, ascending: at least one, at most as many as the CPU quota pays for (rounded down).
 
-    `request` is "all", or a list such as "0,2-5". Raises ValueError for a malformed list, a core that is not available,
-    or more cores than the quota pays for.
+    `request` is "all", or a list such as "0,2-5". "0,2-5x4" has each core four times, for four workers that share it:
+    a wide machine for tests, whose times mean nothing. Raises ValueError for a malformed list, a core that is not
+    available, or more cores than the quota pays for.
     """
     allowed = sorted(os.sched_getaffinity(0))
     quota = cpu_quota(cgroups, membership)
     count = len(allowed) if quota is None else max(1, min(len(allowed), math.floor(quota)))
     if request == "all":
         return allowed[:count]
-    cores = _parse(request)
+    listed, shared, times = request.partition("x")
+    cores = _parse(listed)
     missing = [core for core in cores if core not in allowed]
     if missing:
         raise ValueError(f"cores {_text(missing)} are not available to this process; available: {_text(allowed)}")
     if len(cores) > count:
         raise ValueError(f"{len(cores)} cores requested, but the CPU quota of this container pays for {quota:.2f}")
-    return cores
+    if shared and not (times.isdecimal() and int(times)):
+        raise ValueError(f"workers of each core must be a number behind 'x', got {request!r}")
+    return cores * int(times) if shared else cores
 
 
 def numa_nodes(cores: Sequence[int], root: Path = NODES) -> tuple[tuple[int, ...], ...]:

@@ -38,7 +38,17 @@ ARROWS: Mapping[str, set[str]] = {
     "scheduler": {"artifact", "executor"},
     "simulator": {"artifact", "executor", "scheduler", "workload"},
     "server": {"artifact", "executor", "protos", "python_backend", "scheduler"},
-    "measure": {"artifact", "executor", "scheduler", "server"},
+    "measure": {
+        "artifact",
+        "clients",
+        "executor",
+        "protos",
+        "scheduler",
+        "server",
+        "simulator",
+        "workload",
+        "zoo",
+    },
     "clients": {"artifact", "protos", "workload"},
     "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
 }

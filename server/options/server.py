@@ -366,7 +366,8 @@ class GeneralOptions:
     id: str = flag("--id", SERVER_NAME, type=_name, metavar="NAME",
         help="the server's name in its metadata (%(default)s)")  # fmt: skip
     cores: tuple[int, ...] = flag("--cores", (), type=_cores, unless_given="all", metavar="LIST",
-        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota; 0-1x8 has eight"
+        " workers on each, for tests (all)")  # fmt: skip
     numa_nodes: tuple[tuple[int, ...], ...] = flag("--numa-nodes", (), unless_given="all", metavar="LIST;LIST",
         help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
         " system says)")  # fmt: skip

@@ -314,7 +314,7 @@ def _histograms(models: tuple[ModelReading, ...]) -> Iterator[str]:
 
 
 def _of_scheduler(reading: Reading) -> Iterator[str]:
-    scheduler, server = reading.scheduler, reading.server
+    scheduler = reading.scheduler
     text = "Requests that have no core at the moment, stopped ones included"
     yield single("gangway_queue_length", text, "gauge", scheduler.waiting)
     text = "How much running requests slow each other down; 1: as much as the profiles' slopes say"
@@ -334,8 +334,16 @@ def _of_scheduler(reading: Reading) -> Iterator[str]:
         "gangway_core_busy_seconds_total",
         "Time that the core's worker has spent in gangs, counted when it leaves them",
         "counter",
-        ((f'core="{core}"', worker.busy_us / 1e6) for core, worker in zip(server.cores, reading.workers, strict=True)),
+        ((f'core="{core}"', busy_us / 1e6) for core, busy_us in _busy_us(reading).items()),
     )
+
+
+def _busy_us(reading: Reading) -> dict[int, float]:
+    """Return the time of each core's workers: in tests several share one."""
+    found = dict.fromkeys(reading.server.cores, 0.0)
+    for core, worker in zip(reading.server.cores, reading.workers, strict=True):
+        found[core] += worker.busy_us
+    return found
 
 
 def _of_server(reading: Reading) -> Iterator[str]:

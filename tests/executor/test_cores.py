@@ -28,6 +28,7 @@ def test_request(tmp_path):
     assert available_cores("all", tmp_path, "0::/") == ALL
     assert available_cores(str(ALL[-1]), tmp_path, "0::/") == [ALL[-1]]
     assert available_cores(f"{ALL[0]}-{ALL[0]},{ALL[-1]}", tmp_path, "0::/") == sorted({ALL[0], ALL[-1]})
+    assert available_cores(f"{ALL[-1]}x3", tmp_path, "0::/") == [ALL[-1]] * 3
 
 
 def test_affinity_is_honoured(tmp_path):
@@ -38,7 +39,7 @@ def test_affinity_is_honoured(tmp_path):
         os.sched_setaffinity(0, ALL)
 
 
-@pytest.mark.parametrize("request_text", ["", "x", "1-", "-1", "0,,1", "3-1"])
+@pytest.mark.parametrize("request_text", ["", "x", "1-", "-1", "0,,1", "3-1", "0x", "0x0", "x2", "0xx2"])
 def test_malformed_request(tmp_path, request_text):
     with pytest.raises(ValueError):
         available_cores(request_text, tmp_path, "0::/")

@@ -259,7 +259,7 @@ class Supervisor:
 
 def worker_nodes(cores: Sequence[int], nodes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of the workers of each node, which are the places of its cores in `cores`."""
-    return tuple(tuple(cores.index(core) for core in node) for node in nodes)
+    return tuple(tuple(number for number, core in enumerate(cores) if core in node) for node in nodes)
 
 
 def serve(options: ServeOptions, log: ServerLog) -> int:
