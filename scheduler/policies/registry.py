@@ -37,20 +37,20 @@ def make_gangway(argument: str) -> Gangway:
 DEFAULT_POLICY = "gangway"
 POLICIES: dict[str, Callable[[str], Policy]] = {
     "fixed_block": fixed_block,
-    ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
+    "model_fcfs": lambda argument: plain(ModelFcfs, argument),
     DEFAULT_POLICY: make_gangway,
-    Planaria.name: lambda argument: plain(Planaria, argument),
-    Protean.name: lambda argument: plain(Protean, argument),
-    Veltair.name: lambda argument: make_veltair(Veltair, argument),
-    VeltairAc.name: lambda argument: plain(VeltairAc, argument),
-    VeltairAs.name: lambda argument: make_veltair(VeltairAs, argument),
-    EarliestDeadlineFirst.name: lambda argument: plain(EarliestDeadlineFirst, argument),
-    Layerweaver.name: lambda argument: plain(Layerweaver, argument),
-    LayerweaverPlus.name: lambda argument: plain(LayerweaverPlus, argument),
-    Prema.name: lambda argument: plain(Prema, argument),
-    AiMt.name: lambda argument: plain(AiMt, argument),
-    Parties.name: lambda argument: plain(Parties, argument),
-    Triton.name: make_triton,
+    "planaria": lambda argument: plain(Planaria, argument),
+    "protean": lambda argument: plain(Protean, argument),
+    "veltair": lambda argument: make_veltair(Veltair, argument),
+    "veltair_ac": lambda argument: plain(VeltairAc, argument),
+    "veltair_as": lambda argument: make_veltair(VeltairAs, argument),
+    "edf": lambda argument: plain(EarliestDeadlineFirst, argument),
+    "layerweaver": lambda argument: plain(Layerweaver, argument),
+    "layerweaver_plus": lambda argument: plain(LayerweaverPlus, argument),
+    "prema": lambda argument: plain(Prema, argument),
+    "ai_mt": lambda argument: plain(AiMt, argument),
+    "parties": lambda argument: plain(Parties, argument),
+    "triton": make_triton,
 }
 
 
@@ -71,6 +71,7 @@ def make_policy(text: str, nodes: Nodes = ()) -> Policy:
 
 def plain(policy: type[Policy], argument: str) -> Policy:
     """Make a policy that takes no argument."""
+    made = policy()
     if argument:
-        raise ValueError(f"scheduler {policy.name!r} takes no argument, got {argument!r}")
-    return policy()
+        raise ValueError(f"scheduler {made.name!r} takes no argument, got {argument!r}")
+    return made

@@ -198,7 +198,7 @@ class Veltair(VeltairAs):
 def make_veltair(policy: type[VeltairAs], argument: str) -> VeltairAs:
     """Make the policy with one of the readings of its threshold. Raises ValueError."""
     if argument not in ("", USE):
-        raise ValueError(f"scheduler {policy.name!r} takes no argument or {USE!r}, got {argument!r}")
+        raise ValueError(f"scheduler {policy().name!r} takes no argument or {USE!r}, got {argument!r}")
     return policy(argument == USE)
 
 
