@@ -125,6 +125,14 @@ class Block:
         self.scale = scale
         self.since_us = max(self.since_us, now_us)
 
+    def arrive(self, now_us: float) -> None:
+        """Stand at the beginning of the target layer, which is reached now.
+
+        By the clock alone it may be short of it by a rounding. Policies would take it for the layer before, and decide
+        on that again and again while no time passes.
+        """
+        self.offset_us, self.since_us = self.table[self.target], now_us
+
     def pause(self, now_us: float, delay_us: float) -> None:
         """Stand still for some time."""
         self.offset_us = self.position_us(now_us)

@@ -270,6 +270,7 @@ class SimulatedCores:
 
     def _shrink(self, block: Block, now_us: float) -> None:
         self._ran(block, now_us, block.target)
+        block.arrive(now_us)
         leaving = block.cores[block.keep :]
         block.cores = block.cores[: block.keep]
         self._counters.shrunk += 1

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from gangway.scheduler.policies.registry import POLICIES, make_policy
+from gangway.scheduler.policy import Decision, PlannedBlock, Resize, Snapshot, Start
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.workload.arrivals import Arrivals
-from tests.simulator.conftest import Ledger, profile
+from tests.simulator.conftest import Ledger, Scripted, profile, trace
 
 CORES = 4
+LAYERS = 8
 
 
 def models():
@@ -86,3 +88,24 @@ def test_a_seed_means_one_result(name):
     first, second = (simulate(make_policy(name), models(), random_trace(5), MACHINES[1]) for _ in range(2))
     np.testing.assert_array_equal(first.outcomes.latency_us, second.outcomes.latency_us)
     assert first.counters == second.counters
+
+
+def test_a_boundary_that_is_reached_is_behind_a_block() -> None:
+    """However times are rounded: else a policy grows what the plan shrinks, for ever, while decisions take no time."""
+    generator = random.Random(5)
+    seen: list[tuple[int, int]] = []
+
+    def grow(snapshot: Snapshot) -> list[Decision]:
+        """Take all cores for each layer; the plan gives one of them back at the next boundary."""
+        for block in snapshot.running:
+            seen.append((block.layer, len(block.cores)))
+            assert len(seen) < 100 * LAYERS, "no time passes"
+            plan = tuple(PlannedBlock(layer, 3) for layer in range(block.layer + 1, LAYERS))
+            return [Resize(0, block.cores + snapshot.free_cores, "", (), plan)] if snapshot.free_cores else []
+        return [Start(0, LAYERS, snapshot.free_cores, blocks=(PlannedBlock(1, 3),))] if snapshot.waiting else []
+
+    for _ in range(50):
+        seen.clear()
+        model = profile([generator.uniform(0.1, 1e4) for _ in range(LAYERS)], CORES)
+        simulate(Scripted(grow), {0: model}, trace((generator.uniform(0, 1e7), 0)), Machine(CORES))
+        assert [layer for layer, cores in seen if cores == 3] == list(range(1, LAYERS))
