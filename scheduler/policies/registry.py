@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gangway.artifact.suggestion import did_you_mean
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, Triton, make_triton
+from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, make_triton
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.per_node import Nodes, PerNode
