@@ -21,6 +21,7 @@ from gangway.artifact.profile import cpu_name
 from gangway.clients.errors import ClientError
 from gangway.executor.launch import available_cores, numa_nodes
 from gangway.measure.arguments import compiled_manifest, positive_number
+from gangway.measure.machine import OtherWork
 from gangway.measure.model_runner import RunError
 from gangway.measure.scale_check.gangs import check_gangs, profile_widths
 from gangway.measure.scale_check.memory import check_memory
@@ -45,6 +46,8 @@ OVERSUBSCRIBED: Final = (
 SHORT_S: Final = 300.0
 SHORT: Final = f"less than {SHORT_S:.0f} s: few runs stand behind each figure, which scatters"
 
+MOST_OTHERS: Final = 0.05
+
 
 @dataclass(frozen=True)
 class Check:
@@ -57,10 +60,15 @@ class Check:
     seconds: float
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Why its figures may be wrong."""
-        found = [OVERSUBSCRIBED] if len({*self.cores}) < len(self.cores) else []
-        return tuple(found + [SHORT] * (self.seconds < SHORT_S))
+    def believable(self) -> bool:
+        """Whether each worker has a core of its own."""
+        return len({*self.cores}) == len(self.cores)
+
+    def warnings(self, others_share: float) -> tuple[str, ...]:
+        """Return why its figures may be wrong. `others_share`: of the cores' time, what others took meanwhile."""
+        text = f"other processes, or a host, took {others_share:.0%} of these cores' time: times are longer and scatter"
+        reasons = {OVERSUBSCRIBED: not self.believable, SHORT: self.seconds < SHORT_S, text: others_share > MOST_OTHERS}
+        return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 class Progress:
@@ -100,19 +108,21 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gangway-scale-check-") as folder:
         repository = source or Path(folder)
         check = Check(mix, repository, tuple(cores), options.cores, options.seconds)
+        others = OtherWork(sorted({*cores}))
         try:
             sections = _sections(check, options, progress)
         except (ClientError, CompileError, OSError, RunError, RuntimeError, ServeError, TimeoutError) as error:
             print(f"gangway scale-check: {error}", file=sys.stderr)
             return 1
-    _show(check, sections)
+    warnings = check.warnings(others.share())
+    _show(warnings, sections)
     try:
         if options.json:
-            options.json.write_text(json.dumps(_result(check, sections, progress.passed_s), indent=1) + "\n")
+            options.json.write_text(json.dumps(_result(check, sections, warnings, progress.passed_s), indent=1) + "\n")
         if options.html:
             from gangway.measure.scale_check.page import write_check  # noqa: PLC0415 - needs an extra package
 
-            write_check(options.html, sections, check.warnings)
+            write_check(options.html, sections, warnings)
             print(options.html)
     except OSError as error:
         print(f"gangway scale-check: {error}", file=sys.stderr)
@@ -167,9 +177,9 @@ def _can_draw() -> bool:
     return True
 
 
-def _show(check: Check, sections: Sequence[Section]) -> None:
+def _show(warnings: Sequence[str], sections: Sequence[Section]) -> None:
     console = Console()
-    for warning in check.warnings:
+    for warning in warnings:
         console.print(f"WARNING: {warning}", highlight=False, soft_wrap=True)
     for section in sections:
         console.print(f"\n{section.title}", style="bold", highlight=False)
@@ -184,14 +194,14 @@ def _show(check: Check, sections: Sequence[Section]) -> None:
             console.print(f"  means: {section.meaning}\n  do: {section.action}", highlight=False, soft_wrap=True)
 
 
-def _result(check: Check, sections: Sequence[Section], passed_s: float) -> dict[str, object]:
+def _result(check: Check, sections: Sequence[Section], warnings: Sequence[str], passed_s: float) -> dict[str, object]:
     return {
         "cpu": cpu_name(),
         "cores": list(check.cores),
         "mix": check.mix.name,
         "seconds": passed_s,
-        "believable": len({*check.cores}) == len(check.cores),
-        "warnings": list(check.warnings),
+        "believable": check.believable,
+        "warnings": list(warnings),
         "sections": {section.name: asdict(section) for section in sections},
     }
 

@@ -81,7 +81,8 @@ def check_gangs(models: Sequence[CheckedModel]) -> Section:
             f"{name}_prediction_apart": error,
         }
         text = f"{name}: {most} cores are {measured_us[0] / measured_us[-1]:.2f} times as fast as one"
-        findings.append(Finding(f"{text}, each {efficiency:.0%} of use, {serial:.1%} serial", _is_good(efficiency)))
+        text += f" ({efficiency:.0%} of {most}), as with {serial:.0%} of serial work"
+        findings.append(Finding(text, efficiency >= LEAST_EFFICIENCY))
         if most > NARROW:
             text = f"{name}: the prediction from {NARROW} cores is {error:+.0%} away on {most}"
             findings.append(Finding(text, abs(error) <= MOST_APART))
@@ -129,7 +130,3 @@ def _row(name: str, count: int, one_us: float, time_us: float, expected_us: floa
 
 def _speed_up(counts: Sequence[int], one_us: float, times_us: Sequence[float]) -> tuple[tuple[float, float], ...]:
     return tuple((float(count), one_us / time_us) for count, time_us in zip(counts, times_us, strict=True))
-
-
-def _is_good(efficiency: float) -> bool:
-    return efficiency >= LEAST_EFFICIENCY

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+WHOLE: Final = 1000.0
 _MARKS: Final = {True: "good: ", False: "LOOK HERE: ", None: ""}
 
 Row = Mapping[str, str | int | float]
@@ -59,5 +60,7 @@ def apart(predicted: float, measured: float) -> float:
 
 
 def cell_text(value: str | int | float) -> str:
-    """Return a cell as text: four digits of a float."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a cell as text: a float has four digits, or all of its whole number."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= WHOLE else f"{value:.4g}"

@@ -54,8 +54,10 @@ def check_splits(cache_dir: Path, models: Sequence[CheckedModel], cores: Sequenc
             lost = _plan_us(plan, times_us) / times_us[fastest] - 1
             error = max((apart(predicted_us[split], times_us[split]) for split in times_us), key=abs)
             figures |= {f"{key}_gain": gain, f"{key}_plan_over_fastest": lost, f"{key}_prediction_apart": error}
-            text = f"{model.name}, {batch} rows: {fastest} is fastest, {gain:.2f} times as fast as one gang"
-            findings.append(Finding(f"{text}; the server's plan is {plan}, {lost:+.0%} of it", lost <= MOST_LOST))
+            text = f"{model.name}, {batch} rows: {fastest} is fastest, {gain:.2f} times the speed of one gang"
+            findings.append(
+                Finding(f"{text}; the server's plan {plan} takes {1 + lost:.2f} times as long", lost <= MOST_LOST)
+            )
             text = f"{model.name}, {batch} rows: the simulator's predictions are up to {error:+.0%} away"
             findings.append(Finding(text, abs(error) <= MOST_APART))
         shown = [row for row in rows if row["model"] == model.name and row["rows"] == most_rows]
