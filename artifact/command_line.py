@@ -31,6 +31,7 @@ from gangway.artifact.suggestion import did_you_mean
 TITLE: Final = "settings and help"
 OWN_FLAGS: Final = ("--help", "--help-all", CONFIG_FLAG, "--show-config")
 COMMAND_LINE: Final = "command line"
+MAX_ENDING: Final = 2  # flags that are named in place of one that is none
 
 _catching: ContextVar[bool] = ContextVar("catching", default=False)
 
@@ -42,7 +43,7 @@ class _Caught(Exception):  # noqa: N818 - not an error
 class CommandParser(argparse.ArgumentParser):
     """`common`: the flags that --help shows; --help-all shows the others, too. Empty: --help shows all.
 
-    `usage_hint`: what stands below an error, in place of the list of all flags.
+    `usage_hint`: what stands below an error; empty: where the help is.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=allow_abbrev,
         )
         self._common = common
-        self._usage_hint = usage_hint
+        self._usage_hint = usage_hint or f"{prog} --help lists all arguments"
         self._settings: list[Setting] = []
         self._own_group = self.add_argument_group(TITLE)
         add = self._own_group.add_argument
@@ -82,23 +83,46 @@ class CommandParser(argparse.ArgumentParser):
         if _catching.get():
             raise _Caught(self)
         given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        if unknown := self._unknown_flags(given[:end]):  # before the value behind one is read as a positional argument
+            self._refuse_unknown(unknown)
         try:
             self._settings = self._read_settings(given)
         except SettingError as error:
             self.error(str(error))
         elsewhere = [text for one in self._settings if one.source != COMMAND_LINE for text in _as_arguments(one)]
-        end = given.index("--") if "--" in given else len(given)  # a list in front would take what is no flag, too
+        # In front, a flag with a list would take what is no flag, too.
         several = any(not action.option_strings and action.nargs in ("*", "+") for action in self._actions)
         parse = self.parse_known_intermixed_args if several else self.parse_known_args
         parsed, unknown = parse([*given[:end], *elsewhere, *given[end:]], namespace or argparse.Namespace())
         if unknown:
-            name = unknown[0].partition("=")[0]
-            near = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+            self._refuse_unknown(unknown)
         if parsed.show_config:
             self._show_config()
             raise SystemExit(0)
         return parsed
+
+    def _unknown_flags(self, given: Sequence[str]) -> list[str]:
+        """Return what looks like a flag, is none, and is no flag's argument either."""
+        try:
+            rest = self._flags_alone().parse_known_args(given)[1]
+        except argparse.ArgumentError:
+            return []
+        known = tuple(self._option_string_actions)
+        return [
+            text
+            for text in rest
+            if text.startswith("--") and not any(name.startswith(text.partition("=")[0]) for name in known)
+        ]
+
+    def _refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        name = unknown[0].partition("=")[0]
+        near = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+        if not near and name.startswith("--"):
+            ending = [flag for flag in self._option_string_actions if flag.endswith(name[1:])]
+            shown = sorted(ending, key=lambda flag: flag not in self._common)[:MAX_ENDING]
+            near = f"; there is {' and '.join(shown)}" if shown else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -113,8 +137,6 @@ class CommandParser(argparse.ArgumentParser):
             names = ("/".join(setting.action.option_strings), *setting.action.option_strings)
             if setting.source != COMMAND_LINE and message.startswith(tuple(f"argument {name}: " for name in names)):
                 message += f" (of {setting.source})"
-        if not self._usage_hint:
-            super().error(message)
         print(f"{self.prog}: error: {message}\n{self._usage_hint}", file=sys.stderr)
         raise SystemExit(2)
 
@@ -165,20 +187,25 @@ class CommandParser(argparse.ArgumentParser):
 
     def _on_command_line(self, given: Sequence[str]) -> list[Setting]:
         """Return what the command line says of flags; nothing if it makes no sense, which a second look tells."""
-        reader = argparse.ArgumentParser(
-            add_help=False, allow_abbrev=self.allow_abbrev, argument_default=argparse.SUPPRESS, exit_on_error=False
-        )
         flags = {_flag(action): action for action in self._actions if _is_flag(action)}
-        for name, action in flags.items():
-            if action.nargs == 0:
-                reader.add_argument(*action.option_strings, dest=name, action="store_const", const=ON)
-            else:
-                reader.add_argument(*action.option_strings, dest=name, action="extend", nargs=action.nargs or 1)
         try:
-            found = vars(reader.parse_known_args(given)[0])
+            found = vars(self._flags_alone().parse_known_args(given)[0])
         except argparse.ArgumentError:
             return []
         return [Setting(flags[name], tuple(values), COMMAND_LINE) for name, values in found.items()]
+
+    def _flags_alone(self) -> argparse.ArgumentParser:
+        """Return a parser of the flags, with texts as values, and of no positional arguments. It raises errors."""
+        reader = argparse.ArgumentParser(
+            add_help=False, allow_abbrev=self.allow_abbrev, argument_default=argparse.SUPPRESS, exit_on_error=False
+        )
+        for action in filter(_is_flag, self._actions):
+            if action.nargs == 0:
+                reader.add_argument(*action.option_strings, dest=_flag(action), action="store_const", const=ON)
+            else:
+                count = action.nargs or 1
+                reader.add_argument(*action.option_strings, dest=_flag(action), action="extend", nargs=count)
+        return reader
 
     def _show_config(self) -> None:
         """Print the settings as a file that `--config` takes; what is not set stands in comments."""

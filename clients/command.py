@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
-from gangway.clients.connection import Connection
+from gangway.clients.connection import Connection, default_url
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
@@ -26,6 +26,7 @@ from gangway.clients.inputs import (
     random_tensors,
     shape_argument,
     shaped,
+    with_chosen_sizes,
 )
 from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
@@ -72,12 +73,14 @@ class Answer:
     """Output tensors of the last inference, milliseconds of every round trip, the server's times.
 
     `classified`: names of outputs that are classes as text, "VALUE:INDEX" or "VALUE:INDEX:LABEL", the best first.
+    `sizes`: those that were chosen for open dimensions, as flags.
     """
 
     outputs: dict[str, Array]
     round_trip_ms: tuple[float, ...]
     server: ServerTimes
     classified: tuple[str, ...] = ()
+    sizes: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument("--model-version", default="", metavar="V", help="version (default: the server's choice)")
-    parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="server (default: %(default)s)")
+    parser.add_argument("--url", default=default_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--input",
@@ -108,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--random", action="store_true", help="random values (the default)")
     parser.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
-        help="sizes of random values for open dimensions: all but the first, that of --batch")  # fmt: skip
+        help="sizes of random values for open dimensions: all but the first, that of --batch (default: a declared one, "
+        "224 for pictures, else 16)")  # fmt: skip
     mean, deviation = (",".join(map(str, each)) for each in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     parser.add_argument("--mean", type=_numbers, default=IMAGENET_MEAN, metavar="R[,G,B]",
         help=f"of --image: taken from colours of 0 to 1 ({mean})")  # fmt: skip
@@ -142,6 +146,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"gangway client: {error}", file=sys.stderr)
         return error.exit_status
     console = Console()
+    if answer.sizes:
+        console.print(f"Sizes that nobody said: {answer.sizes}", highlight=False)
     show_outputs(console, answer.outputs, answer.classified)
     show_timing(console, answer.round_trip_ms, answer.server)
     return 0
@@ -151,7 +157,11 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
-    values = _values(metadata.inputs, arguments)
+    inputs, sizes = shaped(metadata.inputs, dict(arguments.shape)), ""
+    is_open = any(size < 0 for tensor in inputs for size in tensor.shape[1:])
+    if is_open and not arguments.input and not arguments.image:
+        inputs, sizes = with_chosen_sizes(inputs, connection.declared_size(model, version))
+    values = _values(inputs, arguments)
     tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in metadata.inputs}
     top = arguments.top or (TOP_OF_IMAGE if arguments.image else 0)
     classes = {tensor.name: top for tensor in metadata.outputs if top and is_scores(tensor)}
@@ -163,7 +173,7 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
         response = connection.infer(request)
         round_trip_ms.append((time.monotonic_ns() - begin_ns) / 1e6)
     after = server_times(connection.model_statistics(model, version))
-    return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes))
+    return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
 
 
 def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
@@ -216,7 +226,7 @@ def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> 
     if arguments.image:
         normalisation = Normalisation(arguments.mean, arguments.std)
         return image_tensor(inputs, arguments.image, arguments.batch, normalisation)
-    return random_tensors(shaped(inputs, dict(arguments.shape)), arguments.batch, arguments.seed)
+    return random_tensors(inputs, arguments.batch, arguments.seed)
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -1,5 +1,7 @@
 """A connection to an inference server that speaks Triton's gRPC protocol, by grpcio."""
 
+import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from gangway.clients.errors import ClientError, InputError, RefusedError, UnreachableError, reason
-from gangway.clients.tls import Tls
+from gangway.clients.tls import GIVE_SSL, Tls, speaks_tls
 from gangway.protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -20,6 +22,8 @@ NO_CONNECTION = ("failed to connect", "DNS resolution failed", "errors resolving
 WRONG_PORT = ("this port speaks HTTP", "only /metrics is served on this port")  # what Gangway says to gRPC there
 PROBE_SECONDS = 1.0
 USUAL_PORT = "gRPC is usually on port 8001"
+PORT_VARIABLE = "GANGWAY_GRPC_PORT"  # of `gangway serve`
+BUCKETS_PARAMETER = "gangway_buckets"  # of a configuration: sizes that a Gangway server compiles first
 
 Response = TypeVar("Response", bound=Message)
 
@@ -34,16 +38,27 @@ def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] =
     return grpc.secure_channel(url, _credentials(tls), options=options)
 
 
+def default_url() -> str:
+    """Return the address of a server on this machine, with the port that the server's variable says."""
+    port = os.environ.get(PORT_VARIABLE, "")
+    return f"127.0.0.1:{port if port.isdecimal() and int(port) else 8001}"
+
+
 def speaks_http1(url: str, timeout_s: float) -> bool:
     """Return whether a server at "host:port" answers in HTTP/1: one that has gRPC there does not."""
-    host, _, port = url.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+        with socket.create_connection(_host_and_port(url), timeout_s) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n")
             return connection.recv(6) == b"HTTP/1"
     except (OSError, ValueError):
         return False
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    """Read HOST:PORT, as gRPC does. Raises ValueError."""
+    host, _, port = url.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 class Connection:
@@ -52,6 +67,7 @@ class Connection:
     def __init__(self, url: str, timeout_s: float, tls: Tls | None = None) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self._is_plain = tls is None
         self._channel = grpc_channel(url, tls)
 
     def __enter__(self) -> Self:
@@ -71,6 +87,13 @@ class Connection:
         """A model's configuration, as the server has completed it."""
         request = pb.ModelConfigRequest(name=model, version=version)
         return self._call("ModelConfig", request, pb.ModelConfigResponse)
+
+    def declared_size(self, model: str, version: str = "") -> int | None:
+        """Return the least size that a configuration declares, if it declares those of one symbol, else None."""
+        parameters = self.model_config(model, version).config.parameters
+        text = parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in parameters else ""
+        sizes = re.fullmatch(r"[^=;]+=([\d, ]+)", text.strip())
+        return min(map(int, sizes[1].split(","))) if sizes else None
 
     def model_statistics(self, model: str, version: str = "") -> pb.ModelStatisticsResponse:
         """Counts and cumulated times of a model since the server started."""
@@ -112,9 +135,17 @@ class Connection:
             return UnreachableError(f"{self.url}: {details}")
         if status is grpc.StatusCode.UNAVAILABLE and speaks_http1(self.url, min(self.timeout_s, PROBE_SECONDS)):
             return UnreachableError(f"{self.url} speaks HTTP/1.1, and this command speaks gRPC: {USUAL_PORT}")
+        if status is grpc.StatusCode.UNAVAILABLE and self._is_plain and self._speaks_tls():
+            return UnreachableError(f"{self.url} {GIVE_SSL}")
         if status is grpc.StatusCode.UNAVAILABLE and details.startswith(NO_CONNECTION):
             return UnreachableError(f"no server answers at {self.url} ({details})")
         return RefusedError(f"{method}: {status.name}: {details}")
+
+    def _speaks_tls(self) -> bool:
+        try:
+            return speaks_tls(*_host_and_port(self.url), min(self.timeout_s, PROBE_SECONDS))
+        except ValueError:
+            return False
 
 
 def _serialize(message: Message) -> bytes:

@@ -23,6 +23,7 @@ from gangway.protos import grpc_service_pb2 as pb
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 224 / 256
+IMAGE_SIZE, OTHER_SIZE = 224, 16  # of open dimensions of which nobody says a size
 
 Array = npt.NDArray[Any]
 BYTES = "BYTES"
@@ -39,8 +40,8 @@ def random_tensors(tensors: Sequence[TensorMetadata], batch: int, seed: int) -> 
 def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Generator) -> Array:
     """Return standard normal floats, or coin flips, in the tensor's shape.
 
-    Integers are 0 and 1: they may be masks, or indices, which are refused beyond the end of a table. BYTES are these
-    digits, which most models can read.
+    Integers are 0 and 1: they may be indices, which are refused beyond the end of a table. Integers of a mask, as its
+    name says it, are 1: nothing is masked. BYTES are digits, which most models can read.
     """
     shape = concrete_shape(tensor, batch)
     if tensor.datatype == BYTES:
@@ -48,6 +49,8 @@ def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Gener
     dtype = dtype_of(tensor.datatype)
     if dtype.kind == "f":
         return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+    if dtype.kind in "iu" and "mask" in tensor.name.lower():
+        return np.ones(shape, dtype)
     return generator.integers(0, 2, shape).astype(dtype)
 
 
@@ -72,6 +75,30 @@ def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]
             raise InputError(f"--shape: input '{tensor.name}' is {list(tensor.shape)}; {wanted}")
         found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
     return found
+
+
+def with_chosen_sizes(
+    tensors: Sequence[TensorMetadata], size_of_config: int | None = None
+) -> tuple[list[TensorMetadata], str]:
+    """Give each open dimension but the first one a size; return what was chosen as a text, empty if nothing was.
+
+    `size_of_config`: what the model's configuration declares; None: 224 for pictures, [N, 1 or 3, H, W] or [N, H, W, 1
+    or 3] of floats or UINT8, else 16.
+    """
+    found, said = [], []
+    for tensor in tensors:
+        sizes = [*tensor.shape[:1], *(_size(tensor, size_of_config) if size < 0 else size for size in tensor.shape[1:])]
+        if sizes != list(tensor.shape):
+            said.append(f"{tensor.name}:{','.join(map(str, sizes[1:]))}")
+        found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
+    return found, " ".join(f"--shape {each}" for each in said)
+
+
+def _size(tensor: TensorMetadata, size_of_config: int | None) -> int:
+    is_picture = len(tensor.shape) == 4 and {1, 3} & {tensor.shape[1], tensor.shape[3]}
+    if size_of_config is None and is_picture and tensor.datatype in ("FP32", "FP16", "UINT8"):
+        return IMAGE_SIZE
+    return size_of_config or OTHER_SIZE
 
 
 def shape_argument(text: str) -> tuple[str, tuple[int, ...]]:
@@ -175,15 +202,10 @@ def _described(tensors: Sequence[TensorMetadata]) -> str:
 
 
 def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
-    """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is variable."""
-    others = tensor.shape[1:]
-    if any(size < 0 for size in others):
-        example = ",".join("1" if size < 0 else str(size) for size in others)
-        raise InputError(
-            f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes of all but the first, such as"
-            f" --shape {tensor.name}:{example}, or values"
-        )
-    return (_rows(tensor, batch), *others)
+    """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is open."""
+    if any(size < 0 for size in tensor.shape[1:]):
+        raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes or values")
+    return (_rows(tensor, batch), *tensor.shape[1:])
 
 
 def _rows(tensor: TensorMetadata, batch: int) -> int:

@@ -11,6 +11,7 @@ from typing import Self
 from gangway.clients.errors import InputError, reason
 
 HTTP2 = "h2"  # in the negotiation of TLS
+GIVE_SSL = "speaks TLS: give --ssl"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class Tls:
                 raise InputError(f"{files}: {reason(error)}") from error
         context.set_alpn_protocols([HTTP2])
         return context
+
+
+def speaks_tls(host: str, port: int, timeout_s: float) -> bool:
+    """Return whether a server shakes hands by TLS, whoever it is."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain):
+            return True
+    except (ssl.SSLCertVerificationError, OSError, ValueError):
+        return False
 
 
 class TlsSocket:

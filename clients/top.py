@@ -21,7 +21,7 @@ from rich.text import Text
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
 from gangway.clients.errors import InputError, UnreachableError
-from gangway.clients.tls import Tls, add_tls_options
+from gangway.clients.tls import GIVE_SSL, Tls, add_tls_options, speaks_tls
 
 DESCRIPTION = (
     "Show what a running server does: who holds its cores, how its models do, which jobs run. Reads over HTTP. "
@@ -36,6 +36,7 @@ examples:
 EVENTS_PATH: Final = "/v2/gangway/events"
 DATA: Final = b"data: "
 DEFAULT_PORT: Final = 8000
+PORT_VARIABLE: Final = "GANGWAY_HTTP_PORT"  # of `gangway serve`
 TIMEOUT_S: Final = 15.0  # without a state: those of a server with very many models come every 10 s
 COLUMNS: Final = 80
 LANE_COLUMNS: Final = 40
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     try:
-        return run(arguments.server, dict(arguments.header), arguments.once, Tls.of(arguments))
+        return run(arguments.server or arguments.url, dict(arguments.header), arguments.once, Tls.of(arguments))
     except (InputError, UnreachableError) as error:
         print(f"gangway top: {error}", file=sys.stderr)
         return error.exit_status
@@ -71,10 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "server",
         nargs="?",
         type=_address,
-        default=("localhost", DEFAULT_PORT),
         metavar="HOST[:PORT]",
-        help=f"the server's HTTP (default: localhost:{DEFAULT_PORT})",
+        help="the server's HTTP, another way to say --url",
     )
+    port = os.environ.get(PORT_VARIABLE, "")
+    parser.add_argument("-u", "--url", type=_address, metavar="HOST[:PORT]",
+        default=("localhost", int(port) if port.isdecimal() and int(port) else DEFAULT_PORT),
+        help=f"the server's HTTP (default: localhost:{DEFAULT_PORT})")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="print one state of about a second, and end")
     parser.add_argument(
         "--header",
@@ -178,7 +182,11 @@ def _answer(address: tuple[str, int], headers: Mapping[str, str], tls: Tls | Non
         try:
             connection.request("GET", EVENTS_PATH, headers=dict(headers))
             response = connection.getresponse()
-        except HTTPException:
+        except (HTTPException, ConnectionError) as error:
+            if tls is None and speaks_tls(*address, TIMEOUT_S):
+                raise UnreachableError(f"{where} {GIVE_SSL}") from None
+            if isinstance(error, ConnectionError):
+                raise UnreachableError(f"cannot reach a server at {where}: {error.strerror or error}") from None
             raise UnreachableError(
                 f"{where} does not speak HTTP: is it the port of gRPC? HTTP's is --http-port, usually {DEFAULT_PORT}"
             ) from None

@@ -16,9 +16,15 @@ ALL, EXAMPLES = "all", "examples"  # groups of models
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; return 0, or 1 when the directory cannot be written. Wrong arguments exit with 2 (argparse)."""
+    """Run the command; return 0, or 1 when the directory cannot be written. Wrong arguments exit with 2 (argparse).
+
+    Without a directory it lists the models.
+    """
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.directory is None:
+        parser.print_help()
+        return 0
     groups = _groups()
     if unknown := [name for name in options.names if name not in {*MODELS, *ENSEMBLES, *groups}]:
         parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join((*MODELS, *ENSEMBLES))}")
@@ -89,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "same ones), as DIR/NAME/1/model.onnx and DIR/NAME/config.pbtxt.",
         epilog=f"models (* those written when none is named; all of them are 4.3 GB):\n{models}",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the model repository; made if absent")
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="the model repository; made if absent")
     parser.add_argument(
         "names",
         nargs="*",

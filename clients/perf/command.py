@@ -11,7 +11,7 @@ from typing import Any
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console
 from gangway.artifact.html_page import write_html
-from gangway.clients.connection import Connection
+from gangway.clients.connection import Connection, default_url
 from gangway.clients.errors import ClientError, InputError
 from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
@@ -25,6 +25,7 @@ from gangway.clients.perf.prepare import (
     parse_isolated,
     parse_levels,
     prepare_requests,
+    ready_models,
     resolve,
 )
 from gangway.clients.perf.report import (
@@ -49,6 +50,7 @@ DESCRIPTION = (
 EPILOG = """exit status: 0 measured, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time
 
 examples:
+  gangway perf
   gangway perf --mix resnet50=3,googlenet=1 --rate 20 --qos 3x,4x,5x
   gangway perf 10.0.0.7:8001 --mix light --search --qos 3x --json light.json
   gangway perf --mix own.toml --trace arrivals.csv"""
@@ -72,9 +74,12 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     console = Console(record=options.html is not None)
     _check_picture(options)
-    mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
+    mix = None
+    if options.mix:
+        mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     url, tls = options.target or options.url, Tls.of(options)
     with Connection(url, options.timeout_ms / 1000, tls) as connection:
+        mix = mix or ready_models(connection)
         requests = prepare_requests(connection, mix.names, options.input_data, options.seed, dict(options.shape))
         workload = _workload(options, mix, connection, requests, tls)
     length = RunLength(options.seconds, options.queries, options.warmup)
@@ -139,9 +144,15 @@ def _measure(
     if options.trace is not None:
         run = session.of_arrivals(read_trace(options.trace, session.workload.mix), None, options.seed)
     else:
-        run = session.at_rate(options.rate)
+        run = session.at_rate(options.rate or _half_of_one_stream(session.workload))
     show_run(console, run, session)
     return run, {}, scenario
+
+
+def _half_of_one_stream(workload: Workload) -> float:
+    """Return half of the rate, in queries a second, at which the server answers one request after the other."""
+    pairs = zip(workload.mix.names, workload.mix.shares, strict=True)
+    return 0.5e6 / sum(share * workload.isolated_us[name] for name, share in pairs)
 
 
 def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> Run:
@@ -201,8 +212,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--search draws Poisson arrivals: it goes with neither --trace nor --scenario")
     if options.trace and (options.rate or options.scenario != "poisson"):
         parser.error("--trace says when requests leave: it goes with neither --rate nor --scenario")
-    if not (options.search or options.trace or options.rate):
-        parser.error("how much load? --rate, --search or --trace")
+    if options.scenario != "poisson" and not options.rate:
+        parser.error(f"--scenario {options.scenario} needs a --rate")
     return options
 
 
@@ -236,9 +247,7 @@ def _parser() -> argparse.ArgumentParser:
         common=COMMON,
     )
     result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
-    result.add_argument(
-        "-u", "--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="server (default: %(default)s)"
-    )
+    result.add_argument("-u", "--url", default=default_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
     result.add_argument(
         "--client",
         choices=tuple(CLIENTS),
@@ -246,7 +255,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what sends: raw costs little CPU, grpcio what a Python program costs (default: %(default)s)",
     )
     result.add_argument(
-        "--mix", required=True, help="light, medium, heavy or mix; a .toml or .json file; or MODEL=WEIGHT,..."
+        "--mix",
+        help="light, medium, heavy or mix; a .toml or .json file; or MODEL=WEIGHT,... (default: all models that are"
+        " ready, equally)",
     )
     _add_load(result)
     _add_search(result)
@@ -280,7 +291,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_load(result: argparse.ArgumentParser) -> None:
     load = result.add_argument_group("load")
-    load.add_argument("--rate", type=_positive, metavar="R", help="queries per second; of a search, where it begins")
+    load.add_argument(
+        "--rate",
+        type=_positive,
+        metavar="R",
+        help="queries per second; of a search, where it begins (default: half of what one client at a time gets)",
+    )
     load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals from a CSV file: time_us, model")
     load.add_argument(
         "--scenario", choices=("poisson", "mlperf-server"), default="poisson", help="who draws the arrivals"

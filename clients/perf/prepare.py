@@ -19,6 +19,7 @@ from gangway.clients.inputs import (
     infer_request,
     random_tensors,
     shaped,
+    with_chosen_sizes,
     zero_tensor,
 )
 from gangway.clients.open_loop import CLIENTS, RAW, real_time_priority
@@ -33,6 +34,7 @@ LEAST_PARAMETER = "gangway_least_target_ms"  # of a configuration as a Gangway s
 REPORT_PARAMETER = "gangway_stats"  # of a request: its answer reports its target
 ISOLATED_S, MIN_REQUESTS, MAX_REQUESTS = 1.0, 5, 100  # of a measurement: its time, and its requests
 FROM_CONFIG = "config"
+GENERATED = ("random", "zero")  # where values are from, if they are in no files
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,24 @@ def prepare_requests(
         raise InputError(f"--shape: no model has an input '{min(unknown)}'; they have {', '.join(sorted(known))}")
     for name, inputs in inputs_of.items():
         own = {each.name: shapes[each.name] for each in inputs if each.name in shapes}
-        values = _values(name, shaped(inputs, own), source, seed)
+        tensors = shaped(inputs, own)
+        if source in GENERATED and any(size < 0 for tensor in tensors for size in tensor.shape[1:]):
+            tensors, _ = with_chosen_sizes(tensors, connection.declared_size(name))
+        values = _values(name, tensors, source, seed)
         request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
         answer = connection.infer(request)
         if not answer.outputs or any(not raw for raw in answer.raw_output_contents):
             raise RefusedError(f"{name}: the answer holds no values")
         requests[name] = request.SerializeToString()
     return requests
+
+
+def ready_models(connection: Connection) -> Mix:
+    """Return the server's models that are ready, with equal weights. Raises InputError if there is none."""
+    names = sorted({model.name for model in connection.repository_index().models if model.state == "READY"})
+    if not names:
+        raise InputError(f"{connection.url} has no model that is ready")
+    return Mix("all models", tuple(MixModel(name, 1.0) for name in names))
 
 
 def measure_isolated(

@@ -103,6 +103,7 @@ def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
     remotes = tuple(_remote(source, arguments.cache_dir) for source in sources if isinstance(source, str))
     folders = tuple(source for source in sources if isinstance(source, Path))
     files = tuple(source for source in sources if isinstance(source, tuple))
+    files += tuple(file for folder in folders for file in _files_of(folder))
     for name, count in Counter(name for name, _ in files).items():
         if count > 1:
             raise OptionError("MODELS", f"{count} files are models called {name!r}: give another name, as NAME=FILE")
@@ -120,6 +121,13 @@ def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
         load_models=names,
         complete_configs=not arguments.disable_auto_complete_config,
     )
+
+
+def _files_of(folder: Path) -> tuple[ModelFile, ...]:
+    """Return the ONNX files of a folder that holds no folders, as models: nobody means it as an empty repository."""
+    if any(member.is_dir() and not member.name.startswith(".") for member in folder.iterdir()):
+        return ()
+    return tuple((file.stem, readable_file(str(file))) for file in sorted(folder.glob(f"*{ONNX_SUFFIX}")))
 
 
 def _source(text: str) -> Path | ModelFile | str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.live_server import free_port
-from gangway.clients import command
+from gangway.clients import command, top
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.clients.errors import UnreachableError
 from gangway.clients.open_loop import CLIENTS, run_open_loop
@@ -101,6 +101,26 @@ def test_a_server_that_speaks_no_tls(tmp_path: Path) -> None:
             with pytest.raises(UnreachableError, match=r"does not speak TLS as expected"):
                 run_open_loop(url, {"m": b"x"}, Arrivals(np.zeros(1), np.zeros(1, int)), tls=Tls())
             answered.result(10)
+
+
+@pytest.mark.parametrize("main", [command.main, perf.main, top.main])
+def test_a_port_of_tls_asks_for_the_flag(
+    secured: Secured, capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int]
+) -> None:
+    arguments = ["m"] if main is command.main else []
+    assert main([*arguments, "--url", secured.url]) == UnreachableError.exit_status
+    assert capsys.readouterr().err.endswith(f": {secured.url} speaks TLS: give --ssl\n")
+
+
+@pytest.mark.parametrize("main", [command.main, perf.main, top.main])
+def test_the_servers_variables_say_the_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int]
+) -> None:
+    port = free_port()
+    for variable in ("GANGWAY_GRPC_PORT", "GANGWAY_HTTP_PORT"):
+        monkeypatch.setenv(variable, str(port))
+    assert main(["m"] if main is command.main else []) == UnreachableError.exit_status
+    assert f":{port}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

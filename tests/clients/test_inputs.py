@@ -22,6 +22,7 @@ from gangway.clients.inputs import (
     random_tensors,
     shape_argument,
     shaped,
+    with_chosen_sizes,
     zero_tensor,
 )
 
@@ -59,8 +60,6 @@ def test_shapes_say_what_open_dimensions_are() -> None:
     open_ones = [tensor("FP32", -1, 3, -1, -1)]
     (x,) = random_tensors(shaped(open_ones, {"x": (3, 48, 320)}), batch=2, seed=0).values()
     assert x.shape == (2, 3, 48, 320)
-    with pytest.raises(InputError, match=r"such as --shape x:3,1,1"):
-        random_tensors(shaped(open_ones, {}), batch=1, seed=0)
     for wrong in ((4, 48, 320), (48, 320), (1, 3, 48, 320)):
         with pytest.raises(InputError, match=r"input 'x' is \[-1, 3, -1, -1\]; .*, such as x:3,1,1"):
             shaped(open_ones, {"x": wrong})
@@ -68,6 +67,29 @@ def test_shapes_say_what_open_dimensions_are() -> None:
         shaped([tensor("FP32", -1)], {"x": (3,)})
     with pytest.raises(InputError, match="no input 'y'; its inputs are x FP32"):
         shaped(open_ones, {"y": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "declared", "said"),
+    [
+        ([tensor("FP32", -1, 16)], None, ""),
+        ([tensor("INT64", -1, -1)], None, "--shape x:16"),
+        ([tensor("INT64", -1, -1)], 32, "--shape x:32"),
+        ([tensor("FP32", -1, 3, -1, -1)], None, "--shape x:3,224,224"),
+        ([tensor("UINT8", 1, -1, 224, 3)], None, "--shape x:224,224,3"),
+        ([tensor("FP32", -1, 12, -1, 64)], None, "--shape x:12,16,64"),
+    ],
+)
+def test_open_dimensions_get_sizes(inputs: list[TensorMetadata], declared: int | None, said: str) -> None:
+    chosen, text = with_chosen_sizes(inputs, declared)
+    assert text == said
+    (x,) = random_tensors(chosen, batch=1, seed=0).values()
+    assert x.ndim == len(inputs[0].shape)
+
+
+def test_masks_hide_nothing() -> None:
+    mask = TensorMetadata(name="attention_mask", datatype="INT64", shape=[-1, 16])
+    assert random_tensors([mask], batch=2, seed=0)["attention_mask"].all()
 
 
 @pytest.mark.parametrize("text", ["x", "x:", ":3", "x:3,0", "x:3,-1", "x:a"])

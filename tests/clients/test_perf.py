@@ -169,8 +169,7 @@ def test_mistakes_have_exit_codes_of_their_own(arguments, status, said, perf: Pe
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--rate 5",
-        "--mix light",
+        "--mix light --scenario mlperf-server",
         "--mix light --rate 0",
         "--mix light --rate 5 --trace t.csv",
         "--mix light --search --trace t.csv",
@@ -185,7 +184,7 @@ def test_arguments_without_meaning_are_refused(arguments: str, capsys: pytest.Ca
     with pytest.raises(SystemExit) as caught:
         parse_options(arguments.split())
     assert caught.value.code == 2
-    assert "usage: gangway perf" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[1] == "gangway perf --help lists all arguments"
 
 
 def test_the_command_line_knows_it():

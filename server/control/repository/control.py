@@ -94,7 +94,9 @@ class ModelControl:
         Raises OSError when a repository cannot be listed, ModelStartError if that is to be the end of the server.
         """
         found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
-        for sentence in await asyncio.to_thread(lambda: list(misplaced_models(self._options.folders))):
+        for sentence in await asyncio.to_thread(
+            lambda: list(misplaced_models(self._options.folders, [file for _, file in self._options.files]))
+        ):
             _log.warning("%s", sentence)
         for name, entries in found.items():
             self._ensembles.want(name, entries)

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -331,22 +331,24 @@ def find_models(directories: Sequence[Path], files: Iterable[tuple[str, Path]] =
     return dict(sorted(found.items()))
 
 
-def misplaced_models(directories: Sequence[Path]) -> Iterator[str]:
+def misplaced_models(directories: Sequence[Path], served: Collection[Path] = ()) -> Iterator[str]:
     """Yield a sentence for each thing that cannot be served because of where it lies, or how it is called.
+
+    `served`: files that are models without a folder.
 
     Raises OSError when a directory cannot be listed.
     """
     for directory in directories:
         items = sorted(directory.iterdir())
         for item in items:
-            if item.suffix == ONNX_SUFFIX and item.is_file():
+            if item.suffix == ONNX_SUFFIX and item.is_file() and item not in served:
                 place = directory / item.stem / "1" / DEFAULT_MODEL_FILENAME
                 yield f"{item} is not served: a model lies in folders of its own, as {place}"
             elif item.is_dir() and not _is_utf8(item.name):
                 yield f"{item} is not served: a folder's name is the model's, and must be UTF-8"
         if (directory / CONFIG_FILENAME).is_file() or any(_is_version(item) for item in items):
             yield f"{directory} looks like a model, not like a repository: name the folder above it"
-        elif not any(item.is_dir() and _is_model(item.name) for item in items):
+        elif not any(item in served or (item.is_dir() and _is_model(item.name)) for item in items):
             yield f"{directory} holds no models: a model lies in it as {LAYOUT}"
 
 

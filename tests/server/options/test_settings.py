@@ -195,7 +195,7 @@ def test_the_help_fits_a_screen_and_the_long_one_has_all(tmp_path: Path, command
     ("arguments", "said"),
     [
         (("serve", "--htp-port=1"), "unrecognized arguments: --htp-port=1; did you mean '--http-port'?"),
-        (("client", "x", "--cuont", "3"), "unrecognized arguments: --cuont 3; did you mean '--count'?"),
+        (("client", "x", "--cuont", "3"), "unrecognized arguments: --cuont; did you mean '--count'?"),
         (("client", "x", "--zzz"), "unrecognized arguments: --zzz\n"),
         (("serve", ".", "--scheduler=vetair"), "veltair_as; did you mean 'veltair'?"),
         (("clinet", "x"), "unknown command 'clinet'; did you mean 'client'?"),

@@ -70,6 +70,18 @@ def test_files_stand_beside_repositories(tmp_path: Path, cache_dir: Path) -> Non
         assert served.added("two") == 2
 
 
+def test_files_in_a_folder_without_folders_are_models(tmp_path: Path, cache_dir: Path) -> None:
+    for name, number in (("one", 1), ("two", 2)):
+        (tmp_path / f"{name}.onnx").write_bytes(adder(number))
+    with (
+        live_server(tmp_path, [f"--cache-dir={cache_dir}"]) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        served = Controlled(server, client, tmp_path, tmp_path, tmp_path)
+        assert (served.added("one"), served.added("two")) == (1, 2)
+        assert "not served" not in server.log.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
