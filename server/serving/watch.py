@@ -251,7 +251,7 @@ def explain(noted: Mapping[str, Any]) -> str:
             fewer = f" ({noted['wanted']} wanted)" if noted["wanted"] > len(noted["cores"]) else ""
             first, last = noted["layer"], noted["end_layer"] - 1
             layers = f"layers {first} to {last}" if first < last else f"layer {first}"
-            plan = f", in {blocks + 1} blocks of different cores" if blocks else ""
+            plan = f", planned in {blocks + 1} blocks" if blocks else ""
             what = f"start {_counted(noted['rows'], 'row')} on {cores}{fewer}, {layers}{plan}"
         case "Resize":
             what = f"go on with {cores}"

@@ -21,7 +21,7 @@ NOTED = {
          "start 4 rows on core 3 (2 wanted), layer 0; because: idle "
          "(slack 8.3 ms, waited 1.2 ms; before: 1 core free, 1 request waiting)"),
         ({"decision": "Start", "blocks": 2, "layer": 3, "slack_us": None},
-         "start 1 row on cores 0, 1, layers 3 to 11, in 3 blocks of different cores; because: idle (no deadline, "),
+         "start 1 row on cores 0, 1, layers 3 to 11, planned in 3 blocks; because: idle (no deadline, "),
         ({"decision": "Stop", "slack_us": -1500},
          "stop on cores 0, 1, to go on later; because: idle (deadline missed by 1.5 ms; before: "),
         ({"decision": "Resize", "cores": [1]}, "go on with core 1; because: idle (slack 8.3 ms; before: "),
