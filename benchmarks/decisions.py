@@ -106,7 +106,7 @@ def highest_rates() -> dict[str, RateEstimate]:
     """Return the rates by mix at which the default policy has 95 % of all in time: those of the papers' page."""
     return {
         mix: rates
-        for (machine, mix, policy, goal), rates in read_rates(FIGURES / "veltair_fig12.csv").items()
+        for (machine, mix, policy, goal), rates in read_rates(FIGURES).items()
         if (machine, policy, goal) == ("measured", DEFAULT_POLICY, "all")
     }
 

@@ -133,15 +133,16 @@ def estimate_both(
     searches: list[tuple[SearchResult, SearchResult]] = []
     start_per_s = None
     for seed in seeds:
-        searches.append(_search_both(policy, scenario, share, queries, seed, start_per_s))
+        searches.append(search_both(policy, scenario, share, queries, seed, start_per_s))
         start_per_s = searches[-1][0].rate_per_s or start_per_s
     in_all, in_each = zip(*searches, strict=True)
     return _estimate(in_all), _estimate(in_each)
 
 
-def _search_both(
-    policy: str, scenario: Scenario, share: float, queries: int, seed: int, start_per_s: float | None
+def search_both(
+    policy: str, scenario: Scenario, share: float, queries: int, seed: int, start_per_s: float | None = None
 ) -> tuple[SearchResult, SearchResult]:
+    """Search the highest rates at which such a share is in time: of all queries, and of each model's."""
     shares = cache(partial(shares_in_time, policy, scenario, Goal(share), queries=queries, seed=seed))
 
     def of_all(rate_per_s: float, _attempt: int) -> float:

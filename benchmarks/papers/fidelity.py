@@ -17,7 +17,19 @@ from statistics import fmean
 from benchmarks.papers import veltair_numbers as paper
 from benchmarks.papers.figures import FigureRequest
 from benchmarks.papers.packrat_splits import BATCHES, MEAN_SPEEDUP, MODELS
-from benchmarks.papers.veltair_rates import BASELINE, DEFAULT, MACHINES, MIXES, VELTAIRS, of_goal, read_rates
+from benchmarks.papers.veltair_rates import (
+    BASELINE,
+    DEFAULT,
+    MACHINES,
+    MIXES,
+    RATES,
+    VELTAIRS,
+    capacity_bounds,
+    latency_over_isolated,
+    of_goal,
+    read_rates,
+    read_rows,
+)
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.rates import RateEstimate
 from gangway.simulator.scenario import make_scenario
@@ -52,7 +64,8 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rates = read_rates(folder / "veltair_fig12.csv")
+        self.rates = read_rates(folder)
+        self.bounds = capacity_bounds(folder)
 
     def rows(self, name: str) -> list[Row]:
         """Return the rows of a file. Raises OSError."""
@@ -73,7 +86,7 @@ class Results:
     def range_over(self, machine: str, policy: str, other: str) -> str:
         """Return the least and the largest ratio of two policies' rates over the mixes, 95 % of all in time."""
         found = [self.of(machine, mix, "all") for mix in MIXES]
-        ratios = [rates[policy].over(rates[other]).mean_per_s for rates in found if {policy, other} <= set(rates)]
+        ratios = [_over(rates[policy], rates[other]).mean_per_s for rates in found if {policy, other} <= set(rates)]
         return _range(ratios) if ratios else NOT_RUN
 
     def range_over_best(self, machine: str) -> str:
@@ -81,8 +94,9 @@ class Results:
         ratios = []
         for mix in MIXES:
             found = dict(self.of(machine, mix, "each"))
-            if ours := found.pop(DEFAULT, None):
-                ratios.append(ours.over(max(found.values(), key=lambda one: one.mean_per_s)).mean_per_s)
+            ours = found.pop(DEFAULT, None)
+            if ours and found:
+                ratios.append(_over(ours, found[_best(found)]).mean_per_s)
         return _range(ratios) if ratios else NOT_RUN
 
     def over_baseline(self, policy: str, mix: str) -> tuple[str, str]:
@@ -132,8 +146,10 @@ def veltair_claims(results: Results) -> list[Claim]:
     slowed = {
         name: one.span_us(0, one.layers, 1, 1, 1.0) / one.span_us(0, one.layers, 1) for name, one in resnet50.items()
     }
-    versions = [len(layer) for name in names for layer in read_measured(shipped_models()[name]).latency_us]
-    few = sum(count <= 3 for count in versions) / len(versions)
+    versions = {name: [len(layer) for layer in read_measured(shipped_models()[name]).latency_us] for name in names}
+    with_choice = [counts for counts in versions.values() if max(counts) > 1]
+    counted = [count for counts in with_choice for count in counts]
+    few = sum(count <= 3 for count in counted) / len(counted)
     layers = {(row["policy"], row["rate_per_s"]): row for row in results.rows("veltair_fig3_5a")}
     layer_wise = layers[BASELINE, "300"]
     cores = {row["policy"]: row for row in results.rows("veltair_fig14a") if row["load"] == "0.75"}
@@ -148,7 +164,8 @@ def veltair_claims(results: Results) -> list[Claim]:
         Claim("Fig. 5a", "layer-wise units in conflict at 300 per s", f"{paper.CONFLICT_RATE[BASELINE, 300]:.1%}",
               f"{float(layer_wise['conflict_rate']):.1%}", "", "For the same reason; higher rates are in the figure."),
         Claim("Fig. 7b", "layers that need three versions or fewer", "over 80 %", f"{few:.0%}", "five each",
-              "`gangway tune` keeps a version only if its absence costs 10 %, and finds few that do."),
+              f"Of {len(with_choice)} networks of {len(versions)}: the others have one version of each layer. "
+              f"{sum(count > 1 for count in counted)} of {len(counted)} layers have two; none has more."),
     ]  # fmt: skip
     for mix in MIXES:
         for policy in ("veltair", "veltair:use"):
@@ -161,23 +178,23 @@ def veltair_claims(results: Results) -> list[Claim]:
               *results.over_baseline("veltair_ac", "mix"),
               "Its decisions take 0.9 ms of CPU a query; versions to choose are on contended cores only.")
     )  # fmt: skip
-    latencies = results.rows("veltair_fig13")
-    for policy in VELTAIRS:
-        theirs = f"{paper.LATENCY_OVER_ISOLATED[policy.partition(':')[0]]}"
-        measured, contended = (_latency(latencies, machine, policy) for machine in MACHINES)
+    for policy in (*VELTAIRS, DEFAULT):
+        theirs = f"{paper.LATENCY_OVER_ISOLATED.get(policy.partition(':')[0], '')}"
+        measured, contended = (_latency(results, machine, policy) for machine in MACHINES)
         what = f"`{policy}`, mix, latency over isolated"
         claims.append(Claim("Fig. 13", what, theirs, measured, contended, WHY_LATENCY[policy]))
     for policy, gap in paper.CORE_USE_GAP.items():
         claims.append(
-            Claim("Fig. 14a", f"cores of `{policy}` beyond layer-wise, 75 % load", f"{gap:+.0%}",
-                  f"{float(cores[policy]['gap_held']):+.0%}", "",
-                  "Layers held singly cost a dispatch each here, which the paper's layer-wise use leaves out.")
+            Claim("Fig. 14a", f"core time of `{policy}` beyond layer-wise, 75 % load", f"{gap:+.0%}",
+                  f"{float(cores[policy]['gap_layers']):+.0%}", "",
+                  "Of the layers. With what holding cores costs around each unit it is "
+                  f"{float(cores[policy]['gap_held']):+.0%}: layers held singly cost a dispatch each.")
         )  # fmt: skip
     gains = [row for row in results.rows("veltair_fig14b") if row["policy"] == "veltair"]
     claims.append(
         Claim("Fig. 14b", "`veltair` with 2, 3, 4, 5 versions over one", "saturates after 4", "one version",
               ", ".join(f"{float(row['over_one']):.2f}" for row in gains[1:]),
-              "The stated versions are evenly spaced, so the second one already bears interference best.")
+              "Bursts of 80 queries. The stated versions are evenly spaced, so the second one bears interference best.")
     )  # fmt: skip
     claims.append(
         Claim("5.5", "scheduling of a query, ms", "below 0.1",
@@ -196,6 +213,7 @@ WHY_LATENCY = {
     "veltair_ac": "The same; and each layer waits for its cores.",
     "veltair": "Read as a cap, blocks never take more cores than the target needs.",
     "veltair:use": "Blocks take idle cores, as the paper's text says.",
+    DEFAULT: "It spends latency up to the target where that carries more.",
 }
 
 
@@ -254,7 +272,9 @@ def packrat_claims(results: Results) -> list[Claim]:
 
 
 def _head(results: Results) -> str:
-    counts = sorted({int(row["queries"]) for row in results.rows("veltair_fig12")})
+    runs = read_rows(results.folder, RATES)
+    least = min(int(row["queries"]) for row in runs)
+    seeds = sorted({len(one.rates_per_s) for one in results.rates.values()})
     doubts = [f"{name} ({'; '.join(model.doubts)})" for name, model in _models().items() if model.doubts]
     text = f"""# Figures of the papers
 
@@ -262,9 +282,11 @@ This page is generated, {datetime.date.today().isoformat()}:
 
     python -m benchmarks.papers all -o docs/measurements/figures --page docs/measurements/papers.md
 
-Every rate is modelled: the mean of five seeds and its interval of 95 %, of {counts[0]} to {counts[-1]} queries a run.
-Runs of fewer than 2000 queries are bursts, which are carried at higher rates than
-[a load that lasts](../explanation/simulator.md).
+Every rate is modelled, of [a load that lasts](../explanation/simulator.md): {least} queries or more count in a run, as
+many as arrive in 20 longest targets. Others arrive before and after them. A rate is found to 3 %, and no search exceeds
+the capacity bound: what all cores could do if each query took its least core time. Seeds behind a mean:
+{_listed(seeds)}; several have an interval of 95 %. Where it says {NOT_RUN} no search was made. `veltair_fig12.csv`
+has what each tried.
 The *measured* machine is 64 cores scaled from two, whose neighbours hardly disturb each other. The *contended* machine
 states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-veltairs-premise)). The data are in
 `docs/measurements/figures`. [Papers](../explanation/papers.md) has the summary and our readings.
@@ -272,6 +294,10 @@ states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-v
     if doubts:
         text += "\nDoubtful measurements:\n\n" + "".join(f"- {doubt}\n" for doubt in doubts)
     return text
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, counts))
 
 
 def _models() -> Mapping[str, MeasuredModel]:
@@ -287,16 +313,22 @@ def _claims(claims: Iterable[Claim]) -> str:
 
 def _rates(results: Results, machine: str) -> str:
     found = {mix: [results.of(machine, mix, goal) for goal in GOALS] for mix in MIXES}
-    first = next(rates[0] for rates in found.values() if rates[0])
-    ranked = sorted(first, key=lambda policy: -first[policy].mean_per_s)
-    cells = {
-        policy: [
-            " / ".join(str(one[policy]) for one in found[mix]) if policy in found[mix][0] else NOT_RUN for mix in MIXES
-        ]
-        for policy in ranked
-    }
+    shares: dict[str, list[float]] = {}
+    for mix, (in_all, _) in found.items():
+        for policy, one in in_all.items():
+            shares.setdefault(policy, []).append(one.mean_per_s / results.bounds[machine, mix])
+    rows = [
+        (f"`{policy}`", *(_both(found[mix], policy) for mix in MIXES))
+        for policy in sorted(shares, key=lambda policy: -fmean(shares[policy]))
+    ]
+    bounds = [results.bounds.get((machine, mix)) for mix in MIXES]
+    rows.append(("capacity bound", *(f"{bound:.4g}" if bound else NOT_RUN for bound in bounds)))
     title = f"### Fig. 12, {machine} machine\n\nHighest rate with {' / '.join(GOALS.values())} in time, per second.\n\n"
-    return title + _table(("policy", *MIXES), [(f"`{policy}`", *cells[policy]) for policy in ranked])
+    return title + _table(("policy", *MIXES), rows)
+
+
+def _both(found: Sequence[Mapping[str, RateEstimate]], policy: str) -> str:
+    return " / ".join(str(one[policy]) for one in found) if policy in found[0] else NOT_RUN
 
 
 def _orders(results: Results) -> str:
@@ -314,11 +346,10 @@ def _orders(results: Results) -> str:
 
 
 ORDER_TEXT = """
-Exceptions are ratios below 1. On the measured machine wide blocks lose core time, and nothing is gained by versions.
-Fixed blocks fall behind whole models where models are short, since each block costs a dispatch. Whole models fall
-behind layers where gangs are planned for an idle machine and layers grow. `protean` chooses versions for whole models:
-it decides once a query, and short models hardly block each other. In heavy FULL and AC carry the
-same, since targets above 100 ms leave room for a dispatch of each layer.
+Exceptions are ratios below 1. On the measured machine nothing is gained by versions, and whole models carry about as
+much as blocks. Fixed blocks fall behind whole models where models are short, since each block costs a dispatch. Where
+cores contend, versions carry most: `protean` chooses them for whole models, and carries more than `veltair`. Blocks
+without them carry more than whole models in medium, and less in light.
 """
 
 
@@ -330,26 +361,28 @@ def _best_other(results: Results) -> str:
             for mix in MIXES:
                 found = dict(results.of(machine, mix, goal))
                 ours = found.pop(DEFAULT, None)
-                if ours is None:
-                    cells.append(NOT_RUN)
-                    continue
-                other = max(found, key=lambda policy: found[policy].mean_per_s)
-                cells.append(f"{_ratio(ours, found[other])} (`{other}`)")
+                other = _best(found) if ours and found else ""
+                cells.append(f"{_ratio(ours, found[other])} (`{other}`)" if ours and other else NOT_RUN)
             rows.append((f"{machine}, {title}", *cells))
-    worst = {(row["machine"], row["mix"]): row for row in results.rows("veltair_worst")}
     for machine in MACHINES:
-        cells = [
-            f"{float(row['gangway_least']):.1%} / {float(row['other_least']):.1%}" if row else NOT_RUN
-            for row in (worst.get((machine, mix)) for mix in MIXES)
-        ]
-        rows.append((f"{machine}, worst model in time, ours / other's, at the other's rate", *cells))
-    return f"### `{DEFAULT}` over the best other policy\n\n" + _table(("", *MIXES), rows)
+        others = [len(set(results.of(machine, mix, "each")) - {DEFAULT}) for mix in MIXES]
+        rows.append((f"{machine}, other policies searched", *map(str, others)))
+        for goal, title in GOALS.items():
+            shares = [share_of_bound(results, machine, mix, goal) for mix in MIXES]
+            cells = [f"{share:.2f}" if share else NOT_RUN for share in shares]
+            rows.append((f"{machine}, {title}: share of the capacity bound", *cells))
+    return f"### `{DEFAULT}` over the best other policy that was searched\n\n" + _table(("", *MIXES), rows)
+
+
+def share_of_bound(results: Results, machine: str, mix: str, goal: str) -> float | None:
+    """Return the default policy's rate over the capacity bound; None if it was not run."""
+    ours = results.of(machine, mix, goal).get(DEFAULT)
+    return ours.mean_per_s / results.bounds[machine, mix] if ours else None
 
 
 def reproduced(results: Results) -> list[tuple[str, str]]:
     """Return what the papers claim and what becomes of it here, in short: the summary of the page."""
     gains = [float(row["over_one"]) for row in results.rows("veltair_fig14b") if row["policy"] == "veltair"]
-    latencies = results.rows("veltair_fig13")
     lines = [
         (
             f"VELTAIR: {claim}",
@@ -376,7 +409,7 @@ def reproduced(results: Results) -> list[tuple[str, str]]:
     )
     lines += [
         (f"VELTAIR: latency over isolated 1.1 (`{policy}`, mix)",
-         "; ".join(f"{machine}: {_latency(latencies, machine, policy)}" for machine in MACHINES))
+         "; ".join(f"{machine}: {_latency(results, machine, policy)}" for machine in MACHINES))
         for policy in ("veltair", "veltair:use")
     ]  # fmt: skip
     lines += [
@@ -386,7 +419,7 @@ def reproduced(results: Results) -> list[tuple[str, str]]:
         if one.figure != "Fig. 1"
     ]
     lines.append(
-        ("the default policy over the best other one, 95 % of each model in time",
+        ("the default policy over the best other one that was searched, 95 % of each model in time",
          "; ".join(f"{machine}: {results.range_over_best(machine)}" for machine in MACHINES))
     )  # fmt: skip
     return lines
@@ -398,15 +431,31 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _ratio(one: RateEstimate, other: RateEstimate) -> str:
-    return f"{one.over(other)}" if other.mean_per_s else "no rate"
+    return f"{_over(one, other)}" if other.mean_per_s else "no rate"
 
 
-def _latency(rows: Sequence[Row], machine: str, policy: str) -> str:
-    some = [row for row in rows if (row["machine"], row["mix"], row["policy"]) == (machine, MIXES[-1], policy)]
-    if not some:
-        return NOT_RUN
-    half = max(float(row["half"]) for row in some)
-    return f"{fmean(float(row['over_isolated']) for row in some):.2f} ± {half:.2f}"
+def _over(one: RateEstimate, other: RateEstimate) -> RateEstimate:
+    """Return the ratios of the seeds that both have: each has the first ones."""
+    count = min(len(one.rates_per_s), len(other.rates_per_s))
+    return RateEstimate(one.rates_per_s[:count]).over(RateEstimate(other.rates_per_s[:count]))
+
+
+def _best(rates: Mapping[str, RateEstimate]) -> str:
+    return max(rates, key=lambda policy: rates[policy].mean_per_s)
+
+
+def headline(results: Results) -> str:
+    """Return what the overview says: the default policy's rates with 95 % of each model in time."""
+    shares = [share_of_bound(results, "measured", mix, "each") for mix in MIXES]
+    over = "; ".join(f"{machine} {results.range_over_best(machine)}" for machine in MACHINES)
+    listed = ", ".join(f"{mix} {share:.2f}" for mix, share in zip(MIXES, shares, strict=True) if share)
+    seeds = min(len(one.rates_per_s) for one in results.rates.values())
+    return f"{over}; seeds: {seeds}; share of the capacity bound, measured: {listed}"
+
+
+def _latency(results: Results, machine: str, policy: str) -> str:
+    found = latency_over_isolated(results.folder, machine, MIXES[-1], policy)
+    return str(found) if found else NOT_RUN
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,37 +1,35 @@
 """Fig. 12 and 13 of VELTAIR: the highest rate of every policy in the four mixes, and latencies at that rate.
 
 The paper's targets (Table 2) and 64 modelled cores: those that were measured, and those of the paper's premise. 95 % of
-all queries in time, and 95 % of each model's; five seeds. A rate is that of `simulator/rates.py`, found to 3 %. A mix
-that is in the files already is left out, so a run that was killed goes on where it was. All cores work.
+all queries in time, and 95 % of each model's. A rate is that of `simulator/rates.py`, found to 3 %: of a load that
+lasts, at most the capacity bound.
+
+A policy's search in a mix with a seed is a job. Its rows are written when it ends, and jobs whose rows are there are
+left out, so a run that was killed goes on where it was. First each policy's first seed, then the second ones, which
+begin where the first one ended. All cores work.
 """
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
-from benchmarks.papers.veltair_numbers import LATENCY_OVER_ISOLATED, RATE_OVER_PLANARIA
+from benchmarks.papers import veltair_pictures as pictures
+from benchmarks.papers.figures import Csv, FigureRequest
 from gangway.simulator.contention import Contention
-from gangway.simulator.rates import (
-    QUERIES,
-    SEEDS,
-    TARGET,
-    RateEstimate,
-    capacity_bound,
-    estimate_both,
-    window,
-)
+from gangway.simulator.rates import QUERIES, TARGET, RateEstimate, capacity_bound, search_both, window
 from gangway.simulator.runs import run_steady
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix
-from gangway.workload.outcomes import Summary
+from gangway.workload.search import Probe
 
 CORES = 64
 SHARE = 0.95
+SEEDS = 3
 MIXES = ("light", "medium", "heavy", "mix")
 MACHINES: Mapping[str, Contention | None] = {"measured": None, "contended": Contention()}
 VELTAIRS = ("veltair_as", "veltair_ac", "veltair", "veltair:use")
@@ -42,24 +40,38 @@ TEMPORAL = ("edf", "prema", "layerweaver_plus", "triton", "parties")
 POLICIES = (*SPATIAL, *TEMPORAL, DEFAULT)
 # Those that share time are far behind on either machine; on the contended one the best of them stands for all.
 CONTENDED = (*SPATIAL, "edf", DEFAULT)
-RATES_HEADER = (
-    "machine", "mix", "policy", "goal", "mean_per_s", "half_per_s", "rates_per_s", "bound_per_s", "queries", "probes",
-    "at_bound",
-)  # fmt: skip
-LATENCY_HEADER = ("machine", "mix", "policy", "model", "over_isolated", "half", "least_in_time")
-WORST_HEADER = ("machine", "mix", "other", "rate_per_s", "gangway_least", "other_least")
+GOALS = ("all", "each")
+RATES, LATENCIES = "veltair_fig12.csv", "veltair_fig13.csv"
+HEADERS = {
+    RATES: ("machine", "mix", "policy", "seed", *(f"{goal}_per_s" for goal in GOALS), "at_bound", "bound_per_s",
+            "queries", "tried"),
+    LATENCIES: ("machine", "mix", "policy", "seed", "model", "over_isolated", "in_time"),
+}  # fmt: skip
 
-Rates = Mapping[str, RateEstimate]
-"""By policy."""
+Place = tuple[str, str]
+"""Machine and mix."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One search."""
+
+    machine: str
+    mix: str
+    policy: str
+    seed: int
 
 
 @dataclass(frozen=True)
 class Found:
-    """A policy in a mix. `runs`: one a seed, at the highest rate with 95 % of all in time; none if it carries none."""
+    """What a job found. `rates_per_s`: by goal. `latencies`: by model, (over isolated, in time) at the first rate."""
 
-    in_all: RateEstimate
-    in_each: RateEstimate
-    runs: tuple[Summary, ...]
+    rates_per_s: tuple[float, float]
+    at_bound: int  # how many of the two searches ended at the capacity bound
+    bound_per_s: float
+    queries: int  # that count in a run at the first rate
+    tried: tuple[Probe, ...]
+    latencies: Mapping[str, tuple[float, float]]
 
 
 def draw(
@@ -69,35 +81,26 @@ def draw(
     machines: Sequence[str] = tuple(MACHINES),
     seeds: int = SEEDS,
 ) -> None:
-    """Write veltair_fig12.csv, veltair_fig13.csv, veltair_worst.csv and two pictures. Raises OSError."""
-    path = request.output / "veltair_fig12.csv"
-    known = {(machine, mix) for machine, mix, _, _ in read_rates(path)} if path.exists() else set()
-    places = [(machine, mix) for machine in machines for mix in mixes if (machine, mix) not in known]
+    """Write veltair_fig12.csv, veltair_fig13.csv and two pictures. Raises OSError."""
     queries, numbers = min(request.queries, QUERIES), range(request.seed, request.seed + seeds)
-    with (
-        Csv(path, RATES_HEADER, keep=bool(known)) as rates,
-        Csv(request.output / "veltair_fig13.csv", LATENCY_HEADER, keep=bool(known)) as latencies,
-        Csv(request.output / "veltair_worst.csv", WORST_HEADER, keep=bool(known)) as worst,
-        ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-    ):
-        searches: dict[tuple[str, str], dict[str, Future[Found]]] = {}
-        for machine, mix in places:
-            chosen = [policy for policy in policies if machine == "measured" or policy in CONTENDED]
-            searches[machine, mix] = {
-                policy: pool.submit(find, policy, machine, mix, queries, numbers) for policy in chosen
-            }
-        for (machine, mix), of_policies in searches.items():
-            found = {policy: search.result() for policy, search in of_policies.items()}
-            scenario = scenario_of(machine, mix)
-            for policy, one in found.items():
-                _write_rates(machine, mix, policy, one, scenario, queries, rates)
-                _write_latencies(machine, mix, policy, one, latencies)
-                text = f"{machine}, {mix}, {policy}: {one.in_all} of all, {one.in_each} of each"
-                request.console.print(text, highlight=False)
-            if DEFAULT in found:
-                worst.write(machine, mix, *least_of_both(found, scenario, queries, numbers))
-    _plot_rates(request, read_rates(path))
-    _plot_latencies(request, request.output / "veltair_fig13.csv")
+    jobs = [
+        Job(machine, mix, policy, seed)
+        for seed in numbers
+        for machine in machines
+        for mix in mixes
+        for policy in policies
+        if machine == "measured" or policy in CONTENDED
+    ]
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(_opened(request.output / name, header)) for name, header in HEADERS.items()}
+        pool = stack.enter_context(ProcessPoolExecutor(len(os.sched_getaffinity(0))))
+        for job, found in _searches(pool, jobs, request.output, queries):
+            _write(job, found, files)
+            rates = " and ".join(f"{rate:.4g}" for rate in found.rates_per_s)
+            text = f"{job.machine}, {job.mix}, {job.policy}, seed {job.seed}: {rates} of {found.bound_per_s:.4g} per s"
+            request.console.print(text, highlight=False)
+    pictures.plot_rates(read_rates(request.output), capacity_bounds(request.output), request.output)
+    pictures.plot_latencies(read_rows(request.output, LATENCIES), request.output)
 
 
 def scenario_of(machine: str, mix: str) -> Scenario:
@@ -105,120 +108,100 @@ def scenario_of(machine: str, mix: str) -> Scenario:
     return make_scenario(read_mix(mix), CORES, contention=MACHINES[machine])
 
 
-def find(policy: str, machine: str, mix: str, queries: int, seeds: Sequence[int]) -> Found:
-    """Search a policy's highest rates and run it there."""
-    scenario = scenario_of(machine, mix)
-    in_all, in_each = estimate_both(policy, scenario, SHARE, queries, seeds)
-    rate_per_s = in_all.mean_per_s
-    runs = [run_steady(policy, scenario, rate_per_s, queries, seed) for seed in seeds] if rate_per_s else []
-    return Found(in_all, in_each, tuple(run.summary for run in runs))
+def find(job: Job, queries: int, start_per_s: float | None = None) -> Found:
+    """Search a policy's highest rates, and run it at that with 95 % of all in time."""
+    scenario = scenario_of(job.machine, job.mix)
+    in_all, in_each = search_both(job.policy, scenario, SHARE, queries, job.seed, start_per_s)
+    rate_per_s = in_all.rate_per_s
+    summary = run_steady(job.policy, scenario, rate_per_s, queries, job.seed).summary if rate_per_s else None
+    return Found(
+        (rate_per_s, in_each.rate_per_s),
+        in_all.limited + in_each.limited,
+        capacity_bound(scenario),
+        len(window(scenario, rate_per_s, queries).counted),
+        tuple(dict.fromkeys((*in_all.probes, *in_each.probes))),
+        {
+            row.name: (row.over_isolated or 0.0, row.satisfied[TARGET] or 0.0)
+            for row in (summary.models if summary else ())
+        },
+    )
 
 
-def least_of_both(
-    found: Mapping[str, Found], scenario: Scenario, queries: int, seeds: Sequence[int]
-) -> tuple[str, float, float, float]:
-    """Compare the worst models of the default policy and of that which carries most of each beside it.
+def _searches(
+    pool: ProcessPoolExecutor, jobs: Sequence[Job], folder: Path, queries: int
+) -> Iterator[tuple[Job, Found]]:
+    """Yield what is found by those jobs whose rows are not there. A later seed begins where an earlier one ended."""
+    known = {
+        Job(row["machine"], row["mix"], row["policy"], int(row["seed"])): float(row["all_per_s"])
+        for row in read_rows(folder, RATES)
+    }
+    starts = {(job.machine, job.mix, job.policy): rate for job, rate in known.items() if rate}
+    left = [job for job in jobs if job not in known]
+    running: dict[Future[Found], Job] = {}
+    while left or running:
+        while left and len(running) < 2 * len(os.sched_getaffinity(0)):
+            job = left.pop(0)
+            start_per_s = starts.get((job.machine, job.mix, job.policy))
+            running[pool.submit(find, job, queries, start_per_s)] = job
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            job, found = running.pop(future), future.result()
+            if found.rates_per_s[0]:
+                starts[job.machine, job.mix, job.policy] = found.rates_per_s[0]
+            yield job, found
 
-    Returns its name, that rate, and the mean shares in time of both policies' worst models there.
-    """
-    others = {policy: one.in_each.mean_per_s for policy, one in found.items() if policy != DEFAULT}
-    other = max(others, key=others.__getitem__)
-    rate_per_s = others[other]
-    if not rate_per_s:
-        return other, 0.0, 1.0, 1.0
-    least = [
-        fmean(run_steady(policy, scenario, rate_per_s, queries, seed).summary.least_satisfied(TARGET) for seed in seeds)
-        for policy in (DEFAULT, other)
-    ]
-    return other, rate_per_s, least[0], least[1]
+
+# The files.
 
 
-def read_rates(path: Path) -> dict[tuple[str, str, str, str], RateEstimate]:
-    """Return the rates in a file by machine, mix, policy and goal. Raises OSError."""
+def read_rows(folder: Path, name: str) -> list[Mapping[str, str]]:
+    """Return the rows of one of the files, the last one of a job where there are several; none without the file."""
+    path = folder / name
+    if not path.exists():
+        return []
+    keys = [key for key in HEADERS[name] if key in ("machine", "mix", "policy", "seed", "model")]
     with path.open(newline="") as file:
-        return {
-            (row["machine"], row["mix"], row["policy"], row["goal"]): RateEstimate(
-                tuple(map(float, row["rates_per_s"].split()))
-            )
-            for row in csv.DictReader(file)
-        }
+        return list({tuple(row[key] for key in keys): row for row in csv.DictReader(file)}.values())
 
 
-def of_goal(rates: Mapping[tuple[str, str, str, str], RateEstimate], machine: str, mix: str, goal: str) -> Rates:
+def read_rates(folder: Path) -> dict[tuple[str, str, str, str], RateEstimate]:
+    """Return the rates by machine, mix, policy and goal, in the order of their seeds. Raises OSError."""
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in sorted(read_rows(folder, RATES), key=lambda row: int(row["seed"])):
+        for goal in GOALS:
+            key = (row["machine"], row["mix"], row["policy"], goal)
+            found.setdefault(key, []).append(float(row[f"{goal}_per_s"]))
+    return {key: RateEstimate(tuple(rates)) for key, rates in found.items()}
+
+
+def of_goal(
+    rates: Mapping[tuple[str, str, str, str], RateEstimate], machine: str, mix: str, goal: str
+) -> dict[str, RateEstimate]:
     """Return the rates of a machine, a mix and a goal by policy."""
     return {key[2]: one for key, one in rates.items() if (key[0], key[1], key[3]) == (machine, mix, goal)}
 
 
-def _write_rates(
-    machine: str, mix: str, policy: str, found: Found, scenario: Scenario, queries: int, rates: Csv
-) -> None:
-    for goal, one in (("all", found.in_all), ("each", found.in_each)):
-        listed = " ".join(f"{rate:.4g}" for rate in one.rates_per_s)
-        counted = len(window(scenario, one.mean_per_s, queries).counted)
-        probes = sum(map(len, one.probes))
-        searched = (one.mean_per_s, one.half_per_s, listed, capacity_bound(scenario), counted, probes, one.limited)
-        rates.write(machine, mix, policy, goal, *searched)
+def capacity_bounds(folder: Path) -> dict[Place, float]:
+    """Return the capacity bounds, queries per second, by machine and mix."""
+    return {(row["machine"], row["mix"]): float(row["bound_per_s"]) for row in read_rows(folder, RATES)}
 
 
-def _write_latencies(machine: str, mix: str, policy: str, found: Found, latencies: Csv) -> None:
-    for index in range(len(found.runs[0].models) if found.runs else 0):
-        rows = [run.models[index] for run in found.runs]
-        over = RateEstimate(tuple(row.over_isolated or 0.0 for row in rows))
-        shares = [row.satisfied[TARGET] for row in rows]
-        least = min(share for share in shares if share is not None)
-        latencies.write(machine, mix, policy, rows[0].name, over.mean_per_s, over.half_per_s, least)
+def latency_over_isolated(folder: Path, machine: str, mix: str, policy: str) -> RateEstimate | None:
+    """Return the mean over the models, by seed, of the latency over the isolated one; None if nothing is there."""
+    by_seed: dict[str, list[float]] = {}
+    for row in read_rows(folder, LATENCIES):
+        if (row["machine"], row["mix"], row["policy"]) == (machine, mix, policy):
+            by_seed.setdefault(row["seed"], []).append(float(row["over_isolated"]))
+    return RateEstimate(tuple(map(fmean, by_seed.values()))) if by_seed else None
 
 
-def _plot_rates(request: FigureRequest, rates: Mapping[tuple[str, str, str, str], RateEstimate]) -> None:
-    title = f"VELTAIR's Fig. 12: highest rate with 95 % in time, {CORES} modelled cores, five seeds"
-    title += f" (star: the paper's ratio x our {BASELINE}; outlined: 95 % of each model)"
-    places = list(dict.fromkeys((machine, mix) for machine, mix, _, _ in rates))
-    machines, mixes = (list(dict.fromkeys(place[index] for place in places)) for index in (0, 1))
-    figure, panels = new_figure(title, columns=len(mixes), rows=len(machines), size=(15, 5.2 * len(machines)))
-    for machine, mix in places:
-        axes = panels[machines.index(machine)][mixes.index(mix)]
-        found, each = of_goal(rates, machine, mix, "all"), of_goal(rates, machine, mix, "each")
-        ranked = sorted(found, key=lambda policy: -found[policy].mean_per_s)
-        colours = [COLOURS.get(policy, "lightgrey") for policy in ranked]
-        means = [found[policy].mean_per_s for policy in ranked]
-        bars = axes.barh(ranked, means, color=colours, xerr=[found[policy].half_per_s for policy in ranked])
-        axes.barh(ranked, [each[policy].mean_per_s for policy in ranked], fill=False, edgecolor="black", height=0.4)
-        axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
-        for policy, ratio in RATE_OVER_PLANARIA[mix].items():
-            if policy in ranked and BASELINE in found:
-                spot = [ratio * found[BASELINE].mean_per_s], [ranked.index(policy)]
-                axes.plot(*spot, "*", ms=11, color="black", mfc="none")
-        axes.set_title(f"{mix}, {machine} cores", fontsize=9)
-        axes.set_xlabel("queries per second", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
-    save(figure, request.output / "veltair_fig12.png")
+def _opened(path: Path, header: Sequence[str]) -> Csv:
+    return Csv(path, header, keep=path.exists())
 
 
-def _plot_latencies(request: FigureRequest, path: Path) -> None:
-    with path.open(newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if row["mix"] == MIXES[-1] and row["policy"] in (*VELTAIRS, DEFAULT)
-        ]
-    machines = list(dict.fromkeys(row["machine"] for row in rows))
-    if not machines:
-        return
-    title = f"VELTAIR's Fig. 13: mean latency over isolated at the highest rate, {MIXES[-1]}, {CORES} modelled cores"
-    figure, panels = new_figure(title, rows=len(machines), size=(11, 4.4 * len(machines)))
-    for place, machine in enumerate(machines):
-        axes = panels[place][0]
-        policies = list(dict.fromkeys(row["policy"] for row in rows if row["machine"] == machine))
-        for index, policy in enumerate(policies):
-            some = [row for row in rows if (row["machine"], row["policy"]) == (machine, policy)]
-            ours = [float(row["over_isolated"]) for row in some]
-            paper = LATENCY_OVER_ISOLATED.get(policy.partition(":")[0])
-            label = f"{policy}: mean {fmean(ours):.2f}" + (f" (paper {paper:g})" if paper else "")
-            spots = [number + 0.16 * (index - 2) for number in range(len(some))]
-            axes.bar(spots, ours, width=0.16, color=COLOURS.get(policy, "lightgrey"), label=label,
-                     yerr=[float(row["half"]) for row in some])  # fmt: skip
-            axes.set_xticks(range(len(some)), [row["model"] for row in some], fontsize=8)
-        axes.axhline(1.0, color="grey", ls=":", lw=1)
-        axes.set_ylabel(f"latency over isolated, {machine}")
-        axes.legend(fontsize=8)
-    save(figure, request.output / "veltair_fig13.png")
+def _write(job: Job, found: Found, files: Mapping[str, Csv]) -> None:
+    """Write the rates last: they say that the job is done."""
+    whose = (job.machine, job.mix, job.policy, job.seed)
+    for model, figures in found.latencies.items():
+        files[LATENCIES].write(*whose, model, *figures)
+    tried = " ".join(f"{probe.rate_per_s:.4g}:{probe.share:.3f}" for probe in found.tried)
+    files[RATES].write(*whose, *found.rates_per_s, found.at_bound, found.bound_per_s, found.queries, tried)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import RATE_OVER_PLANARIA, SATURATED_BY_VERSIONS
 from gangway.simulator.contention import Contention
-from gangway.simulator.rates import SEEDS, Goal, RateEstimate, estimate_rate
+from gangway.simulator.rates import QUERIES, SEEDS, Goal, RateEstimate, estimate_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import read_mix
 
@@ -18,7 +18,6 @@ CORES = 64
 MIX = "mix"
 COUNTS = (1, 2, 3, 4, 5)
 POLICIES = ("veltair", "gangway")
-MOST_QUERIES = 80
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def draw(
 
 
 def _gains(request: FigureRequest, policy: str, counts: Sequence[int], seeds: int) -> list[Gain]:
-    queries, numbers = min(request.queries, MOST_QUERIES), range(request.seed, request.seed + seeds)
+    queries, numbers = min(request.queries, QUERIES), range(request.seed, request.seed + seeds)
     gains: list[Gain] = []
     for count in counts:
         scenario = make_scenario(read_mix(MIX), CORES, contention=replace(Contention(), versions=count))
