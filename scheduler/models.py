@@ -147,7 +147,7 @@ class Limits:
         if binding is None:
             binding = self._binding[most] = frozenset([model for model in self._models if self.may_bind(model, most)])
         if self._held or self._kept:
-            binding = binding | self._held.keys() | self._kept.keys()
+            binding = binding.union(self._held, self._kept)
         self._refused = {}
         limited: defaultdict[int, list[tuple[Urgency, Query]]] = defaultdict(list)
         for query in waiting:

@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -87,6 +88,7 @@ def live_server(
     prefix: Sequence[str] = (),
     cwd: Path | None = None,
     path: str = "",
+    python: str = sys.executable,
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
 
@@ -94,6 +96,7 @@ def live_server(
     `prefix`: words before the command, of a program that becomes it.
     `path`: of a Unix socket for gRPC, in place of a port.
     `cwd`: where the server is started; the repository is named relative to it then.
+    `python`: whose Gangway it is; of another checkout `cwd` must be that one.
 
     Raises RuntimeError with the log's end if it fails.
     """
@@ -109,7 +112,7 @@ def live_server(
         # Nothing shall begin in the background unless it is asked for.
         options += ["--no-profile", "--compile-ahead=0", *flags]
         begin = time.monotonic()
-        command = [*prefix, *GANGWAY, "serve", *options]
+        command = [*prefix, python, *GANGWAY[1:], "serve", *options]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
         try:
             wait_until_ready(url, process, Path(log.name), credentials)

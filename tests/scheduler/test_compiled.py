@@ -18,6 +18,16 @@ FAILING = """
 from gangway.scheduler.policies.gangway import in_order
 in_order([None])
 """
+TESTED_COMPILED = """
+import sys, pytest
+import gangway.scheduler  # before conftest.py, which would have the interpreted modules
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+# Of what a turn consists of: pure, without clocks, and without values that no annotation allows.
+OF_A_TURN = (
+    "policies/test_precision_choice", "policies/test_turns", "batching/test_former", "test_arenas", "test_counters",
+    "test_interference", "test_limits", "test_models", "test_requests", "test_waiting", "test_workers",
+)  # fmt: skip
 
 
 def python(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -48,6 +58,14 @@ def test_it_decides_the_same() -> None:
 def decisions(run: "subprocess.CompletedProcess[str]") -> Any:
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
+
+
+@pytest.mark.usefixtures("fits")
+def test_values_are_what_annotations_say() -> None:
+    """Compiled code raises TypeError where they are not; stubs may be wrong, as of `frozenset | dict.keys()`."""
+    files = [f"tests/scheduler/{name}.py" for name in OF_A_TURN]
+    ran = python("-c", TESTED_COMPILED, *files)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
 
 
 @pytest.mark.usefixtures("fits")
