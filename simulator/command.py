@@ -28,6 +28,7 @@ from gangway.simulator.report import (
     counters_table,
     draw,
     file_stem,
+    processes_table,
     rates_table,
     table,
     write_csv,
@@ -59,6 +60,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("argument --beside: it needs --compound")
     if options.cores % options.nodes:
         parser.error(f"{options.cores} cores cannot be split evenly over {options.nodes} nodes")
+    if options.cores % options.schedulers:
+        parser.error(f"{options.cores} cores cannot be split evenly over {options.schedulers} schedulers")
+    if max(options.nodes, options.schedulers) % min(options.nodes, options.schedulers):
+        parser.error(f"{options.nodes} nodes cannot be split evenly over {options.schedulers} schedulers")
     console = Console(record=options.html is not None)
     try:
         if options.compound:
@@ -79,6 +84,7 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
     machine = "" if options.machine == "measured" else f" {options.machine}"
     title = f"{scenario.mix.name}, {options.cores} modelled{machine} cores, {options.queries} queries"
     title += f", seed {options.seed}" + f", {options.nodes} nodes" * (options.nodes > 1)
+    title += f", {options.schedulers} schedulers" * (options.schedulers > 1)
     runs = [_run(policy, scenario, options) for policy in options.policy]
     for run in runs:
         write_csv(options.output / f"{file_stem(run.policy)}.csv", run)
@@ -87,6 +93,8 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
         console.print(rates_table(runs, options.satisfied, options.seeds))
     console.print(table(runs, title))
     console.print(counters_table(runs))
+    if scenario.machine.charges_turns:
+        console.print(processes_table(runs, scenario.front_end_us))
     if missing := missing_packages(["matplotlib"]):
         console.print(f"no picture: it needs {missing}", highlight=False, soft_wrap=True)
     elif options.clients is None:
@@ -177,7 +185,8 @@ def _machine_with(mix: Mix, options: argparse.Namespace, requests: Requests) -> 
     overheads, contention = OVERHEADS[options.overheads], MACHINES[options.machine]
     share, nodes = options.memory_share, options.nodes
     in_bf16 = read_models(options.bf16_profile)
-    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes, in_bf16)
+    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes, in_bf16,
+                         options.schedulers)  # fmt: skip
 
 
 COMMON = (
@@ -213,6 +222,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", type=_cores, default=64, metavar="N", help="of the machine (64)")
     add("--nodes", type=_count, default=1, metavar="N",
         help="of NUMA, over which the cores are split evenly; no gang crosses them (1)")  # fmt: skip
+    add("--schedulers", type=_count, default=1, metavar="N",
+        help="processes that decide, over which the cores are split evenly; a server has one (1)")  # fmt: skip
     add("--policy", type=_policies, default=[DEFAULT_POLICY], metavar="P[,P...]",
         help=f"{ALL}, or some of: {', '.join(POLICIES)} ({DEFAULT_POLICY})")  # fmt: skip
     add("--mix", default="mix", metavar="NAME|FILE", help="light, medium, heavy, mix, MODEL=WEIGHT,... or a file (mix)")
@@ -243,7 +254,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory-share", type=_positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
     add("--overheads", choices=OVERHEADS, default="spare",
-        help="front end and scheduler have spare cores, share the workers', or cost nothing (spare)")  # fmt: skip
+        help="front end and scheduler have spare cores, the same with their whole time charged (turns), share the "
+        "workers' cores, or cost nothing (spare)")  # fmt: skip
     add("--compound", type=_compound, nargs="+", default=[], metavar="M+M[+M]",
         help="instead of a load: models on the same input, in stages that a search finds")  # fmt: skip
     add("--beside", type=_beside, default=(), metavar="M[+M]",

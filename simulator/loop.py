@@ -1,45 +1,36 @@
-"""The scheduler's loop on a virtual clock: a discrete-event simulation of the live policies.
+"""The schedulers' loops on a virtual clock: a discrete-event simulation of the live policies.
 
 `docs/explanation/simulator.md` explains it. Events are arrivals, what happens to running blocks (`machine.py`), and
-times that the policy, the former of batches or a queue policy asked for. Between events everything proceeds as time
-tables say, so a block of a hundred layers is one event. A *request* arrives and is answered. What waits and runs is a
-*query*: a request or a unit of a batch.
+times that a policy, the former of batches or a queue policy asked for (`scheduler.py`). Between events everything
+proceeds as time tables say, so a block of a hundred layers is one event. A *request* arrives and is answered. What
+waits and runs is a *query*: a request or a unit of a batch.
 """
 
 import heapq
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from types import MappingProxyType
 
-from gangway.artifact.precision import FP32
-from gangway.executor.slots import NEVER_JOINED
-from gangway.scheduler.admission import certain_from_us
-from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.precision_choice import PrecisionChooser
-from gangway.scheduler.policy import Decision, Query, Reject, Replan, Resize, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy import Query
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.waiting import Timers, WaitingQueries
-from gangway.simulator.batching import Batches, Batching, Singles
-from gangway.simulator.decision_cost import FREE, decision_cost
-from gangway.simulator.machine import NEVER, Ended, Machine, Observer, SimulatedCores
+from gangway.simulator.batching import Batching
+from gangway.simulator.machine import NEVER, Machine, Observer
+from gangway.simulator.node_choice import choose_node
 from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
+from gangway.simulator.scheduler import ContractError, SimulatedScheduler
 from gangway.workload.arrivals import Arrivals
 
+__all__ = ["ContractError", "simulate"]
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 NO_COMPOUNDS: Mapping[int, int] = MappingProxyType({})
 NO_PROFILES: Mapping[int, ModelProfile] = MappingProxyType({})
 NO_BYTES: Mapping[int, int] = MappingProxyType({})
 
 
-class ContractError(ValueError):
-    """A policy decided what its contract forbids."""
-
-
 def simulate(
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     models: Mapping[int, ModelProfile],
     arrivals: Arrivals,
     machine: Machine,
@@ -52,6 +43,7 @@ def simulate(
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
+    `policy`: of each scheduler, if there are several (`Machine.schedulers`).
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
     `batching` a policy that is shown batches is shown them. `compounds`: by number of a request, the compound task that
     it is a member of (`Query.compound`). `in_bf16`: by number of a model, the same in bf16, which queries take that
@@ -60,18 +52,19 @@ def simulate(
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
     """
+    policies = [policy] if isinstance(policy, Policy) else policy
     simulation = Simulation(
-        policy, models, arrivals, machine, observer, limits, batching, compounds, in_bf16, row_bytes
+        policies, models, arrivals, machine, observer, limits, batching, compounds, in_bf16, row_bytes
     )
     return simulation.run()
 
 
 class Simulation:
-    """One run."""
+    """One run: arrivals, the schedulers that get them, and what became of them."""
 
     def __init__(
         self,
-        policy: Policy,
+        policies: Sequence[Policy],
         models: Mapping[int, ModelProfile],
         arrivals: Arrivals,
         machine: Machine,
@@ -84,91 +77,78 @@ class Simulation:
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
-        widest = machine.cores // machine.nodes
+        if len(policies) != machine.schedulers:
+            raise ValueError(f"{machine.schedulers} schedulers need as many policies, not {len(policies)}")
+        widest = machine.widest
         for number, model in models.items():
             if model.model_id != number or not model.latency_us or model.cores < widest:
                 raise ValueError(f"the profile of {model.name!r} is not number {number} with {widest} cores")
-        self._policy = PrecisionChooser(policy) if in_bf16 else policy
-        self._in_bf16 = {number: len(models) + place for place, number in enumerate(sorted(in_bf16))}
-        self._in_fp32 = {bf16_id: number for number, bf16_id in self._in_bf16.items()}
+        most = 1 if arrivals.rows is None else int(arrivals.rows.max())
+        if batching is not None and policies[0].batches and most > batching.max_rows:
+            raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
         self._results = ResultRecorder(models, arrivals, limits)
-        more = [replace(model, model_id=self._in_bf16[number]) for number, model in in_bf16.items()]
-        models = {number: replace(model, bf16_id=self._in_bf16.get(number, -1)) for number, model in models.items()}
+        numbers = {number: len(models) + place for place, number in enumerate(sorted(in_bf16))}
+        more = [replace(model, model_id=numbers[number]) for number, model in in_bf16.items()]
+        models = {number: replace(model, bf16_id=numbers.get(number, -1)) for number, model in models.items()}
         self._models = models = {**models, **{model.model_id: model for model in more}}
         self._arrivals = arrivals
-        self._machine = machine
-        self._observer = observer
         self._compounds = compounds
-        self._row_mb = {number: row_bytes.get(number, 0) / 1e6 for number in models}
         self._counters = Counters()
-        self._requests: Singles = Singles()
-        if batching is not None and policy.batches:
-            if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:
-                raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
-            self._requests = Batches(batching, models, machine.cores, len(arrivals), self._counters)
-        self._cores = SimulatedCores(machine, self._counters, observer)
-        self._waiting = WaitingQueries()
-        self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
-        self._leases = machine.leases or lease_count(machine.cores)
+        row_mb = {number: row_bytes.get(number, 0) / 1e6 for number in models}
+        part = machine.of_scheduler()
+        self._schedulers = [
+            SimulatedScheduler(
+                each,
+                models,
+                part,
+                self._results,
+                self._counters,
+                self._ended,
+                number * part.cores,
+                len(arrivals),
+                observer,
+                batching,
+                compounds,
+                numbers,
+                row_mb,
+            )
+            for number, each in enumerate(policies)
+        ]
+        self._cores = [part.cores] * len(policies)
+        self._work_us = [0.0] * len(policies)  # of each scheduler's requests that clients have no answer to
+        self._places: dict[int, int] = {}  # the scheduler of each of these
+        self._answers: list[tuple[float, int, int, float]] = []  # heap: when clients get them
         self._sent: list[tuple[float, int, int, int]] = []  # heap: arrivals of a closed loop, as of the stream
         self._next = min(arrivals.clients or len(arrivals), len(arrivals))  # number that follows the stream's last one
-        self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
-        self._wake_us = NEVER
-        self._cost = decision_cost(policy.name) if machine.charges_decisions else FREE
-        self._decide_us = NEVER  # the decision that is being made is ready
-        self._scheduler_free_us = 0.0
-        self._form_us = NEVER  # the former of batches wants to look again
-        self._late_watch = Timers()  # requests that are refused once they are certain to be late
-        self._dropped: set[int] = set()  # those of them of which rows run
         self._now_us = 0.0
 
     def run(self) -> Result:
         """Return what became of each request."""
-        stream, cores, waiting, results = self._stream(), self._cores, self._waiting, self._results
-        sent = self._sent
+        stream, schedulers, results, sent = self._stream(), self._schedulers, self._results, self._sent
+        due = [NEVER] * len(schedulers)  # when something is to happen at each
         arrival = next(stream, None)
-        while (arrival is not None or sent or self._received or cores.running or waiting) and not results.gave_up:
+        while not results.gave_up:
+            if arrival is None and not sent and not any(each.is_busy for each in schedulers):
+                break
             arrival_us = arrival[0] if arrival is not None else NEVER
             if sent:
                 arrival_us = min(arrival_us, sent[0][0])
-            watch_us = self._watch_us()
-            received_us = self._received[0][0] if self._received else NEVER
-            policy_us = min(self._decide_us, self._wake_us, self._form_us)
-            now_us = min(arrival_us, received_us, cores.next_us, policy_us, watch_us)
+            now_us = min(arrival_us, *due)
             if now_us == NEVER:
-                raise ContractError(f"{self._policy.name} leaves {len(waiting)} queries waiting on idle cores")
+                raise next(each for each in schedulers if each.is_busy).stuck()
             self._now_us = now_us
-            happened = min(self._form_us, self._wake_us) <= now_us
-            if happened:
-                self._form_us = NEVER if self._form_us <= now_us else self._form_us
-                self._wake_us = NEVER if self._wake_us <= now_us else self._wake_us
-            ended = cores.advance(now_us)
-            if ended is not None:
-                happened = True
-                for each in ended:
-                    self._ended(each)
+            acting = {place for place, due_us in enumerate(due) if due_us <= now_us}
+            for place in acting:
+                schedulers[place].proceed(now_us)
             while arrival is not None and arrival[0] <= now_us:
-                self._receive(*arrival)
+                acting.add(self._receive(now_us, acting, *arrival))
                 arrival = next(stream, None)
             while sent and sent[0][0] <= now_us:
-                self._receive(*heapq.heappop(sent))
-            while self._received and self._received[0][0] <= now_us:
-                self._arrive(*heapq.heappop(self._received))
-                happened = True
-            if watch_us <= now_us:
-                self._refuse_late()
-            if happened and self._decide_us == NEVER:
-                looks_us = self._cost.before_us(len(waiting), len(cores.running))
-                self._decide_us = max(now_us, self._scheduler_free_us) + looks_us
-            if self._decide_us <= now_us:
-                self._decide_us = NEVER
-                self._scheduler_free_us = now_us + self._cost.decision_us * self._decide()
-                happened = True
-            if happened:
-                cores.share_interference(now_us)
+                acting.add(self._receive(now_us, acting, *heapq.heappop(sent)))
+            for place in acting:
+                schedulers[place].act(now_us)
+                due[place] = schedulers[place].next_us
         return results.result(self._counters, self._now_us)
-
-    # -- requests
 
     def _stream(self) -> Iterator[tuple[float, int, int, int]]:
         """Yield (arrival, number, model, rows) as Python numbers, a few thousand at a time."""
@@ -180,224 +160,35 @@ class Simulation:
             for number, (time_us, model, count) in enumerate(zip(times_us, models, rows, strict=False), first):
                 yield time_us, number, model, count
 
-    def _follow(self, at_us: float) -> None:
-        """In a closed loop a client sends its next request when it has an answer."""
-        arrivals, number = self._arrivals, self._next
-        if number < len(arrivals):
-            self._next += 1
+    def _receive(
+        self, now_us: float, acting: set[int], arrival_us: float, number: int, model_id: int, rows: int
+    ) -> int:
+        """Choose a scheduler for a request that arrives, as a front end does, and return it."""
+        place = self._choose(now_us, number, model_id, rows) if len(self._schedulers) > 1 else 0
+        if place not in acting:
+            self._schedulers[place].proceed(now_us)
+        self._schedulers[place].receive(arrival_us, number, model_id, rows)
+        return place
+
+    def _choose(self, now_us: float, number: int, model_id: int, rows: int) -> int:
+        answers, work_us = self._answers, self._work_us
+        while answers and answers[0][0] <= now_us:
+            _, _, place, ended_us = heapq.heappop(answers)
+            work_us[place] -= ended_us
+        place = choose_node(work_us, self._cores, number)
+        work_us[place] += self._models[model_id].remaining_us(0, 1, rows)
+        self._places[number] = place
+        return place
+
+    def _ended(self, request: Query, answered_us: float, now_us: float) -> None:
+        """A client has its answer soon. In a closed loop it sends its next request then."""
+        number, arrivals = request.query_id, self._arrivals
+        if (place := self._places.pop(number, None)) is not None:
+            asked_id = int(arrivals.models[number])
+            ended_us = self._models[asked_id].remaining_us(0, 1, request.rows)
+            heapq.heappush(self._answers, (answered_us, number, place, ended_us))
+        if arrivals.clients and self._next < len(arrivals):
+            number, self._next = self._next, self._next + 1
             rows = 1 if arrivals.rows is None else int(arrivals.rows[number])
+            at_us = max(answered_us, now_us)
             heapq.heappush(self._sent, (at_us, number, int(arrivals.models[number]), rows))
-
-    def _receive(self, arrival_us: float, number: int, model_id: int, rows: int) -> None:
-        """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
-        overheads, size_mb = self._machine.overheads, rows * self._row_mb[model_id]
-        delay_us = overheads.submit_us + size_mb * overheads.submit_us_per_mb
-        stolen_us = overheads.stolen_us + size_mb * overheads.stolen_us_per_mb
-        if stolen_us and self._cores.steal(arrival_us, stolen_us):
-            delay_us += stolen_us
-        heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id, rows))
-
-    def _arrive(self, _now_us: float, number: int, arrival_us: float, model_id: int, rows: int) -> None:
-        """The scheduler has got a request."""
-        model = self._models[model_id]
-        deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
-        compound = self._compounds.get(number, 0)
-        bf16_id = None if deadline_us is None or compound else self._in_bf16.get(model_id)
-        request = Query(
-            number,
-            model_id if bf16_id is None else bf16_id,
-            rows,
-            arrival_us,
-            deadline_us,
-            rejects_late=model.rejects_late,
-            join_key=NEVER_JOINED if compound else 0,
-            compound=compound,
-            fp32_id=-1 if bf16_id is None else model_id,
-        )
-        self._policy.arrived(request)
-        self._requests.arrived(request)
-        self._waiting.add(request)
-        if model.rejects_late and not self._watch(request, ((request, None),)):
-            self._discard(self._waiting.take(number))
-        self._results.waiting(len(self._waiting))
-
-    def _ended(self, ended: Ended) -> None:
-        """A block has left: its query is done, or waits again."""
-        query = ended.block.query
-        if ended.layer == ended.block.model.layers:
-            self._leases += 1
-            self._finish(query, whole=True)
-        elif self._nobody_waits_for(query):
-            self._discard(replace(query, started=True))
-        else:
-            if ended.fraction > 0:
-                self._fractions[query.query_id] = ended.fraction
-            ran_us = query.ran_us + self._now_us - ended.block.started_us
-            self._waiting.add(replace(query, next_layer=ended.layer, started=True, ran_us=ran_us))
-
-    def _discard(self, query: Query) -> None:
-        """Give up a query that neither waits nor runs."""
-        if query.started:
-            self._leases += 1
-            self._fractions.pop(query.query_id, None)
-        self._finish(query, whole=False)
-
-    def _finish(self, query: Query, whole: bool) -> None:
-        """Answer the requests whose last query this was."""
-        overheads = self._machine.overheads
-        for request, complete in self._requests.end(query, whole):
-            self._late_watch.discard(request.query_id)
-            self._dropped.discard(request.query_id)
-            if complete:
-                answered_us = self._now_us - overheads.leave_us + overheads.answer_us
-                self._results.answered(request, answered_us)
-                self._policy.finished(request, answered_us)
-            else:
-                answered_us = self._now_us + overheads.answer_us
-                self._results.refused(request, answered_us)
-            self._follow(max(answered_us, self._now_us))
-
-    # -- those that are refused when they are late
-
-    def _watch_us(self) -> float:
-        """Return when a request may be certain to be late: just after it could still have been in time."""
-        next_us = self._late_watch.next_us
-        return NEVER if next_us is None else math.nextafter(next_us, NEVER)
-
-    def _refuse_late(self) -> None:
-        """Drop requests that are certain to be late, and the queries of which all requests were dropped.
-
-        Waiting ones end now, running ones at the next layer boundary.
-        """
-        for number in self._late_watch.due(self._now_us):
-            if not self._results.is_open(number) or number in self._dropped:
-                continue
-            places = [self._position(query_id) for query_id in self._requests.queries(number)]
-            request = next(each for each in self._requests.members(places[0][0]) if each.query_id == number)
-            if self._watch(request, places):
-                continue
-            self._dropped.add(number)
-            for query, layer in places:
-                if not self._nobody_waits_for(query):
-                    continue
-                if layer is None:
-                    self._discard(self._waiting.take(query.query_id))
-                else:
-                    self._cores.stop(self._now_us, Stop(query.query_id))
-
-    def _position(self, query_id: int) -> tuple[Query, int | None]:
-        """Return a query and the layer it is in, None for one that waits."""
-        block = self._cores.running.get(query_id)
-        return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)
-
-    def _nobody_waits_for(self, query: Query) -> bool:
-        """Return whether all requests of a query were dropped."""
-        return bool(self._dropped) and all(each.query_id in self._dropped for each in self._requests.members(query))
-
-    def _watch(self, request: Query, places: Sequence[tuple[Query, int | None]]) -> bool:
-        """Look at a request when any part of it may be certain to be late; False if one is."""
-        if request.deadline_us is None:
-            return True
-        parts = [(replace(query, deadline_us=request.deadline_us), layer) for query, layer in places]
-        models, cores = self._models, self._machine.cores
-        times_us = [certain_from_us(part, models[part.model_id], cores, layer) for part, layer in parts]
-        from_us = min(time_us for time_us in times_us if time_us is not None)
-        if from_us < self._now_us:
-            return False
-        self._late_watch.set(request.query_id, from_us)
-        return True
-
-    # -- decisions
-
-    def _decide(self) -> int:
-        """Ask the policy, do what it says, and return how many decisions that were."""
-        cores = self._cores
-        running, free_cores = cores.view.at(self._now_us), cores.free.all()
-        waiting = self._requests.form(self._waiting, self._now_us, len(free_cores), running)
-        self._form_us = NEVER if self._requests.wake_us is None else self._requests.wake_us
-        if self._form_us <= self._now_us:
-            raise ContractError(
-                f"the former of batches wants to look again at {self._form_us:.1f} us, which has passed"
-            )
-        snapshot = Snapshot(
-            self._now_us,
-            waiting,
-            running,
-            free_cores,
-            self._machine.cores,
-            self._models,
-            cores.level,
-            self._leases,
-            self._machine.overheads.answer_us,
-            oldest_us=self._waiting.oldest_us,
-            waiting_count=len(self._waiting),
-        )
-        self._counters.decisions += 1
-        decisions = self._policy.decide(snapshot)
-        for decision in decisions:
-            if self._observer is not None:
-                self._observer.decided(self._now_us, decision)
-            try:
-                self._apply(decision)
-            except (KeyError, ValueError, IndexError) as error:
-                message = f"{self._policy.name} at {self._now_us:.1f} us: {decision}: {error}"
-                raise ContractError(message) from error
-        return len(decisions)
-
-    def _apply(self, decision: Decision) -> None:
-        match decision:
-            case Start():
-                self._start(decision)
-            case Stop():
-                self._cores.stop(self._now_us, decision)
-            case Resize():
-                self._cores.resize(self._now_us, decision)
-            case Replan():
-                self._cores.replan(self._now_us, decision)
-            case Reject(query_id):
-                self._requests.begin(query_id, self._waiting)
-                self._discard(self._waiting.take(query_id))
-            case StartOver(query_id):
-                self._start_over(self._waiting.take(query_id))
-            case Wake(at_us):
-                if at_us <= self._now_us:
-                    raise ValueError("that time has passed")
-                self._wake_us = at_us
-
-    def _start_over(self, query: Query) -> None:
-        if not query.started:
-            raise ValueError("it has not started")
-        self._leases += 1
-        self._fractions.pop(query.query_id, None)
-        if not query.formed and query.deadline_us is not None and query.model_id in self._in_bf16:
-            query = replace(query, model_id=self._in_bf16[query.model_id])
-        fp32_id = -1 if query.formed else self._in_fp32.get(query.model_id, -1)
-        join_key = query.join_key | NEVER_JOINED
-        self._waiting.add(replace(query, next_layer=0, started=False, join_key=join_key, fp32_id=fp32_id))
-
-    def _start(self, start: Start) -> None:
-        self._requests.begin(start.query_id, self._waiting)
-        query = self._waiting.find(start.query_id)
-        if not query.started and self._leases == 0:
-            return
-        if query.fp32_id >= 0:
-            query = self._choose(query, start.precision)
-        fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
-        part = self._requests.batch_part(query)
-        self._cores.start(self._now_us, query, part, self._models[query.model_id], start, fraction)
-        self._waiting.take(start.query_id)
-        if not query.started:
-            self._leases -= 1
-            for request in self._requests.members(query):
-                self._results.started(request, self._now_us)
-
-    def _choose(self, query: Query, precision: str) -> Query:
-        """Let a query, and those of its batch, be of the model in this precision; return it."""
-        model_id = query.fp32_id if precision == FP32 else query.model_id
-        batch = [each for each in self._waiting.in_order if each.batch == query.batch] if query.batch else [query]
-        for each in batch:
-            self._waiting.remove(each)
-            self._waiting.add(replace(each, model_id=model_id, fp32_id=-1))
-            self._counters.in_fp32 += precision == FP32
-            self._counters.in_bf16 += precision != FP32
-        return self._waiting.find(query.query_id)

@@ -8,7 +8,7 @@ for each running block.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import overload
 
@@ -60,6 +60,8 @@ class Machine:
     `nodes`: of NUMA, of as many cores each; no gang crosses them. Bandwidth is common to all.
     `leases`: how many queries can be on the way at once; 0: as many as in the live server.
     `charges_decisions`: whether the scheduler's CPU time passes on the virtual clock (`decision_cost.py`).
+    `charges_turns`: whether the rest of its turns does, too (`turn_cost.py`).
+    `schedulers`: each has as many of the cores for itself, with their share of caches and bandwidth.
     """
 
     cores: int
@@ -68,8 +70,10 @@ class Machine:
     level_step: float = 0.02
     leases: int = 0
     charges_decisions: bool = False
+    charges_turns: bool = False
     cores_contend: bool = False
     nodes: int = 1
+    schedulers: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for a machine that cannot be."""
@@ -79,12 +83,42 @@ class Machine:
             raise ValueError("level_per_demand and leases are not negative, level_step is positive")
         if self.nodes < 1 or self.cores % self.nodes:
             raise ValueError(f"{self.cores} cores cannot be split evenly over {self.nodes} nodes")
+        if self.schedulers < 1 or self.cores % self.schedulers:
+            raise ValueError(f"{self.cores} cores cannot be split evenly over {self.schedulers} schedulers")
+        if max(self.nodes, self.schedulers) % min(self.nodes, self.schedulers):
+            raise ValueError(f"{self.nodes} nodes cannot be split evenly over {self.schedulers} schedulers")
+
+    @property
+    def widest(self) -> int:
+        """How many cores a gang can have."""
+        return self.cores // max(self.nodes, self.schedulers)
 
     @property
     def node_cores(self) -> tuple[tuple[int, ...], ...]:
         """The cores of each node."""
         each = self.cores // self.nodes
         return tuple(tuple(range(first, first + each)) for first in range(0, self.cores, each))
+
+    @property
+    def scheduler_nodes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The cores of each scheduler, by node."""
+        cores, each = self.cores // self.schedulers, self.widest
+        return tuple(
+            tuple(tuple(range(node, node + each)) for node in range(first, first + cores, each))
+            for first in range(0, self.cores, cores)
+        )
+
+    def of_scheduler(self) -> "Machine":
+        """Return the part that one scheduler has. Its blocks disturb each other as those of all cores would."""
+        cores = self.cores // self.schedulers
+        others = max(1, self.cores - 1) / max(1, cores - 1)
+        return replace(
+            self,
+            cores=cores,
+            level_per_demand=self.level_per_demand * others,
+            nodes=max(1, self.nodes // self.schedulers),
+            schedulers=1,
+        )
 
 
 class Observer:
@@ -109,11 +143,12 @@ class Ended:
 class SimulatedCores:
     """Cores, and the blocks that run on them by query. Times are microseconds; `now_us` never falls."""
 
-    def __init__(self, machine: Machine, counters: Counters, observer: Observer | None) -> None:
+    def __init__(self, machine: Machine, counters: Counters, observer: Observer | None, first_core: int = 0) -> None:
         self.running: dict[int, Block] = {}
         self.view = RunningView(self.running)
-        self.free = FreeCores(machine.cores)
+        self.free = FreeCores(machine.cores, first_core)
         self._machine = machine
+        self._first_core = first_core
         self._overheads = machine.overheads
         self._counters = counters
         self._observer = observer
@@ -236,7 +271,7 @@ class SimulatedCores:
         That falls behind by its share of it.
         """
         for block in self.running.values():
-            if 0 in block.cores:
+            if self._first_core in block.cores:
                 block.pause(now_us, time_us / len(block.cores))
                 self._schedule(block, now_us)
                 return True
@@ -370,8 +405,8 @@ class RunningView(Sequence[RunningBlock]):
 class FreeCores:
     """Free cores in ascending order."""
 
-    def __init__(self, count: int) -> None:
-        self._free = list(range(count))
+    def __init__(self, count: int, first: int = 0) -> None:
+        self._free = list(range(first, first + count))
         self._known: tuple[int, ...] | None = None
 
     def all(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from statistics import fmean, stdev
 
-from gangway.scheduler.policies.registry import make_policy
+from gangway.scheduler.policies.registry import make_policies
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.results import Limits
@@ -206,7 +206,7 @@ def shares_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: floa
         waiting=late + WAITING_PER_CORE * scenario.machine.cores,
     )
     result = simulate(
-        make_policy(policy, scenario.machine.node_cores),
+        make_policies(policy, scenario.machine.scheduler_nodes),
         scenario.models,
         arrivals,
         scenario.machine,

@@ -15,6 +15,7 @@ from gangway.simulator.machine import Observer
 from gangway.simulator.rates import TARGET, RateEstimate
 from gangway.simulator.results import Counters
 from gangway.simulator.runs import PolicyRun
+from gangway.simulator.turn_cost import MOST_BUSY, processes_needed
 from gangway.workload.outcomes import Row
 
 COLUMNS = ("qps", "satisfied", "mean_ms", "p50_ms", "p95_ms", "p99_ms", "over_isolated", "errors")
@@ -84,6 +85,20 @@ def counters_table(runs: Sequence[PolicyRun]) -> Table:
         either = counters.in_fp32 + counters.in_bf16
         cells.append(f"{100 * counters.in_fp32 / either:.1f}" if either else "-")
         result.add_row(run.policy, *cells, f"{100 * run.core_use:.1f}")
+    return result
+
+
+def processes_table(runs: Sequence[PolicyRun], front_end_us: float) -> Table:
+    """Return how many schedulers and front ends the rate of each policy needs, by their processor time."""
+    result = Table(title=f"processes needed, each at most {100 * MOST_BUSY:g} % busy")
+    result.add_column("policy")
+    for name in ("scheduler, us a query", "schedulers needed", "front end, us a query", "front ends needed"):
+        result.add_column(name, justify="right")
+    for run in runs:
+        scheduler_us = run.result.counters.scheduler_us / len(run.result.outcomes)
+        needed = (processes_needed(run.rate_per_s * each_us / 1e6) for each_us in (scheduler_us, front_end_us))
+        schedulers, front_ends = map(str, needed)
+        result.add_row(run.policy, f"{scheduler_us:.0f}", schedulers, f"{front_end_us:.0f}", front_ends)
     return result
 
 

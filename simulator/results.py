@@ -33,6 +33,7 @@ class Counters:
     in_fp32: int = 0  # queries that could begin in either precision, by the one they got
     in_bf16: int = 0
     core_busy_us: float = 0.0  # cores x time held by blocks
+    scheduler_us: float = 0.0  # processor time of all schedulers that passed on the virtual clock
 
 
 @dataclass(frozen=True)

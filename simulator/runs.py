@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangway.scheduler.policies.registry import make_policy
+from gangway.scheduler.policies.registry import make_policies
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Observer
 from gangway.simulator.rates import TARGET, RateEstimate, Window, window
@@ -48,7 +48,7 @@ def run_policy(
     arrivals = scenario.arrivals(rate_per_s, queries, seed)
     batching = scenario.requests.batching
     result = simulate(
-        make_policy(policy, scenario.machine.node_cores),
+        make_policies(policy, scenario.machine.scheduler_nodes),
         scenario.models,
         arrivals,
         scenario.machine,

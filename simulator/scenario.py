@@ -13,6 +13,7 @@ from gangway.simulator.contention import Contention
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
+from gangway.simulator.turn_cost import FRONT_END_US_PER_MB, front_end_us
 from gangway.workload.arrivals import Arrivals, bursts, closed_loop, poisson
 from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
@@ -32,8 +33,9 @@ SHARED_CORES = Overheads(
     submit_us_per_mb=2100.0,
     stolen_us_per_mb=2600.0,
 )
+WHOLE_TURNS = replace(SPARE_CORES, submit_us_per_mb=FRONT_END_US_PER_MB)
 CONTENTION_STEP = 0.1  # of levels of interference on a contended machine, where every start changes all of them
-OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
+OVERHEADS = {"spare": SPARE_CORES, "turns": WHOLE_TURNS, "shared": SHARED_CORES, "none": NO_OVERHEADS}
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ class Scenario:
         """Each model's latency alone on all cores, of a request of so many rows."""
         return tuple(isolated_us(model, self.requests.rows) for model in self.models.values())
 
+    @property
+    def front_end_us(self) -> float:
+        """The mean processor time of a front end for a request."""
+        rows, sizes = self.requests.rows, (self.row_bytes.get(index, 0) for index in self.models)
+        return sum(share * front_end_us(rows * size / 1e6) for share, size in zip(self.mix.shares, sizes, strict=True))
+
     def arrivals(self, rate_per_s: float, count: int, seed: int) -> Arrivals:
         """Return at least `count` requests: of clients in a closed loop, or Poisson arrivals, in bursts if wanted."""
         if self.requests.clients is not None:
@@ -95,23 +103,28 @@ def make_scenario(
     contention: Contention | None = None,
     nodes: int = 1,
     in_bf16: Mapping[str, MeasuredModel] | None = None,
+    schedulers: int = 1,
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
     `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
     cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
-    isolated latency, on one of `nodes` NUMA nodes. `contention`: a machine of VELTAIR's premise in place of the
-    measured one. The scheduler's CPU time counts where it has a core of its own (SPARE_CORES); elsewhere `stolen_us`
-    has it. `in_bf16`: models of the mix as measured in bf16, whose precision is chosen by deadlines.
+    isolated latency, on the cores that a gang can have. `contention`: a machine of VELTAIR's premise in place of the
+    measured one. The time of the scheduler's decisions counts where it has a core of its own (SPARE_CORES), and that of
+    its whole turns with WHOLE_TURNS; elsewhere `stolen_us` has it. `nodes`, `schedulers`: each has as many cores.
+    `in_bf16`: models of the mix as measured in bf16, whose precision is chosen by deadlines.
 
     Raises WorkloadError for a model without a measurement or a target that cannot be resolved, ProfileError for a file
     that is wrong, ValueError for a machine that cannot be.
     """
     if not memory_share > 0:
         raise ValueError(f"the share of memory must be positive, not {memory_share}")
-    charges = overheads == SPARE_CORES
-    machine = Machine(cores, overheads, level_per_demand(cores, memory_share), charges_decisions=charges, nodes=nodes)
-    widest = cores // nodes
+    turns = overheads == WHOLE_TURNS
+    charges = turns or overheads == SPARE_CORES
+    level = level_per_demand(cores, memory_share)
+    machine = Machine(cores, overheads, level, charges_decisions=charges, charges_turns=turns, nodes=nodes,
+                      schedulers=schedulers)  # fmt: skip
+    widest = machine.widest
     if contention is not None:
         machine = replace(machine, level_per_demand=1 / max(1, cores - 1), level_step=CONTENTION_STEP,
                           cores_contend=True)  # fmt: skip

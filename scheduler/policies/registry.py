@@ -4,7 +4,7 @@
 `benchmarks/ablation.py` compares them. It is for measurements only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gangway.artifact.suggestion import did_you_mean
 from gangway.scheduler.policies.base import Policy
@@ -67,6 +67,11 @@ def make_policy(text: str, nodes: Nodes = ()) -> Policy:
             f"unknown scheduler {name!r}; known: {', '.join(sorted(POLICIES))}{did_you_mean(name, POLICIES)}"
         )
     return POLICIES[name](argument)
+
+
+def make_policies(text: str, schedulers: Sequence[Nodes]) -> list[Policy]:
+    """Return a fresh policy for each of several schedulers. Raises ValueError as `make_policy` does."""
+    return [make_policy(text, nodes) for nodes in schedulers]
 
 
 def plain(policy: type[Policy], argument: str) -> Policy:
