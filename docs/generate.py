@@ -57,6 +57,8 @@ PATHS = (
     "/v2/models/M/config",
     "/v2/models/M/stats",
     "/v2/models/stats",
+    "/v2/models",
+    "/v2/openapi.json",
     "/v2/models/M/infer",
     "/v2/models/M/generate",
     "/v2/models/M/generate_stream",

@@ -65,6 +65,12 @@ class LogLevels(msgspec.Struct, frozen=True):
         return cls(bool(number & 1), bool(number & 2), bool(number & 4), number >> 3)
 
 
+def set_levels(levels: LogLevels) -> None:
+    """Let Python's logging of this process make the wanted lines; details are Gangway's own, and no library's."""
+    logging.getLogger().setLevel(max(levels.threshold, logging.INFO))
+    logging.getLogger("gangway").setLevel(levels.threshold)
+
+
 def fields(**values: object) -> dict[str, Any]:
     """Return the `extra` of a line whose values shall stand by themselves in the JSON form of the log."""
     return {"fields": values}
@@ -89,7 +95,7 @@ class ProcessLog:
     def set(self, levels: LogLevels) -> None:
         """Set which lines are logged."""
         self._levels = levels
-        logging.getLogger().setLevel(levels.threshold)
+        set_levels(levels)
 
     def finish(self) -> None:
         """Log what was held back, before the process ends."""

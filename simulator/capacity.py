@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -99,13 +99,13 @@ def main(argv: Sequence[str]) -> int:
         return 1
     profiled = {FP32: in_fp32, BF16: in_bf16}
     strangers = (
-        f"{name} is not measured in {precision} on this machine"
+        f"{name} is not measured in {precision} on this machine; `gangway profile FILE` measures it"
         for precision in ((FP32, BF16) if options.precision == DEADLINE else (options.precision,))
         for name in mix.names
         if name not in profiled[precision]
     )
     for doubt in (*strangers, *answer.doubts):
-        print(f"gangway capacity: warning: {doubt}; `gangway profile` measures it", file=sys.stderr)
+        print(f"gangway capacity: warning: {doubt}", file=sys.stderr)
     if options.json:
         print(json.dumps({**asdict(answer), "highest": answer.highest.mean_per_s}, indent=1))
     else:
@@ -136,8 +136,20 @@ def find_capacity(
         run.core_use,
         RateEstimate(tuple(rate / rate_per_s for rate in highest.rates_per_s)),
         _cores_needed(scenario, rate_per_s, share, queries),
-        here.doubts,
+        (*(f"{doubt}; `gangway profile` measures it" for doubt in here.doubts), *_small_models(here)),
     )
+
+
+def _small_models(scenario: Scenario) -> Iterator[str]:
+    """Yield a sentence for each model whose computing is less than what front end and scheduler do for a request."""
+    way_us = scenario.machine.overheads.stolen_us
+    for model in scenario.models.values():
+        compute_us = model.fastest_us(0, 1)
+        if compute_us < way_us:
+            yield (
+                f"{model.name} computes for {compute_us:.3g} us, and a request costs {way_us:.0f} us of front end and"
+                " scheduler beside it: clients on the same cores are not counted, and `gangway perf` finds the rate"
+            )
 
 
 def _model_answer(row: Row, rate_per_s: float, isolated_us: float, target_us: float | None) -> ModelAnswer:

@@ -313,15 +313,12 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
     return Shapes((rows or 1) if model.batched else 1, pairs, sizes, rows == 0, rows or 1)
 
 
-MORE_ROWS = "; max_batch_size in config.pbtxt, or --backend-config=default-max-batch-size=N without one, allows more"
-
-
 def _check_rows(rows: int | None, size: int, tensor: Tensor, model: ServedModel) -> int:
     """Return the number of rows, which all inputs share; `rows` is that of the inputs before, None for the first."""
     if size > model.max_rows and not model.max_batch_size:
         invalid(f"model '{model.name}' computes at most {model.max_rows} rows at a time, got {size}")
     if size > model.max_rows:
-        invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {size}{MORE_ROWS}")
+        invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {size}")
     if rows not in (None, size):
         invalid(
             f"input '{tensor.name}' batch size does not match other inputs for '{model.name}'."

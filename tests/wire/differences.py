@@ -9,8 +9,12 @@ from collections.abc import Mapping
 _ANSWERED_FIRST = "a request before what is no HTTP is answered, even if both come in one piece"
 _MALFORMED = "RFC 9113, 8.1.1: the stream of a malformed request is reset with PROTOCOL_ERROR"
 _NO_REPR = "the path is a text, without Python's mark of bytes"
+_NAMES = "GET /v2/models names the models that are ready, as KServe's servers do"
 
 DELIBERATE: Mapping[tuple[str, str, str], str] = {
+    ("http", "plain", "paths: GET /v2/models"): _NAMES,
+    ("http", "plain", "fuzz: head 2"): _NAMES,
+    ("http", "plain", "fuzz: head 44"): _NAMES,
     ("http", "plain", "fuzz: head 26"): _ANSWERED_FIRST,
     ("http", "plain", "fuzz: head 47"): _ANSWERED_FIRST,
     ("grpc", "plain", "calls: content type of JSON"): "a request that is none of gRPC's is answered with 415",

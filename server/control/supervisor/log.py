@@ -19,7 +19,7 @@ from typing import Final, TextIO
 
 from gangway.artifact.files import append_whole
 from gangway.artifact.precision import BF16
-from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
+from gangway.executor.logs import ALWAYS, RateLimit, decode, fields, set_levels
 from gangway.server.messages import LogSettings, ModelReady
 from gangway.server.statistics import Figures
 
@@ -67,7 +67,7 @@ class ServerLog:
         """Write by these settings from now on; the file stays what it is."""
         self.settings = settings
         self._handler.setFormatter(formatter_of(settings.format))
-        logging.getLogger().setLevel(settings.levels.threshold)
+        set_levels(settings.levels)
 
     @contextmanager
     def of_child(self, name: str, level: int = logging.ERROR) -> Iterator[int]:

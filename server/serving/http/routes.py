@@ -37,6 +37,7 @@ OperationName: TypeAlias = Literal[
     "system_status", "system_register", "system_unregister",
     "cuda_status", "cuda_register", "cuda_unregister",
     "trace", "logging",
+    "models", "openapi",
     "page", "state", "events",
 ]  # fmt: skip
 
@@ -94,6 +95,10 @@ def _route_of(raw_path: bytes) -> Route | None:
             return Route("metadata")
         case ["v2", "health", state] if state in _HEALTH:
             return Route(_HEALTH[state])
+        case ["v2", "models"]:
+            return Route("models")
+        case ["v2", "openapi.json"]:
+            return Route("openapi")
         case ["v2", "logging"]:
             return Route("logging")
         case ["v2", "gangway", "state"]:
@@ -202,6 +207,11 @@ def _index_request(route: Route, content: Content) -> Message:
 
 def _index_parts(response: pb.RepositoryIndexResponse) -> Iterator[bytes]:
     yield from _array({name: value for name, value in to_json(model).items() if value} for model in response.models)
+
+
+def _names_reply(response: pb.RepositoryIndexResponse) -> Reply:
+    """KServe's answer: the names of models."""
+    return json_reply({"models": sorted({model.name for model in response.models})})
 
 
 def _statistics_parts(response: pb.ModelStatisticsResponse) -> Iterator[bytes]:
@@ -352,6 +362,9 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
         "GET": Operation.in_parts("ModelStatistics", _model(pb.ModelStatisticsRequest), _statistics_parts)
     },
     "index": {"POST": Operation.in_parts("RepositoryIndex", _index_request, _index_parts)},
+    "models": {
+        "GET": Operation("RepositoryIndex", lambda *_: pb.RepositoryIndexRequest(ready=True), _names_reply),
+    },
     "load": {"POST": Operation("RepositoryModelLoad", _load_request, _DONE)},
     "unload": {"POST": Operation("RepositoryModelUnload", _unload_request, _DONE)},
     "system_status": {
@@ -385,7 +398,7 @@ WATCHING = frozenset({"page", "state", "events"})  # always GET; no method of th
 
 def verbs_of(route: Route) -> tuple[str, ...]:
     """Return the HTTP methods that a path has."""
-    if route.operation in WATCHING:
+    if route.operation in WATCHING or route.operation == "openapi":
         return ("GET",)
     return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
 
@@ -394,4 +407,6 @@ def method_of(route: Route, verb: str) -> str:
     """Return the method of the service that a route stands for, or, of those of WATCHING, is restricted with."""
     if route.operation in WATCHING:
         return "ModelStatistics"
+    if route.operation == "openapi":
+        return "ModelMetadata"
     return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
 from gangway.server.errors import RequestError, invalid, unsupported
-from gangway.server.models.served import Models
+from gangway.server.models.served import Models, ServedModel
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.requests.contents import Raws
 from gangway.server.serving.http.call import HttpCall, Responses, Site
@@ -36,6 +36,7 @@ from gangway.server.serving.http.infer import (
     read_raw,
 )
 from gangway.server.serving.http.json_text import parse_object
+from gangway.server.serving.http.openapi import openapi
 from gangway.server.serving.http.replies import (
     EVENTS,
     JSON,
@@ -46,6 +47,7 @@ from gangway.server.serving.http.replies import (
     deflate,
     error_text,
     inflate,
+    json_reply,
     refusal,
 )
 from gangway.server.serving.http.routes import (
@@ -63,6 +65,7 @@ from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.pending import Offload, drive
 from gangway.server.serving.protocol import Methods
 from gangway.server.serving.turns import Slices, drive_for
+from gangway.server.system import own_version
 
 _log = logging.getLogger(__name__)
 
@@ -228,6 +231,10 @@ class HttpSite(Site):
         match route.operation:
             case "infer":
                 return await self._infer_reply(call)
+            case "openapi":
+                models = self._models()
+                usable = [each for each in models.served() if isinstance(models.state_of(each), ServedModel)]
+                return await self._work.run(lambda: json_reply(openapi(usable, own_version())))
             case "generate" | "generate_stream":
                 responses = await self._generate(call)
                 if route.operation == "generate_stream":

@@ -131,7 +131,7 @@ CASES: dict[str, Case] = {
     "unknown version": Case(
         f"{SIMPLE}/versions/7", error("Request for unknown model: 'simple' version 7 is not found"), 404
     ),
-    "unknown path": Case("/v2/models", error("Not Found"), 404),
+    "unknown path": Case("/v2/modells", error("Not Found"), 404),
     "wrong method": Case(INFER, error("Method Not Allowed, only POST"), 405),
     "wrong datatype": Case(
         INFER,

@@ -80,6 +80,7 @@ def test_every_line_is_an_object_and_says_whose_it_is(served: Logging) -> None:
     for line in lines:
         assert line.keys() >= {"time", "level", "process", "logger", "message"}
         assert line["level"] in ("DEBUG", "INFO", "WARNING", "ERROR")
+        assert line["logger"].startswith("gangway.") or line["level"] != "DEBUG"  # hpack tells each header
     assert served.server.log.read_text().count("INFO") == 0, "the summary alone goes to standard output"
 
 

@@ -131,7 +131,7 @@ def test_bodies(http: Ask, case: str) -> None:
         ("GET", "/", 404),
         ("GET", "/v1", 404),
         ("GET", "/v2/", 404),
-        ("GET", "/v2/models", 404),
+        ("GET", "/v2/models/", 404),
         ("GET", "/v2/models//ready", 404),
         ("GET", "/v2/models/simple/nothing", 404),
         ("GET", "/v2/models/simple/versions", 404),
