@@ -28,6 +28,7 @@ from gangway.clients.inputs import (
     shaped,
     with_chosen_sizes,
 )
+from gangway.clients.snippets import curl_snippet, python_snippet
 from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -132,6 +133,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask for the K best classes of outputs that are scores, with their labels (--image: 3)",
     )
     parser.add_argument(
+        "--snippet", action="store_true", help="print Python and curl that send such a request, and send none"
+    )
+    parser.add_argument(
         "--timeout-ms", type=_positive, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
     )
     add_tls_options(parser)
@@ -141,6 +145,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out a parsed command line; return the exit status."""
     try:
         with Connection(arguments.url, arguments.timeout_ms / 1000, Tls.of(arguments)) as connection:
+            if arguments.snippet:
+                print_snippets(connection, arguments)
+                return 0
             answer = ask(connection, arguments)
     except ClientError as error:
         print(f"gangway client: {error}", file=sys.stderr)
@@ -157,10 +164,10 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
-    inputs, sizes = shaped(metadata.inputs, dict(arguments.shape)), ""
-    is_open = any(size < 0 for tensor in inputs for size in tensor.shape[1:])
-    if is_open and not arguments.input and not arguments.image:
-        inputs, sizes = with_chosen_sizes(inputs, connection.declared_size(model, version))
+    inputs: Sequence[TensorMetadata] = shaped(metadata.inputs, dict(arguments.shape))
+    sizes = ""
+    if not arguments.input and not arguments.image:
+        inputs, sizes = _sized(connection, inputs, arguments)
     values = _values(inputs, arguments)
     tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in metadata.inputs}
     top = arguments.top or (TOP_OF_IMAGE if arguments.image else 0)
@@ -174,6 +181,25 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
         round_trip_ms.append((time.monotonic_ns() - begin_ns) / 1e6)
     after = server_times(connection.model_statistics(model, version))
     return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
+
+
+def _sized(
+    connection: Connection, inputs: Sequence[TensorMetadata], arguments: argparse.Namespace
+) -> tuple[Sequence[TensorMetadata], str]:
+    if not any(size < 0 for tensor in inputs for size in tensor.shape[1:]):
+        return inputs, ""
+    return with_chosen_sizes(inputs, connection.declared_size(arguments.model, arguments.model_version))
+
+
+def print_snippets(connection: Connection, arguments: argparse.Namespace) -> None:
+    """Print a program and a command that send such a request, the model's values being ones."""
+    model, version = arguments.model, arguments.model_version
+    declared = connection.model_metadata(model, version).inputs
+    inputs, _ = _sized(connection, shaped(declared, dict(arguments.shape)), arguments)
+    print(python_snippet(arguments.url, model, version, inputs, arguments.batch))
+    host = arguments.url.rpartition(":")[0]
+    if command := curl_snippet(host, model, version, inputs, arguments.batch):
+        print(command)
 
 
 def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
