@@ -89,6 +89,7 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_pairs_of_nodes_are_measured() -> None:
     """The two nodes are the same core here, so their memory is as near."""
     with small_cache():
