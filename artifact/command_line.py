@@ -84,10 +84,11 @@ class CommandParser(argparse.ArgumentParser):
             raise _Caught(self)
         given = list(sys.argv[1:] if args is None else args)
         end = given.index("--") if "--" in given else len(given)
-        if unknown := self._unknown_flags(given[:end]):  # before the value behind one is read as a positional argument
+        on_command_line, unknown = self._read_flags(given[:end])
+        if unknown:  # before the value behind one is read as a positional argument
             self._refuse_unknown(unknown)
         try:
-            self._settings = self._read_settings(given)
+            self._settings = self._read_settings(on_command_line)
         except SettingError as error:
             self.error(str(error))
         elsewhere = [text for one in self._settings if one.source != COMMAND_LINE for text in _as_arguments(one)]
@@ -101,19 +102,6 @@ class CommandParser(argparse.ArgumentParser):
             self._show_config()
             raise SystemExit(0)
         return parsed
-
-    def _unknown_flags(self, given: Sequence[str]) -> list[str]:
-        """Return what looks like a flag, is none, and is no flag's argument either."""
-        try:
-            rest = self._flags_alone().parse_known_args(given)[1]
-        except argparse.ArgumentError:
-            return []
-        known = tuple(self._option_string_actions)
-        return [
-            text
-            for text in rest
-            if text.startswith("--") and not any(name.startswith(text.partition("=")[0]) for name in known)
-        ]
 
     def _refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         name = unknown[0].partition("=")[0]
@@ -161,13 +149,12 @@ class CommandParser(argparse.ArgumentParser):
 
     # -- settings
 
-    def _read_settings(self, given: Sequence[str]) -> list[Setting]:
+    def _read_settings(self, on_command_line: Sequence[Setting]) -> list[Setting]:
         """Return what a file, variables and the command line say, less what something stronger says.
 
         Raises SettingError.
         """
         flags = {setting_name(name): action for name, action in self._option_string_actions.items() if _is_flag(action)}
-        on_command_line = self._on_command_line(given)
         in_variables = variable_settings(flags, os.environ, _flags_of_others)
         settings = [*self._weaker(in_variables, on_command_line), *on_command_line]
         paths = [one.values[-1] for one in settings if _flag(one.action) == CONFIG_FLAG]
@@ -185,27 +172,28 @@ class CommandParser(argparse.ArgumentParser):
                 dests |= together
         return [one for one in settings if one.action.dest not in dests]
 
-    def _on_command_line(self, given: Sequence[str]) -> list[Setting]:
-        """Return what the command line says of flags; nothing if it makes no sense, which a second look tells."""
-        flags = {_flag(action): action for action in self._actions if _is_flag(action)}
-        try:
-            found = vars(self._flags_alone().parse_known_args(given)[0])
-        except argparse.ArgumentError:
-            return []
-        return [Setting(flags[name], tuple(values), COMMAND_LINE) for name, values in found.items()]
+    def _read_flags(self, given: Sequence[str]) -> tuple[list[Setting], list[str]]:
+        """Return what the command line says of flags, and what looks like a flag and is none, nor one's argument.
 
-    def _flags_alone(self) -> argparse.ArgumentParser:
-        """Return a parser of the flags, with texts as values, and of no positional arguments. It raises errors."""
+        Nothing if it makes no sense, which a second look tells.
+        """
         reader = argparse.ArgumentParser(
             add_help=False, allow_abbrev=self.allow_abbrev, argument_default=argparse.SUPPRESS, exit_on_error=False
         )
-        for action in filter(_is_flag, self._actions):
+        flags = {_flag(action): action for action in self._actions if _is_flag(action)}
+        for name, action in flags.items():
             if action.nargs == 0:
-                reader.add_argument(*action.option_strings, dest=_flag(action), action="store_const", const=ON)
+                reader.add_argument(*action.option_strings, dest=name, action="store_const", const=ON)
             else:
-                count = action.nargs or 1
-                reader.add_argument(*action.option_strings, dest=_flag(action), action="extend", nargs=count)
-        return reader
+                reader.add_argument(*action.option_strings, dest=name, action="extend", nargs=action.nargs or 1)
+        try:
+            found, rest = reader.parse_known_args(given)
+        except argparse.ArgumentError:
+            return [], []
+        settings = [Setting(flags[name], tuple(values), COMMAND_LINE) for name, values in vars(found).items()]
+        known = tuple(self._option_string_actions)
+        unknown = [text for text in rest if text.startswith("--") and not _begins(text.partition("=")[0], known)]
+        return settings, unknown
 
     def _show_config(self) -> None:
         """Print the settings as a file that `--config` takes; what is not set stands in comments."""
@@ -271,6 +259,10 @@ def _flags_of_others() -> set[str]:
         except ModuleNotFoundError:
             continue
     return names
+
+
+def _begins(text: str, names: Sequence[str]) -> bool:
+    return any(name.startswith(text) for name in names)
 
 
 def _is_flag(action: argparse.Action) -> bool:

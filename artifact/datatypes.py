@@ -1,6 +1,7 @@
 """Triton's names of datatypes, as numpy's. Imports numpy: not for workers that run compiled models only."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,3 +23,14 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 
 # What numpy holds of a tensor: of BF16 the bits, as whole numbers. They are passed on, never computed with.
 STORAGE: Mapping[str, np.dtype[np.generic]] = {**DTYPES, "BF16": np.dtype(np.uint16)}
+
+MOST_EXAMPLE_VALUES = 1024  # larger tensors have no example that people would read
+
+
+def example_input(name: str, datatype: str, shape: Sequence[int]) -> dict[str, object] | None:
+    """Return an input of an inference as JSON, its values being ones; None of more than MOST_EXAMPLE_VALUES."""
+    count = math.prod(shape)
+    if count > MOST_EXAMPLE_VALUES:
+        return None
+    value: object = {"BYTES": "0", "BOOL": True}.get(datatype, 1)
+    return {"name": name, "datatype": datatype, "shape": list(shape), "data": [value] * count}

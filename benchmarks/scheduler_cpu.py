@@ -71,10 +71,10 @@ def measured(server: LiveServer, found: list[CoreUse]) -> Iterator[None]:
     found.append(CoreUse(*[end - begin for begin, end in zip(before, after, strict=True)]))
 
 
-def closed_loop(server: LiveServer, request: Asked, seconds: float) -> Stretch:
-    """Keep CLIENTS requests under way."""
+def closed_loop(server: LiveServer, request: Asked, seconds: float, clients: int = CLIENTS) -> Stretch:
+    """Keep so many requests under way."""
     used: list[CoreUse] = []
-    with LoadProcess(Load(server.url, request.request, request.outputs, CLIENTS)) as load:
+    with LoadProcess(Load(server.url, request.request, request.outputs, clients)) as load:
         time.sleep(WARM_UP_S)
         begin_ns = time.monotonic_ns()
         with measured(server, used):

@@ -7,25 +7,23 @@ each, more clients make turns of several. A request is two events, it comes and 
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import Load, LoadProcess
-from benchmarks.lib.processes import core_use
 from benchmarks.lib.reference import example_of
 from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import ensure_zoo, onnx_file
+from benchmarks.pipeline.repository import Asked
+from benchmarks.scheduler_cpu import Stretch, closed_loop
 from benchmarks.serving.servers import warm_up, write_repository
 
 MODEL = "mlp"
 POLICY = "model_fcfs"
 CLIENTS = (1, 2, 4, 8, 16)
 EVENTS = 2  # of a request
-WARM_UP_S = 0.3
 
 
 def main() -> int:
@@ -38,16 +36,15 @@ def main() -> int:
     report = start_report("the scheduler's turn beside the decision")
     models = ensure_zoo(options.repository, [MODEL])
     example = example_of(MODEL, onnx_file(models, MODEL))
+    request = Asked(example.request, dict(example.outputs))
     found: dict[int, list[tuple[float, float, float]]] = {clients: [] for clients in CLIENTS}
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder), models, {MODEL: None})
         with live_server(Path(folder), [f"--scheduler={POLICY}"]) as server:
             warm_up(server.url, {MODEL: example})
-            (pid,) = server.pids()["scheduler"]
             for _ in range(options.turns):
                 for clients in CLIENTS:
-                    load = Load(server.url, example.request, example.outputs, clients)
-                    found[clients].append(measure(load, pid, options.seconds))
+                    found[clients].append(of_a_request(closed_loop(server, request, options.seconds, clients)))
     rows: list[Row] = []
     for clients, runs in found.items():
         rate, cpu_us, wakes = (median(values) for values in zip(*runs, strict=True))
@@ -59,17 +56,10 @@ def main() -> int:
     return report.finish(options.json)
 
 
-def measure(load: Load, pid: int, seconds: float) -> tuple[float, float, float]:
+def of_a_request(stretch: Stretch) -> tuple[float, float, float]:
     """Return requests a second, and microseconds and wake-ups of the scheduler for each."""
-    with LoadProcess(load) as process:
-        time.sleep(WARM_UP_S)
-        begin_ns, before = time.monotonic_ns(), core_use(pid)
-        time.sleep(seconds)
-        end_ns, after = time.monotonic_ns(), core_use(pid)
-        outcomes = process.stop().outcomes
-    count = sum(begin_ns <= one.end_ns < end_ns for one in outcomes)
-    cpu_us, wakes = (after.run_ns - before.run_ns) / 1e3, after.turns - before.turns
-    return count * 1e9 / (end_ns - begin_ns), cpu_us / count, wakes / count
+    count, used = stretch.requests, stretch.used
+    return count / stretch.seconds, used.run_ns / 1e3 / count, used.turns / count
 
 
 if __name__ == "__main__":

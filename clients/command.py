@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
-from gangway.clients.connection import Connection, default_url
+from gangway.clients.addresses import grpc_url
+from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument("--model-version", default="", metavar="V", help="version (default: the server's choice)")
-    parser.add_argument("--url", default=default_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
+    parser.add_argument("--url", default=grpc_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--input",
@@ -164,10 +165,10 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
-    inputs: Sequence[TensorMetadata] = shaped(metadata.inputs, dict(arguments.shape))
+    inputs = shaped(metadata.inputs, dict(arguments.shape))
     sizes = ""
     if not arguments.input and not arguments.image:
-        inputs, sizes = _sized(connection, inputs, arguments)
+        inputs, sizes = with_chosen_sizes(inputs, lambda: connection.declared_size(model, version))
     values = _values(inputs, arguments)
     tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in metadata.inputs}
     top = arguments.top or (TOP_OF_IMAGE if arguments.image else 0)
@@ -183,19 +184,12 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
 
 
-def _sized(
-    connection: Connection, inputs: Sequence[TensorMetadata], arguments: argparse.Namespace
-) -> tuple[Sequence[TensorMetadata], str]:
-    if not any(size < 0 for tensor in inputs for size in tensor.shape[1:]):
-        return inputs, ""
-    return with_chosen_sizes(inputs, connection.declared_size(arguments.model, arguments.model_version))
-
-
 def print_snippets(connection: Connection, arguments: argparse.Namespace) -> None:
     """Print a program and a command that send such a request, the model's values being ones."""
     model, version = arguments.model, arguments.model_version
     declared = connection.model_metadata(model, version).inputs
-    inputs, _ = _sized(connection, shaped(declared, dict(arguments.shape)), arguments)
+    open_ones = shaped(declared, dict(arguments.shape))
+    inputs, _ = with_chosen_sizes(open_ones, lambda: connection.declared_size(model, version))
     print(python_snippet(arguments.url, model, version, inputs, arguments.batch))
     host = arguments.url.rpartition(":")[0]
     if command := curl_snippet(host, model, version, inputs, arguments.batch):

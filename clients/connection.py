@@ -1,6 +1,5 @@
 """A connection to an inference server that speaks Triton's gRPC protocol, by grpcio."""
 
-import os
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from gangway.clients.addresses import host_and_port
 from gangway.clients.errors import ClientError, InputError, RefusedError, UnreachableError, reason
 from gangway.clients.tls import GIVE_SSL, Tls, speaks_tls
 from gangway.protos import grpc_service_pb2 as pb
@@ -22,7 +22,6 @@ NO_CONNECTION = ("failed to connect", "DNS resolution failed", "errors resolving
 WRONG_PORT = ("this port speaks HTTP", "only /metrics is served on this port")  # what Gangway says to gRPC there
 PROBE_SECONDS = 1.0
 USUAL_PORT = "gRPC is usually on port 8001"
-PORT_VARIABLE = "GANGWAY_GRPC_PORT"  # of `gangway serve`
 BUCKETS_PARAMETER = "gangway_buckets"  # of a configuration: sizes that a Gangway server compiles first
 
 Response = TypeVar("Response", bound=Message)
@@ -38,27 +37,15 @@ def grpc_channel(url: str, tls: Tls | None, options: Sequence[tuple[str, int]] =
     return grpc.secure_channel(url, _credentials(tls), options=options)
 
 
-def default_url() -> str:
-    """Return the address of a server on this machine, with the port that the server's variable says."""
-    port = os.environ.get(PORT_VARIABLE, "")
-    return f"127.0.0.1:{port if port.isdecimal() and int(port) else 8001}"
-
-
 def speaks_http1(url: str, timeout_s: float) -> bool:
     """Return whether a server at "host:port" answers in HTTP/1: one that has gRPC there does not."""
     try:
-        with socket.create_connection(_host_and_port(url), timeout_s) as connection:
+        with socket.create_connection(host_and_port(url), timeout_s) as connection:
             connection.settimeout(timeout_s)
             connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n")
             return connection.recv(6) == b"HTTP/1"
     except (OSError, ValueError):
         return False
-
-
-def _host_and_port(url: str) -> tuple[str, int]:
-    """Read HOST:PORT, as gRPC does. Raises ValueError."""
-    host, _, port = url.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class Connection:
@@ -104,6 +91,10 @@ class Connection:
         """Return every version of every model in the server's repositories, and whether it is ready."""
         return self._call("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
 
+    def ready_models(self) -> set[str]:
+        """Return the names of the models that are ready."""
+        return {model.name for model in self.repository_index().models if model.state == "READY"}
+
     def load_model(self, model: str) -> None:
         """Load a model, or load it again; return when it is ready."""
         request = pb.RepositoryModelLoadRequest(model_name=model)
@@ -143,7 +134,7 @@ class Connection:
 
     def _speaks_tls(self) -> bool:
         try:
-            return speaks_tls(*_host_and_port(self.url), min(self.timeout_s, PROBE_SECONDS))
+            return speaks_tls(*host_and_port(self.url), min(self.timeout_s, PROBE_SECONDS))
         except ValueError:
             return False
 

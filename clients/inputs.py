@@ -5,7 +5,7 @@ On the wire they have Triton's datatype names and raw little-endian bytes.
 
 import argparse
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -78,13 +78,14 @@ def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]
 
 
 def with_chosen_sizes(
-    tensors: Sequence[TensorMetadata], size_of_config: int | None = None
+    tensors: Sequence[TensorMetadata], declared_size: Callable[[], int | None]
 ) -> tuple[list[TensorMetadata], str]:
     """Give each open dimension but the first one a size; return what was chosen as a text, empty if nothing was.
 
-    `size_of_config`: what the model's configuration declares; None: 224 for pictures, [N, 1 or 3, H, W] or [N, H, W, 1
-    or 3] of floats or UINT8, else 16.
+    `declared_size`: of the model's configuration, asked for only if a dimension is open; None: 224 for pictures, [N, 1
+    or 3, H, W] or [N, H, W, 1 or 3] of floats or UINT8, else 16.
     """
+    size_of_config = declared_size() if any(map(_is_open, tensors)) else None
     found, said = [], []
     for tensor in tensors:
         sizes = [*tensor.shape[:1], *(_size(tensor, size_of_config) if size < 0 else size for size in tensor.shape[1:])]
@@ -92,6 +93,11 @@ def with_chosen_sizes(
             said.append(f"{tensor.name}:{','.join(map(str, sizes[1:]))}")
         found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
     return found, " ".join(f"--shape {each}" for each in said)
+
+
+def _is_open(tensor: TensorMetadata) -> bool:
+    """Whether a dimension but the first one has any size."""
+    return any(size < 0 for size in tensor.shape[1:])
 
 
 def _size(tensor: TensorMetadata, size_of_config: int | None) -> int:
@@ -203,7 +209,7 @@ def _described(tensors: Sequence[TensorMetadata]) -> str:
 
 def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is open."""
-    if any(size < 0 for size in tensor.shape[1:]):
+    if _is_open(tensor):
         raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes or values")
     return (_rows(tensor, batch), *tensor.shape[1:])
 

@@ -1,14 +1,13 @@
 """What `gangway client MODEL --snippet` prints: a program and a command that send the model a request, as pasted."""
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from gangway.artifact.datatypes import example_input
+from gangway.clients.addresses import USUAL_HTTP_PORT
 from gangway.clients.inputs import BYTES, TensorMetadata, concrete_shape, dtype_of
-
-MOST_VALUES = 1024  # of an input on a command line
 
 PYTHON = """\
 # pip install 'tritonclient[grpc]' numpy
@@ -42,13 +41,8 @@ def _ones(tensor: TensorMetadata, shape: Sequence[int]) -> str:
 
 def curl_snippet(host: str, model: str, version: str, inputs: Sequence[TensorMetadata], batch: int) -> str:
     """Return a command for the usual port of HTTP; empty if an input has too many values for one."""
-    tensors = []
-    for tensor in inputs:
-        shape = list(concrete_shape(tensor, batch))
-        count = math.prod(shape)
-        if count > MOST_VALUES:
-            return ""
-        value: object = {BYTES: "0", "BOOL": True}.get(tensor.datatype, 1)
-        tensors.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": [value] * count})
+    tensors = [example_input(each.name, each.datatype, concrete_shape(each, batch)) for each in inputs]
+    if None in tensors:
+        return ""
     path = f"/v2/models/{quote(model)}" + (f"/versions/{version}" if version else "") + "/infer"
-    return f"curl http://{host}:8000{path} -d {shlex.quote(json.dumps({'inputs': tensors}))}"
+    return f"curl http://{host}:{USUAL_HTTP_PORT}{path} -d {shlex.quote(json.dumps({'inputs': tensors}))}"

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console, Table
+from gangway.clients.addresses import USUAL_HTTP_PORT, http_address, http_port
 from gangway.clients.errors import InputError, UnreachableError
 from gangway.clients.tls import GIVE_SSL, Tls, add_tls_options, speaks_tls
 
@@ -35,8 +36,6 @@ examples:
   gangway top --header key=secret"""
 EVENTS_PATH: Final = "/v2/gangway/events"
 DATA: Final = b"data: "
-DEFAULT_PORT: Final = 8000
-PORT_VARIABLE: Final = "GANGWAY_HTTP_PORT"  # of `gangway serve`
 TIMEOUT_S: Final = 15.0  # without a state: those of a server with very many models come every 10 s
 COLUMNS: Final = 80
 LANE_COLUMNS: Final = 40
@@ -71,14 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "server",
         nargs="?",
-        type=_address,
+        type=http_address,
         metavar="HOST[:PORT]",
         help="the server's HTTP, another way to say --url",
     )
-    port = os.environ.get(PORT_VARIABLE, "")
-    parser.add_argument("-u", "--url", type=_address, metavar="HOST[:PORT]",
-        default=("localhost", int(port) if port.isdecimal() and int(port) else DEFAULT_PORT),
-        help=f"the server's HTTP (default: localhost:{DEFAULT_PORT})")  # fmt: skip
+    parser.add_argument("-u", "--url", type=http_address, metavar="HOST[:PORT]", default=("localhost", http_port()),
+        help=f"the server's HTTP (default: localhost:{USUAL_HTTP_PORT})")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="print one state of about a second, and end")
     parser.add_argument(
         "--header",
@@ -182,15 +179,14 @@ def _answer(address: tuple[str, int], headers: Mapping[str, str], tls: Tls | Non
         try:
             connection.request("GET", EVENTS_PATH, headers=dict(headers))
             response = connection.getresponse()
-        except (HTTPException, ConnectionError) as error:
-            if tls is None and speaks_tls(*address, TIMEOUT_S):
+        except (HTTPException, OSError) as error:
+            if tls is None and isinstance(error, HTTPException | ConnectionError) and speaks_tls(*address, TIMEOUT_S):
                 raise UnreachableError(f"{where} {GIVE_SSL}") from None
-            if isinstance(error, ConnectionError):
-                raise UnreachableError(f"cannot reach a server at {where}: {error.strerror or error}") from None
-            raise UnreachableError(
-                f"{where} does not speak HTTP: is it the port of gRPC? HTTP's is --http-port, usually {DEFAULT_PORT}"
-            ) from None
-        except OSError as error:
+            if isinstance(error, HTTPException):
+                raise UnreachableError(
+                    f"{where} does not speak HTTP: is it the port of gRPC?"
+                    f" HTTP's is --http-port, usually {USUAL_HTTP_PORT}"
+                ) from None
             reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
             raise UnreachableError(f"cannot reach a server at {where}: {reason}") from None
         yield response
@@ -215,7 +211,9 @@ def _check(response: HTTPResponse, where: str) -> None:
         hint = "; give it by --header KEY=VALUE" if response.status == 403 else ""
         raise UnreachableError(f"{where} refuses: {error}{hint}")
     if b"/metrics" in said:
-        raise UnreachableError(f"{where} is a port of metrics; the one of HTTP is --http-port, usually {DEFAULT_PORT}")
+        raise UnreachableError(
+            f"{where} is a port of metrics; the one of HTTP is --http-port, usually {USUAL_HTTP_PORT}"
+        )
     if error == "Not Found":
         raise UnreachableError(f"{where} cannot be watched: it is no Gangway, or runs with --allow-page=false")
     raise UnreachableError(f"{where} is no Gangway: it answers {response.status} to GET {EVENTS_PATH}")
@@ -384,15 +382,6 @@ def _span(seconds: float) -> str:
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16) or "/" in host or not host:
-        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
 
 
 def _header(text: str) -> tuple[str, str]:

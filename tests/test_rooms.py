@@ -82,7 +82,6 @@ MAX_FILES = 25  # beside one another
 MIN_LINES, MAX_LINES = 30, 800
 # Small files, each with the reason why it is none of its neighbour's lines.
 SMALL = {
-    "artifact/datatypes.py": "imports numpy, which workers of compiled models do without",
     "server/serve_command.py": "is imported only when a server is started",
 }
 

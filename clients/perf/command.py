@@ -11,7 +11,8 @@ from typing import Any
 from gangway.artifact.command_line import CommandParser
 from gangway.artifact.console import Console
 from gangway.artifact.html_page import write_html
-from gangway.clients.connection import Connection, default_url
+from gangway.clients.addresses import grpc_url
+from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError, InputError
 from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
@@ -56,6 +57,7 @@ examples:
   gangway perf --mix own.toml --trace arrivals.csv"""
 WRONG_USAGE = 2
 INTERRUPTED = 130
+DEFAULT_LOAD = 0.5  # as a share of the capacity
 
 
 def main(argv: Sequence[str]) -> int:
@@ -144,15 +146,9 @@ def _measure(
     if options.trace is not None:
         run = session.of_arrivals(read_trace(options.trace, session.workload.mix), None, options.seed)
     else:
-        run = session.at_rate(options.rate or _half_of_one_stream(session.workload))
+        run = session.at_rate(options.rate or DEFAULT_LOAD * session.capacity_per_s)
     show_run(console, run, session)
     return run, {}, scenario
-
-
-def _half_of_one_stream(workload: Workload) -> float:
-    """Return half of the rate, in queries a second, at which the server answers one request after the other."""
-    pairs = zip(workload.mix.names, workload.mix.shares, strict=True)
-    return 0.5e6 / sum(share * workload.isolated_us[name] for name, share in pairs)
 
 
 def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> Run:
@@ -247,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
         common=COMMON,
     )
     result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
-    result.add_argument("-u", "--url", default=default_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
+    result.add_argument("-u", "--url", default=grpc_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
     result.add_argument(
         "--client",
         choices=tuple(CLIENTS),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -66,8 +67,8 @@ def prepare_requests(
     for name, inputs in inputs_of.items():
         own = {each.name: shapes[each.name] for each in inputs if each.name in shapes}
         tensors = shaped(inputs, own)
-        if source in GENERATED and any(size < 0 for tensor in tensors for size in tensor.shape[1:]):
-            tensors, _ = with_chosen_sizes(tensors, connection.declared_size(name))
+        if source in GENERATED:
+            tensors, _ = with_chosen_sizes(tensors, partial(connection.declared_size, name))
         values = _values(name, tensors, source, seed)
         request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
         answer = connection.infer(request)
@@ -79,7 +80,7 @@ def prepare_requests(
 
 def ready_models(connection: Connection) -> Mix:
     """Return the server's models that are ready, with equal weights. Raises InputError if there is none."""
-    names = sorted({model.name for model in connection.repository_index().models if model.state == "READY"})
+    names = sorted(connection.ready_models())
     if not names:
         raise InputError(f"{connection.url} has no model that is ready")
     return Mix("all models", tuple(MixModel(name, 1.0) for name in names))

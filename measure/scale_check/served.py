@@ -163,8 +163,7 @@ def _wait(connection: Connection, names: Sequence[str], process: "subprocess.Pop
     deadline = time.monotonic() + START_S
     while True:
         with suppress(ClientError):
-            ready = {model.name for model in connection.repository_index().models if model.state == "READY"}
-            if ready >= {*names}:
+            if connection.ready_models() >= {*names}:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
             end = "\n".join(log.read_text(errors="replace").splitlines()[-10:])

@@ -81,7 +81,7 @@ def test_shapes_say_what_open_dimensions_are() -> None:
     ],
 )
 def test_open_dimensions_get_sizes(inputs: list[TensorMetadata], declared: int | None, said: str) -> None:
-    chosen, text = with_chosen_sizes(inputs, declared)
+    chosen, text = with_chosen_sizes(inputs, lambda: declared)
     assert text == said
     (x,) = random_tensors(chosen, batch=1, seed=0).values()
     assert x.ndim == len(inputs[0].shape)

@@ -95,7 +95,7 @@ class ModelControl:
         """
         found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
         for sentence in await asyncio.to_thread(
-            lambda: list(misplaced_models(self._options.folders, [file for _, file in self._options.files]))
+            lambda: list(misplaced_models(self._options.folders, {file for _, file in self._options.files}))
         ):
             _log.warning("%s", sentence)
         for name, entries in found.items():

@@ -3,17 +3,16 @@
 Tools for HTTP (Swagger UI, Postman, generators of clients) read it from `GET /v2/openapi.json`.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from gangway.artifact.datatypes import example_input
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor
 
 VERSION: Final = "3.1.0"
 OPEN_SIZE: Final = 16  # in an example, of a dimension that is open and not the first one
-MOST_VALUES: Final = 1024  # of an example's input; larger ones have none
 _OK: Final = {"200": {"description": "OK"}}
 _GENERAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v2": {"get": {"summary": "Name, version and extensions of the server", "responses": _OK}},
@@ -58,8 +57,9 @@ def _inference(model: ServedModel) -> Json:
         },
     }
     content: Json = {"schema": schema}
-    if all(_count(tensor) <= MOST_VALUES for tensor in inputs):
-        content["example"] = {"inputs": [_example(tensor) for tensor in inputs if not tensor.optional]}
+    examples = [_example(tensor) for tensor in inputs if not tensor.optional]
+    if None not in examples:
+        content["example"] = {"inputs": examples}
     answer = {
         "type": "object",
         "properties": {
@@ -94,20 +94,6 @@ def _schema(tensor: Tensor) -> Json:
     }
 
 
-def _example(tensor: Tensor) -> Json:
-    shape = _example_shape(tensor)
-    value: object = {"BYTES": "0", "BOOL": True}.get(tensor.datatype, 1)
-    return {
-        "name": tensor.name,
-        "datatype": tensor.datatype,
-        "shape": shape,
-        "data": [value] * math.prod(shape),
-    }
-
-
-def _example_shape(tensor: Tensor) -> list[int]:
-    return [size if size >= 0 else OPEN_SIZE if axis else 1 for axis, size in enumerate(tensor.shape)]
-
-
-def _count(tensor: Tensor) -> int:
-    return math.prod(_example_shape(tensor))
+def _example(tensor: Tensor) -> Json | None:
+    sizes = [size if size >= 0 else OPEN_SIZE if axis else 1 for axis, size in enumerate(tensor.shape)]
+    return example_input(tensor.name, tensor.datatype, sizes)

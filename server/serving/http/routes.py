@@ -393,20 +393,20 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
 
 
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
-WATCHING = frozenset({"page", "state", "events"})  # always GET; no method of the service: see `watching.py`
+WATCHING: Final[frozenset[OperationName]] = frozenset({"page", "state", "events"})  # see `watching.py`
+# What is no method of the service, and always GET: the method that it is restricted with.
+OWN: Final[Mapping[OperationName, str]] = {**dict.fromkeys(WATCHING, "ModelStatistics"), "openapi": "ModelMetadata"}
 
 
 def verbs_of(route: Route) -> tuple[str, ...]:
     """Return the HTTP methods that a path has."""
-    if route.operation in WATCHING or route.operation == "openapi":
+    if route.operation in OWN:
         return ("GET",)
     return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
 
 
 def method_of(route: Route, verb: str) -> str:
-    """Return the method of the service that a route stands for, or, of those of WATCHING, is restricted with."""
-    if route.operation in WATCHING:
-        return "ModelStatistics"
-    if route.operation == "openapi":
-        return "ModelMetadata"
+    """Return the method of the service that a route stands for, or, of those of OWN, is restricted with."""
+    if route.operation in OWN:
+        return OWN[route.operation]
     return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method

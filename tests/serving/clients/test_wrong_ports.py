@@ -149,3 +149,21 @@ def test_near_names_of_models(gangway_server: LiveServer) -> None:
         b"{\"error\":\"Request for unknown model: 'sinple' is not found; did you mean 'simple'?\"}",
     )
     connection.close()
+
+
+def test_top_is_told_of_a_port_that_hangs_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def hang_up() -> None:
+            for _ in range(2):  # the request, and the question whether TLS is spoken
+                peer, _address = listener.accept()
+                with peer:
+                    peer.recv(1 << 16)
+
+        asked = Thread(target=hang_up)
+        asked.start()
+        command = [*GANGWAY, "top", f"127.0.0.1:{port}", "--once"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        asked.join()
+    assert (ran.returncode, "does not speak HTTP: is it the port of gRPC?" in ran.stderr) == (3, True)
