@@ -198,6 +198,6 @@ def test_sizes_of_batches_know_of_rounds() -> None:
 
 
 @pytest.mark.alone
-def test_the_largest_table_takes_50_ms() -> None:
+def test_the_largest_table_takes_five_times_what_its_latencies_do() -> None:
     largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
-    assert largest_table.takes_less_than(50, lambda: len(table(largest, largest, cores, rows).best(cores, rows).parts))
+    assert largest_table.takes_less_than(5, lambda: len(table(largest, largest, cores, rows).best(cores, rows).parts))
