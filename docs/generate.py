@@ -8,6 +8,7 @@ import argparse
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -85,19 +86,29 @@ PATHS = (
 
 
 def commands() -> Iterator[str]:
-    """Yield what each command does, and its arguments."""
+    """Yield what each command does, and its arguments; those that several commands have alike once, at the end."""
     yield "| command | what it does |"
     yield "|---|---|"
     for name, command in COMMANDS.items():
         yield f"| [`gangway {name}`]({'flags.md' if name == SERVE else f'#gangway-{name}'}) | {command.summary} |"
-    for name in COMMANDS:
-        if name != SERVE:
-            parser = parser_of(name)
-            yield from ("", f"## gangway {name}", "", " ".join((parser.description or "").split()), "")
-            yield from FLAG_HEAD
-            for group in parser._action_groups:
-                if group.title != TITLE:  # which all commands have
-                    yield from (_flag(parser, action) for action in group._group_actions)
+    rows = {name: _flags_of(name) for name in COMMANDS if name != SERVE}
+    uses = Counter(row for own in rows.values() for row in own)
+    for name, own in rows.items():
+        yield from ("", f"## gangway {name}", "", " ".join((parser_of(name).description or "").split()), "")
+        if single := [row for row in own if uses[row] == 1]:
+            yield from (*FLAG_HEAD, *single)
+        if shared := [row.partition("`")[2].partition("`")[0] for row in own if uses[row] > 1]:
+            listed = ", ".join(f"`{flag}`" for flag in shared)
+            yield from ("", f"As [several commands](#flags-of-several-commands): {listed}.")
+    yield from ("", "## Flags of several commands", "", *FLAG_HEAD)
+    yield from (row for row, count in uses.items() if count > 1)
+
+
+def _flags_of(name: str) -> list[str]:
+    """Return the rows of a command's arguments, without those that all commands have."""
+    parser = parser_of(name)
+    groups = (group for group in parser._action_groups if group.title != TITLE)
+    return [_flag(parser, action) for group in groups for action in group._group_actions]
 
 
 def flags() -> Iterator[str]:
