@@ -86,11 +86,7 @@ PATHS = (
 
 
 def commands() -> Iterator[str]:
-    """Yield what each command does, and its arguments; those that several commands have alike once, at the end."""
-    yield "| command | what it does |"
-    yield "|---|---|"
-    for name, command in COMMANDS.items():
-        yield f"| [`gangway {name}`]({'flags.md' if name == SERVE else f'#gangway-{name}'}) | {command.summary} |"
+    """Yield what each command does, and its arguments; those of several commands stand once, at the end."""
     rows = {name: _flags_of(name) for name in COMMANDS if name != SERVE}
     uses = Counter(row for own in rows.values() for row in own)
     for name, own in rows.items():

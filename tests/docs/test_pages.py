@@ -13,7 +13,7 @@ OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.m
 PAGES = sorted(DOCS.rglob("*.md"))
 ALL = [*OUTSIDE, *PAGES]
 MAX_PARAGRAPH_WORDS = 120
-MAX_README_LINES = 120
+MAX_README_LINES = 100
 # Folders at the top: a path in backquotes that begins with one of them must exist.
 TOP = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"models", "tools"}
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1$", re.DOTALL | re.MULTILINE)
