@@ -91,15 +91,15 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
             row.errors.append(found["error"])
     yield f"| {' | '.join(HEAD)} |"
     yield "|---|" + "---:|" * (len(HEAD) - 1)
-    for title, row in sorted(rows.items()):
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(row.versions.items()))
-        yield _line(f"{title} ({versions})", row.cells())
+    yield from (_line(title, row.cells()) for title, row in sorted(rows.items()))
     total = Row(errors=[error for row in rows.values() for error in row.errors])
     for row in rows.values():
         for column, count in row.counts.items():
             total.counts[column] += count
     yield _line("all", total.cells())
     yield _line("share", {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()})
+    versions = sorted({version for row in rows.values() for version in row.versions.items()})
+    yield from ("", f"Versions: {', '.join(f'{name} {version}' for name, version in versions)}.")
 
 
 def _line(title: str, counts: Mapping[str, int | str]) -> str:
