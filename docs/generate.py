@@ -45,7 +45,6 @@ EXPLANATION = DOCS / "explanation"
 FIGURES = DOCS / "measurements" / "figures"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
-FLAG_HEAD = ("| flag | meaning |", "|---|---|")
 SERVE = "serve"  # has a page of its own
 # Every path of HTTP. A version may follow each model; the repository may be named before `index` and `models`.
 PATHS = (
@@ -87,21 +86,21 @@ PATHS = (
 
 def commands() -> Iterator[str]:
     """Yield what each command does, and its arguments; those of several commands stand once, at the end."""
-    rows = {name: _flags_of(name) for name in COMMANDS if name != SERVE}
-    uses = Counter(row for own in rows.values() for row in own)
-    for name, own in rows.items():
+    items = {name: _flags_of(name) for name in COMMANDS if name != SERVE}
+    uses = Counter(item for own in items.values() for item in own)
+    for name, own in items.items():
         yield from ("", f"## gangway {name}", "", " ".join((parser_of(name).description or "").split()), "")
-        if single := [row for row in own if uses[row] == 1]:
-            yield from (*FLAG_HEAD, *single)
-        if shared := [row.partition("`")[2].partition("`")[0] for row in own if uses[row] > 1]:
+        if single := [item for item in own if uses[item] == 1]:
+            yield from single
+        if shared := [item.partition("`")[2].partition("`")[0] for item in own if uses[item] > 1]:
             listed = ", ".join(f"`{flag}`" for flag in shared)
             yield from ("", f"As [several commands](#flags-of-several-commands): {listed}.")
-    yield from ("", "## Flags of several commands", "", *FLAG_HEAD)
-    yield from (row for row, count in uses.items() if count > 1)
+    yield from ("", "## Flags of several commands", "")
+    yield from (item for item, count in uses.items() if count > 1)
 
 
 def _flags_of(name: str) -> list[str]:
-    """Return the rows of a command's arguments, without those that all commands have."""
+    """Return the items of a command's arguments, without those that all commands have."""
     parser = parser_of(name)
     groups = (group for group in parser._action_groups if group.title != TITLE)
     return [_flag(parser, action) for group in groups for action in group._group_actions]
@@ -113,7 +112,7 @@ def flags() -> Iterator[str]:
     own_titles = {ACCEPTED_TITLE, REFUSED_TITLE, "positional arguments", "options"}
     for group in parser._action_groups:
         if group.title not in own_titles:
-            yield from ("", f"### {group.title}", "", *FLAG_HEAD)
+            yield from ("", f"### {group.title}", "")
             yield from (_flag(parser, action) for action in group._group_actions)
 
 
@@ -126,7 +125,12 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
         usual, names = formatter._get_default_metavar_for_positional(action), []
     value = "" if action.nargs == 0 else f"`{formatter._format_args(action, usual)}`"
     text = formatter._expand_help(action) if action.help else ""
-    return f"| {_cell(', '.join(names) + ' ' + value)} | {_cell(text)} |"
+    return _item(f"{', '.join(names)} {value}", text)
+
+
+def _item(name: str, meaning: str) -> str:
+    """Return an item of a list: names are often too long for a column beside their meanings."""
+    return f"- {_cell(name)}: {_cell(meaning)}"
 
 
 def _cell(text: str) -> str:
@@ -135,30 +139,24 @@ def _cell(text: str) -> str:
 
 
 def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
-    yield "| flag | reason |"
-    yield "|---|---|"
     reasons: dict[str, list[str]] = {}
     for flag in rows:
         reasons.setdefault(flag.reason, []).append(f"`{flag.name}`")
-    yield from (f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items())
+    yield from (_item(", ".join(names), reason) for reason, names in reasons.items())
 
 
 def fields(support: Support) -> Iterator[str]:
     """Yield the fields of a configuration that have one support, those of one note together."""
-    yield "| field | note |"
-    yield "|---|---|"
     names: dict[str, list[str]] = {}
     for name, entry in FIELDS.items():
         if entry.support is support:
             names.setdefault(entry.note, []).append(f"`{name}`")
-    yield from (f"| {', '.join(group)} | {_linked(note)} |" for note, group in names.items())
+    yield from (_item(", ".join(group), _linked(note)) for note, group in names.items())
 
 
 def parameters() -> Iterator[str]:
     """Yield the parameters of a configuration."""
-    yield "| parameter | meaning |"
-    yield "|---|---|"
-    yield from (f"| `{name}` | {_linked(entry.note)} |" for name, entry in PARAMETERS.items())
+    yield from (_item(f"`{name}`", _linked(entry.note)) for name, entry in PARAMETERS.items())
 
 
 def _linked(note: str) -> str:
@@ -176,12 +174,10 @@ def _page(name: str) -> str:
 
 def metrics(kinds: Callable[[], Iterator[str]]) -> Iterator[str]:
     """Yield names, types and meanings, as a scrape says them."""
-    yield "| name | type | meaning |"
-    yield "|---|---|---|"
     for text in kinds():
         help_line, type_line = text.splitlines()[:2]
         _, _, name, meaning = help_line.split(" ", maxsplit=3)
-        yield f"| `{name}` | {type_line.rpartition(' ')[2]} | {_cell(meaning)} |"
+        yield _item(f"`{name}` ({type_line.rpartition(' ')[2]})", meaning)
 
 
 def _of_triton() -> Iterator[str]:
@@ -282,21 +278,19 @@ OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not h
 
 def pb_utils_names() -> Iterator[str]:
     """Yield the functions, classes and methods that a model.py may call, and what they do."""
-    yield "| name | what it does here |"
-    yield "|---|---|"
     for name in PB_UTILS:
         found = getattr(pb_utils, name)
-        yield f"| `{name}` | {_said(found)} |"
+        yield _item(f"`{name}`", _said(found))
         for method in vars(found) if inspect.isclass(found) else ():
             function = inspect.getattr_static(found, method)
             function = getattr(function, "__func__", function)  # of a static one
             if inspect.isfunction(function) and not method.startswith("_") and method not in OWN_METHODS:
-                yield f"| `{name}.{method}` | {_said(function)} |"
+                yield _item(f"`{name}.{method}`", _said(function))
 
 
 def _said(found: object) -> str:
     """Return what a docstring says."""
-    return _cell(inspect.getdoc(found) or "")
+    return inspect.getdoc(found) or ""
 
 
 def differences_from_triton() -> Iterator[str]:
