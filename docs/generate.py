@@ -296,8 +296,8 @@ def _said(found: object) -> str:
 def differences_from_triton() -> Iterator[str]:
     """Yield what `python -m benchmarks.differential` expects to differ, and why."""
     for area in dict.fromkeys(known.area for known in KNOWN):
-        yield from ("", f"### {area}", "", "| difference | reason |", "|---|---|")
-        yield from (f"| {_cell(known.what)} | {_cell(known.why)} |" for known in KNOWN if known.area == area)
+        yield from ("", f"### {area}", "")
+        yield from (f"- {_cell(known.what)} {_cell(known.why)}" for known in KNOWN if known.area == area)
 
 
 def reproduced() -> Iterator[str]:
