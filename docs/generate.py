@@ -217,28 +217,25 @@ def _reading() -> Reading:
 
 def routes() -> Iterator[str]:
     """Yield every path of HTTP with its methods, and the gRPC method that it stands for."""
-    yield "| path | HTTP | gRPC method |"
-    yield "|---|---|---|"
     covered = set()
+    paths: dict[str, list[str]] = {}
     for path in PATHS:
         route = route_of(path.encode())
         if route is None:
             raise ValueError(f"{path} is no path")
         covered.add(route.operation)
         verbs = verbs_of(route)
-        method = "-" if route.operation in WATCHING else method_of(route, verbs[0])
-        yield f"| `{path}` | {', '.join(verbs)} | {method} |"
+        method = "no gRPC method" if route.operation in WATCHING else method_of(route, verbs[0])
+        paths.setdefault(f"{', '.join(verbs)}; {method}", []).append(f"`{path}`")
     if missing := (OPERATIONS.keys() | INFERENCES | WATCHING) - covered:
         raise ValueError(f"no path for {missing}")
+    yield from (_item(", ".join(group), method) for method, group in paths.items())
 
 
 def transitions() -> Iterator[str]:
     """Yield what may become of a model's version."""
-    yield "| from | to | when |"
-    yield "|---|---|---|"
     for before, all_after in TRANSITIONS.items():
-        for after, why in all_after.items():
-            yield f"| {before.name} | {after.name} | {why} |"
+        yield from (_item(f"{before.name} to {after.name}", why) for after, why in all_after.items())
 
 
 # What a model.py may call, in the order of the page; after Triton's module and its binding to C++.
