@@ -1,5 +1,6 @@
 """Computations beside onnxruntime, the reference: in processes that can be stopped, and on examples of requests."""
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -36,10 +37,12 @@ def run_apart(work: Callable[[], Result], is_limited: bool = True) -> Result:
 
 
 @contextmanager
-def working_apart(work: Callable[[], Result], is_limited: bool = True) -> Iterator[Callable[[], Result]]:
+def working_apart(
+    work: Callable[[], Result], is_limited: bool = True, wall_s: float = WALL_S
+) -> Iterator[Callable[[], Result]]:
     """Have a process work beside this one, as `run_apart` does; yield what waits for the result.
 
-    It ends with the block. Its time counts from when its result is waited for.
+    It ends with the block. Its time, `wall_s` if it is limited, counts from when its result is waited for.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work, os.getpid(), is_limited))
@@ -49,7 +52,7 @@ def working_apart(work: Callable[[], Result], is_limited: bool = True) -> Iterat
     def result() -> Result:
         try:
             answer: tuple[bool, Any] = (
-                ours.recv() if ours.poll(WALL_S if is_limited else None) else (False, "it does not end")
+                ours.recv() if ours.poll(wall_s if is_limited else None) else (False, "it does not end")
             )
         except EOFError:
             process.join(END_S)
@@ -81,6 +84,8 @@ def _answer(pipe: Any, work: Callable[[], object], parent: int, is_limited: bool
         signal_at_parents_end(signal.SIGKILL, parent)
     except ProcessLookupError:
         return
+    # Garbage of the parent stays garbage here: the end of a session waits for threads that no fork has.
+    gc.freeze()
     if is_limited:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     try:

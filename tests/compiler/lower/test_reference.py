@@ -1,14 +1,17 @@
 """Computations in processes of their own: how they end is told."""
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
+import threading
+import weakref
 
 import pytest
 
 from gangway.compiler.errors import EndedApartError, UnsupportedModelError
-from gangway.compiler.lower.reference import run_apart
+from gangway.compiler.lower.reference import run_apart, working_apart
 
 
 def end_by(number: int) -> None:
@@ -41,3 +44,30 @@ def test_results_and_exceptions_arrive() -> None:
     assert run_apart(lambda: ("a", 1), is_limited=False) == ("a", 1)
     with pytest.raises(UnsupportedModelError, match="ZeroDivisionError"):
         run_apart(lambda: 1 // (len(sys.argv) - len(sys.argv)))
+
+
+def test_what_never_ends_is_left() -> None:
+    with working_apart(signal.pause, wall_s=0.1) as result, pytest.raises(UnsupportedModelError, match="does not end"):
+        result()
+
+
+def test_garbage_of_this_process_is_collected_here_alone() -> None:
+    """Its end may need threads: that of a session of onnxruntime waits for its own, which are in this process."""
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+            ended = threading.Event()
+            thread = threading.Thread(target=ended.wait)
+            thread.start()
+            weakref.finalize(self, lambda: (ended.set(), owners.append(os.getpid()), thread.join()))
+
+    owners: list[int] = []
+    gc.disable()
+    try:
+        Garbage()
+        assert run_apart(lambda: (gc.collect(), list(owners))[1]) == []
+        gc.collect()
+    finally:
+        gc.enable()
+    assert owners == [os.getpid()]
