@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
 ROOMS := artifact clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
-SOURCES := $(ROOMS) benchmarks deploy docs tests setup.py
+SOURCES := $(ROOMS) benchmarks deploy docs testing tests setup.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install compiled serve check test test-long lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
@@ -88,29 +88,29 @@ check: $(VENV)/.installed-test
 
 # The real perf_analyzer for tests and benchmarks; HAProxy, Prometheus and Helm for tests, which are skipped without them.
 tools: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.fetch_perf_analyzer
-	-$(BIN)/python -m benchmarks.fetch_haproxy
-	-$(BIN)/python -m benchmarks.fetch_prometheus
-	-$(BIN)/python -m benchmarks.fetch_helm
+	$(BIN)/python -m testing.fetch.perf_analyzer
+	-$(BIN)/python -m testing.fetch.haproxy
+	-$(BIN)/python -m testing.fetch.prometheus
+	-$(BIN)/python -m testing.fetch.helm
 
 lint: $(VENV)/.installed-docs
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
-	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks deploy docs
+	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks deploy docs testing
 	$(BIN)/mkdocs build --quiet --strict
 
 # With a base made of Debian's packages where none can be pulled, and a daemon of our own where none runs. BASE_IMAGE names
 # another base, GANGWAY_DOCKER_DIR the folder of that daemon's images.
 image: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.image.build
+	$(BIN)/python -m testing.image.build
 
 image-test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m image $(TEST_FLAGS) tests/deploy/test_image.py
 
 # Ray comes into an environment of its own, below tools.
 ray-test: $(VENV)/.installed-test
-	-$(BIN)/python -m benchmarks.fetch_ray
+	-$(BIN)/python -m testing.fetch.ray
 	$(BIN)/python -m pytest -m ray $(TEST_FLAGS) tests/deploy/test_ray.py
 
 # Generated pages first: commands, flags, fields, metrics, routes.

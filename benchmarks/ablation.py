@@ -20,10 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.serving.servers import serving, warm_up
 from gangway.clients.open_loop import drive
 from gangway.scheduler.admission import excess
@@ -41,6 +37,10 @@ from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, parse_mix, read_mix
 from gangway.workload.outcomes import Outcomes, summarise
 from gangway.workload.qos import Qos
+from testing.isolated import Reference
+from testing.reference import example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 SHARE = 0.94  # of all requests in time with everything on
 LEAST_POINTS = 0.2  # a smaller difference of the share in time is no reason to keep a part,

@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
+from testing.report import Row, option_parser, start_report
 
 HEADS: Final = 12
 SIZE: Final = 64

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.machine import measure_machine
 from gangway.measure.model_runner import ModelRunner
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo
 
 Joined = Callable[[Sequence[float]], float]  # of the runs of one round
 WAYS = ("row", "fat", "thin", "alone")

@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.lib.processes import core_times
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY, compile_model, ensure_profiles, ensure_zoo, find_profile
 from benchmarks.serving.servers import Served, serving
 from gangway.workload.mix import Mix, capacity_per_s, parse_mix
+from testing.processes import core_times
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import GANGWAY, compile_model, ensure_profiles, ensure_zoo, find_profile
 
 CORES = 2
 GOAL = 95

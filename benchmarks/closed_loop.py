@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fetch_perf_analyzer import fetch
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo
 from benchmarks.peers.triton_server import CONFIGURATIONS
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import closed_loop
 from benchmarks.serving.servers import Served, serving
+from testing.fetch.perf_analyzer import fetch
+from testing.perf_analyzer import closed_loop, run_one
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo
 
 TARGET, NO_TARGET = "gangway, 3x", "gangway"
 LEAST_RATE, MOST_P99, MOST_P99_WITH_TARGET = 1.10, 1.2, 3.0  # times Triton's

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY, ensure_zoo, onnx_file
 from gangway.zoo import MODELS
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import GANGWAY, ensure_zoo, onnx_file
 
 BASELINE = "simple"
 COLD_S = {"bert_large": 60.0}

@@ -14,9 +14,6 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_profiles, ensure_zoo
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
@@ -24,6 +21,9 @@ from gangway.measure.composer import SEARCHES, ComposeOptions, compose
 from gangway.measure.compound_runner import CompoundRunner
 from gangway.scheduler.stages.found import SCHEDULES_FOLDER, FoundSchedule, write_found
 from gangway.scheduler.stages.ir import Schedule, parallel, schedule, sequential
+from testing.live_server import live_server
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_profiles, ensure_zoo
 
 COMBINATIONS = (
     "alexnet+vgg16+resnet18",

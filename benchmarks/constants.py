@@ -12,12 +12,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 
 from benchmarks.ablation import Comparison, Outcome, Point, Shedding, compared, outcome, summaries
-from benchmarks.lib.report import Report, option_parser, start_report
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import QUERIES, Goal, one_core_rate, search_rate, window
+from testing.report import Report, option_parser, start_report
 
 SHARE = 0.95
 FIRST_SEED = 101

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernels.batches import Call, lower_quartiles
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
@@ -26,6 +24,8 @@ from gangway.compiler.kernels.specs import Array, ConvDepthwiseSpec, ConvSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import Image
 from gangway.compiler.target import detect
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODELS = ("mobilenetv2", "efficientnet_b0")
 ROWS = (1, 8)

@@ -16,13 +16,13 @@ import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.artifact.cache import Cache
 from gangway.compiler.kernels.specs import GATES, Cell
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
+from testing.report import Row, option_parser, start_report
 
 Weights = Mapping[str, tuple[int, ...]]
 node = helper.make_node

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
 from gangway.simulator.measured import one_row, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo
 
 OTHER = "--other"  # this module as the process on the second core: OTHER KEY
 SAMPLE_US = 40_000.0

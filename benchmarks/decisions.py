@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from benchmarks.papers.veltair_rates import read_rates
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
@@ -22,6 +21,7 @@ from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
 from gangway.workload.qos import Qos
+from testing.report import Row, option_parser, start_report
 
 CORES = 2
 WAITING = (10, 100, 1000)

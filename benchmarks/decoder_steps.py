@@ -21,9 +21,9 @@ import onnxruntime
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype, shared_memory
 
-from benchmarks.lib.decoders import Sizes, save_decoder, save_translator, source_feeds
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.report import Cell, Report, option_parser, start_report
+from testing.decoders import Sizes, save_decoder, save_translator, source_feeds
+from testing.live_server import LiveServer, live_server
+from testing.report import Cell, Report, option_parser, start_report
 
 ResultT = TypeVar("ResultT")
 NAME = "decoder"

@@ -20,10 +20,10 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.exported.compare import ask, difference, reference
 from benchmarks.exported.graphs import Exported, exported_files
-from benchmarks.lib.fetching import pip_download
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Report, Row, option_parser, start_report
-from benchmarks.lib.repository import COMPILE_TIMEOUT_S, GANGWAY
+from testing.fetching import pip_download
+from testing.live_server import live_server
+from testing.report import Report, Row, option_parser, start_report
+from testing.repository import COMPILE_TIMEOUT_S, GANGWAY
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
@@ -25,6 +23,8 @@ from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest
 from gangway.measure.model_runner import LocalExecutor
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo
 
 MODELS = ("resnet50", "mobilenetv2")
 KERNELS = Path(__file__).with_name("gang_kernels.c")

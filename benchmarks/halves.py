@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from benchmarks.lib.gang_runner import GangRunner
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_file, ensure_zoo, onnx_file
 from benchmarks.processor_time import least_ms, ours
 from gangway.clients.inputs import Array
 from gangway.compiler.agreement import cosine
+from testing.gang_runner import GangRunner
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_file, ensure_zoo, onnx_file
 
 NETWORKS = ("resnet50", "mobilenetv2", "efficientnet_b0", "bert_base")
 QUERIES = 5

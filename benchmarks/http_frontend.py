@@ -14,17 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fetch_perf_analyzer import BINARY
-from benchmarks.lib.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import TOLERANCE, relative_error
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import onnx_file
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import closed_loop
 from gangway.clients.command import server_times
 from gangway.clients.connection import Connection
+from testing.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
+from testing.fetch.perf_analyzer import BINARY
+from testing.live_server import LiveServer, live_server
+from testing.load import TOLERANCE, relative_error
+from testing.perf_analyzer import closed_loop, run_one
+from testing.reference import Example, example_of
+from testing.report import Report, Row
+from testing.repository import onnx_file
 
 LOADS = (("mlp", 1, False), ("mlp", 1, True), ("mobilenetv2", 1, False), ("mlp", 16, False))  # model, clients, as JSON
 DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import Lease
 from gangway.executor.peer import peer_sockets
@@ -26,6 +25,7 @@ from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, S
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
 from gangway.server.requests.data_plane import DataPlane, Layout, Submission
+from testing.report import Row, option_parser, start_report
 
 LAYERS = 40
 LAYER_US = 300.0

@@ -17,15 +17,15 @@ from functools import partial
 import grpc
 import numpy as np
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
 from gangway.clients.open_loop import GRPCIO, RAW, drive
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import summarise
+from testing.live_server import live_server
+from testing.load import raw_channel, raw_infer
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo
 
 RATES_PER_S = {"mlp": 200.0, "mobilenetv2": 40.0}  # well below what the server carries
 TIMEOUT_S = 30

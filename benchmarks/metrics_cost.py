@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import Load, LoadProcess, run_for
-from benchmarks.lib.processes import process_cpu_ns
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
+from testing.live_server import LiveServer, live_server
+from testing.load import Load, LoadProcess, run_for
+from testing.processes import process_cpu_ns
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODEL = "mlp"
 IDLE_SCRAPES = 200

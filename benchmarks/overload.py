@@ -20,13 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel
-from benchmarks.lib.processes import PROC, memory_of
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.serving.servers import warm_up, write_repository
 from benchmarks.transports import ALIGNED, in_region, region_with
 from gangway.clients.open_loop import OpenLoopRun, drive
@@ -35,6 +28,13 @@ from gangway.workload.arrivals import Arrivals, poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
 from gangway.workload.outcomes import Outcomes
 from gangway.workload.qos import Qos
+from testing.isolated import Reference
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel
+from testing.processes import PROC, memory_of
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 PEAK_SHARES = (0.5, 0.7, 0.9, 1.1)
 CALM_SHARE = 0.3

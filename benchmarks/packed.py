@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.reference import Example
-from benchmarks.lib.report import Report, Row, option_parser, start_report
-from benchmarks.lib.repository import compile_file
 from benchmarks.peers.onnxruntime_peer import onnxruntime_peer
 from benchmarks.processor_time import least_ms, ours
 from gangway.artifact.format import WEIGHTS_FILE
+from testing.reference import Example
+from testing.report import Report, Row, option_parser, start_report
+from testing.repository import compile_file
 
 ROWS = (1, 8, 128)
 BLOCK = 32

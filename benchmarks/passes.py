@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo
 
 
 def row_ms(runner: ModelRunner, rows: int, gangs: int) -> float:

@@ -18,7 +18,6 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.cluster.placement import PlacedMachine, PlacedModel, Placement, make_plan
 from gangway.cluster.prediction import REQUEST_US, PredictedModel, SimulatorPredictor
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
@@ -31,6 +30,7 @@ from gangway.simulator.scenario import level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos
+from testing.report import Row, option_parser, start_report
 
 MACHINES, CORES = 8, 8
 TARGET = Qos(multiple=3.0)

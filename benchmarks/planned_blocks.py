@@ -12,12 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
 from benchmarks.ablation import Point
-from benchmarks.lib.report import Report, option_parser, start_report
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_blocks import narrowings
 from gangway.scheduler.policy import Decision, Query, Replan, Resize, Snapshot, Start
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import QUERIES, one_core_rate, window
+from testing.report import Report, option_parser, start_report
 
 MIXES = ("light", "medium", "heavy", "mix")
 CORES = (16, 64)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.rates import TARGET
 from gangway.simulator.runs import run_policy
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix
 from gangway.workload.qos import parse_qos
+from testing.report import Row, option_parser, start_report
 
 CORES = 2
 QUERIES = 3000

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo, onnx_file
 from benchmarks.models.__main__ import NETWORKS
 from benchmarks.models.peers import openvino_peer
 from gangway.artifact.reader import read_manifest
 from gangway.compiler.candidate import Candidate, Memory
 from gangway.compiler.frontend.importer import read_graph
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo, onnx_file
 
 OURS, OURS_FP32, OPENVINO = "gangway", "gangway fp32", "OpenVINO"
 MEAN_RATIO_AT_MOST, RATIO_AT_MOST, FP32_RATIO_AT_MOST = 0.95, 1.1, 1.02

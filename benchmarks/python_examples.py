@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.live_server import stop, wait_until_ready
-from benchmarks.lib.report import Row, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import stop, wait_until_ready
+from testing.report import Row, option_parser, start_report
+from testing.repository import GANGWAY
 
 TIMEOUT_S = 120
 URL = "localhost:8001"

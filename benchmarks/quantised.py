@@ -28,11 +28,6 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from benchmarks import processor_time
-from benchmarks.lib.exact_integers import exact_session
-from benchmarks.lib.gang_runner import GangRunner
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_file, ensure_zoo, onnx_file
 from benchmarks.models.peers import openvino_peer
 from benchmarks.peers.onnxruntime_peer import RunOnce, Timed, onnxruntime_peer, pinned, timed_ms
 from gangway.artifact.format import WEIGHTS_FILE, Engine
@@ -40,6 +35,11 @@ from gangway.clients.inputs import Array
 from gangway.compiler.agreement import cosine
 from gangway.compiler.quantize_command import quantise
 from gangway.compiler.target import TARGETS
+from testing.exact_integers import exact_session
+from testing.gang_runner import GangRunner
+from testing.reference import example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_file, ensure_zoo, onnx_file
 
 ROWS = 3  # of calibration
 QUERIES = 5

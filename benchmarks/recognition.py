@@ -20,14 +20,14 @@ import onnx
 from onnxruntime.tools.onnx_model_utils import make_input_shape_fixed
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from benchmarks.lib.fetching import pip_download
-from benchmarks.lib.gang_runner import GangRunner
-from benchmarks.lib.report import Report, Row, option_parser, start_report
-from benchmarks.lib.repository import compile_file
 from gangway.artifact.format import Precision
 from gangway.artifact.onnx_session import open_session
 from gangway.clients.inputs import Array
 from gangway.compiler.quantize_command import METHODS, quantise
+from testing.fetching import pip_download
+from testing.gang_runner import GangRunner
+from testing.report import Report, Row, option_parser, start_report
+from testing.repository import compile_file
 
 PACKAGE = "rapidocr-onnxruntime==1.4.4"
 MEMBER = "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"

@@ -10,9 +10,6 @@ import sys
 
 import numpy as np
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_profiles, ensure_zoo, find_profile
 from benchmarks.replay.live import Meter
 from gangway.artifact.reader import read_manifest
 from gangway.clients.connection import Connection
@@ -21,6 +18,9 @@ from gangway.clients.perf.measure import server_counters
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import Mix, MixModel
+from testing.live_server import live_server
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_profiles, ensure_zoo, find_profile
 
 MODELS = ("mobilenetv2", "googlenet", "resnet50", "tiny_yolov2")
 CORES = 2

@@ -18,11 +18,11 @@ import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
-from benchmarks.lib.live_router import live_router, server_flag
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import descendants_of, process_cpu_ns
-from benchmarks.lib.report import Row, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY
+from testing.live_router import live_router, server_flag
+from testing.live_server import live_server
+from testing.processes import descendants_of, process_cpu_ns
+from testing.report import Row, option_parser, start_report
+from testing.repository import GANGWAY
 
 ADDED_MS = 0.7
 ROUNDS = 20

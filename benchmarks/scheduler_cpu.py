@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import Load, LoadProcess, Outcome
-from benchmarks.lib.processes import CoreUse, core_use
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.pipeline.repository import Asked, asked, write_pipeline
 from benchmarks.serving.servers import warm_up, write_repository
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s
 from gangway.workload.qos import Qos
+from testing.isolated import Reference
+from testing.live_server import LiveServer, live_server
+from testing.load import Load, LoadProcess, Outcome
+from testing.processes import CoreUse, core_use
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 TINY, BEST_EFFORT = "mlp", "googlenet"
 LIGHT = ("efficientnet_b0", "mobilenetv2", "tiny_yolov2")

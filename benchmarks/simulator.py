@@ -4,7 +4,6 @@ import resource
 import sys
 import time
 
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import TARGET, one_core_rate
@@ -12,6 +11,7 @@ from gangway.simulator.scenario import make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import read_mix
 from gangway.workload.outcomes import summarise
+from testing.report import Row, option_parser, start_report
 
 CORES = 64
 LOAD = 0.12  # of what the cores could do if every query ran on one

@@ -13,9 +13,6 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo
 from gangway.clients.connection import Connection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.prepare import configured_targets, measure_isolated, prepare_requests
@@ -23,6 +20,9 @@ from gangway.workload.arrivals import Arrivals, poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s
 from gangway.workload.outcomes import Row as Outcome
 from gangway.workload.outcomes import summarise
+from testing.live_server import live_server
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo
 
 ON_TIME = 0.95
 LOSS_AT_MOST = 0.03  # of the long ones' queries in time

@@ -24,13 +24,13 @@ import tritonclient.utils.shared_memory as shm
 from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import TOLERANCE, is_right, raw_channel, raw_infer
-from benchmarks.lib.processes import command_of, descendants_of
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.overload import Sample, sample, thirds
+from testing.live_server import LiveServer, live_server
+from testing.load import TOLERANCE, is_right, raw_channel, raw_infer
+from testing.processes import command_of, descendants_of
+from testing.reference import Example, example_of
+from testing.report import Report, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODELS = ("mlp", "mobilenetv2", "simple", "simple_diamond", "accumulator")
 VISITOR = "mlp"  # loaded and unloaded as another model by its configuration's file

@@ -7,14 +7,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import Load, run_for
-from benchmarks.lib.processes import file_mappings, memory_of
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
 from gangway.artifact.format import WEIGHTS_FILE
 from gangway.zoo import DEFAULT_NAMES
+from testing.live_server import LiveServer, live_server
+from testing.load import Load, run_for
+from testing.processes import file_mappings, memory_of
+from testing.reference import example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
 
 COLD_COMPILE_S = {"resnet50": 12.0, "mobilenetv2": 12.0}
 CACHED_COMPILE_S = 0.5

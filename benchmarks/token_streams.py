@@ -22,14 +22,14 @@ import grpc
 import numpy as np
 import tritonclient.grpc as triton
 
-from benchmarks.fetch_triton import fetch
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import raw_channel, running
-from benchmarks.lib.report import Report, Row, option_parser, start_report
 from benchmarks.peers.triton_server import triton_serving
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from testing.fetch.triton import fetch
+from testing.fetching import FetchError
+from testing.live_server import live_server
+from testing.load import raw_channel, running
+from testing.report import Report, Row, option_parser, start_report
 
 CORES, CLIENTS = 2, 4
 TOKEN_S = 0.01  # of computing

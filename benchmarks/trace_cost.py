@@ -10,14 +10,14 @@ from pathlib import Path
 
 import tritonclient.grpc as triton
 
-from benchmarks.lib.cost import Stretch, measure_stretch, median_of
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import Load
-from benchmarks.lib.otlp_collector import OtlpCollector
-from benchmarks.lib.processes import running_below
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
+from testing.cost import Stretch, measure_stretch, median_of
+from testing.live_server import LiveServer, live_server
+from testing.load import Load
+from testing.otlp_collector import OtlpCollector
+from testing.processes import running_below
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODEL = "mlp"  # the smaller the model, the larger the share
 MAX_SHARE_LOST = 0.01  # of the throughput, at rate 1000

@@ -16,15 +16,15 @@ import grpc
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import cpu_ns
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.clients.command import server_times
 from gangway.clients.connection import SERVICE, Connection
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import cpu_ns
+from testing.reference import example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 SERVING = ("front end", "scheduler")
 ROLES = (*SERVING, "worker")

@@ -12,13 +12,13 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.pipeline.repository import Asked
 from benchmarks.scheduler_cpu import Stretch, closed_loop
 from benchmarks.serving.servers import warm_up, write_repository
+from testing.live_server import live_server
+from testing.reference import example_of
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODEL = "mlp"
 POLICY = "model_fcfs"

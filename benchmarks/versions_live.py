@@ -13,15 +13,15 @@ import time
 import urllib.request
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.serving.servers import warm_up, write_repository
 from gangway.executor.launch import available_cores
 from gangway.measure.interference import IDLE, Generators, Load
 from gangway.measure.machine import l3_bytes
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.reference import Example, example_of
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 SCHEDULERS = ("gangway", "gangway:without=interference")
 LOADS: tuple[Load, ...] = (IDLE, ("stream", 100))

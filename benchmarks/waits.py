@@ -19,17 +19,17 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
 
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import running
-from benchmarks.lib.processes import cpu_ns, descendants_of
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.serving.servers import warm_up, write_repository
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import summarise
+from testing.isolated import Reference
+from testing.live_server import LiveServer, live_server
+from testing.load import running
+from testing.processes import cpu_ns, descendants_of
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 INSTANCES, CLIENTS = 2, 4
 WAIT_S = 0.5

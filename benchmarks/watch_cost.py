@@ -14,16 +14,16 @@ from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer, running
-from benchmarks.lib.processes import process_cpu_ns
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from benchmarks.metrics_cost import MODEL, repository_of
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.scheduler.observability import DecisionLog
 from gangway.scheduler.policy import Query, Snapshot, Start
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer, running
+from testing.processes import process_cpu_ns
+from testing.reference import example_of
+from testing.report import Report, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 TIMEOUT_S = 10
 PAUSE_S = 0.05  # between two requests

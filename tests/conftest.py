@@ -20,8 +20,8 @@ os.environ["GANGWAY_INTERPRETED"] = "1"
 importlib.import_module("gangway.scheduler")
 del os.environ["GANGWAY_INTERPRETED"]
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import shm_names
+from testing.live_server import LiveServer, live_server
+from testing.processes import shm_names
 
 # The suite starts hundreds of Python processes. Where Python is told to keep no bytecode, each would compile all of our
 # modules again, a third of what the start of a server costs, and pytest would rewrite every test.

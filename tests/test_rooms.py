@@ -254,11 +254,26 @@ def test_sizes_of_files_and_folders() -> None:
     assert not {folder for folder in folders if folders.count(folder) > MAX_FILES}
 
 
+# What a folder beside the rooms imports of the others; `tests/benchmarks` imports all.
+BESIDE: Mapping[str, set[str]] = {"testing": {"testing"}, "tests": {"testing", "tests"}}
+IMPORT = re.compile(r"^ *(?:from|import) ((benchmarks|testing|tests)[\w.]*)", re.MULTILINE)
+
+
+def test_tests_and_benchmarks_meet_in_testing() -> None:
+    for folder in (*ROOMS, *BESIDE, "benchmarks", "docs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found = IMPORT.findall(path.read_text())
+            for module in {module.replace(".", "/") for module, _ in found}:
+                assert (ROOT / f"{module}.py").exists() or (ROOT / module).is_dir(), (path, module)
+            if folder not in ("benchmarks", "docs") and not path.is_relative_to(ROOT / "tests/benchmarks"):
+                assert {room for _, room in found} <= BESIDE.get(folder, set()), path
+
+
 def test_comments_name_files_that_exist() -> None:
     """Files of ours in backquotes, by the end of their path: `messages.py`, `supervisor/exporter.py`."""
     known = {
         f"/{path.relative_to(ROOT)}"
-        for folder in (*ROOMS, "benchmarks", "docs")
+        for folder in (*ROOMS, "benchmarks", "docs", "testing")
         for path in (ROOT / folder).rglob("*.py")
     }
     missing = {

@@ -14,10 +14,10 @@ from benchmarks.batching.saturation import MODELS as LOADED_MODELS
 from benchmarks.batching.saturation import configuration_of, run_saturation
 from benchmarks.batching.setup import MAX_ROWS, Setting
 from benchmarks.batching.step import STEP_MODELS, run_step
-from benchmarks.fetch_triton import fetch
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
 from gangway.server.system import keep_freed_memory
+from testing.fetch.triton import fetch
+from testing.fetching import FetchError
+from testing.report import Report, add_repository_option, option_parser, start_report
 
 PARTS: Mapping[str, Callable[[Report, Setting], None]] = {
     "prepare": lambda _, setting: prepare(setting),

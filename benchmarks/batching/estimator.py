@@ -8,11 +8,11 @@ import numpy as np
 
 from benchmarks.batching.queue_model import Change, Dispatcher, Packrat, PerDispatch, arrivals_at, serve
 from benchmarks.batching.setup import MAX_ROWS, Setting, model_profile
-from benchmarks.lib.report import Report, Row
 from benchmarks.papers.packrat_estimator import BatchSizeEstimator
 from gangway.scheduler.batching.sizes import BatchSizes, batch_sizes
 from gangway.scheduler.policy_config import BATCHING
 from gangway.workload.arrivals import Floats
+from testing.report import Report, Row
 
 MODELS = ("resnet50", "mobilenetv2")
 QUERIES = 8000

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 
 from benchmarks.batching.setup import MAX_ROWS, Client, Setting, gangway, model_profile, with_and_without
 from benchmarks.batching.turns import Turns
-from benchmarks.lib.reference import Example, repeated
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.onnxruntime_peer import Timed, onnxruntime_peer, pinned, timed_ms
 from gangway.scheduler.batching.planner import PlanTable, plan_table
+from testing.reference import Example, repeated
+from testing.report import Report, Row
+from testing.repository import onnx_file
 
 PAPERS_MODELS = ("resnet50", "inception_v3", "gpt2", "bert_base")
 ODD_MODELS = ("resnet50", "bert_base")

@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from benchmarks.batching.setup import TIMEOUT_S, Client, Setting, counted, with_and_without
-from benchmarks.lib.reference import Example, repeated
-from benchmarks.lib.report import Report, Row
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import Floats, poisson_for
 from gangway.workload.mix import Mix, MixModel
+from testing.reference import Example, repeated
+from testing.report import Report, Row
 
 MODELS = ("resnet50", "mobilenetv2")
 SHARE = 0.5  # of capacity

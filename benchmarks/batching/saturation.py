@@ -11,13 +11,13 @@ import numpy as np
 
 from benchmarks.batching.setup import TIMEOUT_S, Setting, counted, gangway
 from benchmarks.batching.turns import Turns
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, raw_channel
-from benchmarks.lib.reference import Example, repeated
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.onnxruntime_peer import onnxruntime_peer, pinned, timed_ms
 from benchmarks.peers.triton_server import Configuration, triton_server
 from benchmarks.transports import ALIGNED, in_region, region_with
+from testing.load import RIGHT, Load, LoadProcess, raw_channel
+from testing.reference import Example, repeated
+from testing.report import Report, Row
+from testing.repository import onnx_file
 
 MODELS = ("resnet50", "mobilenetv2")
 CLIENTS = 32

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import is_right, raw_channel, raw_infer
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.repository import compile_model, ensure_profiles, ensure_zoo, find_profile, onnx_file
 from benchmarks.serving.servers import write_repository
 from gangway.clients.command import server_times
 from gangway.clients.connection import Connection
 from gangway.scheduler.profiles import ModelProfile, policy_profile
+from testing.live_server import LiveServer, live_server
+from testing.load import is_right, raw_channel, raw_infer
+from testing.reference import Example, example_of
+from testing.repository import compile_model, ensure_profiles, ensure_zoo, find_profile, onnx_file
 
 MAX_ROWS = 64
 DISTINCT_ROWS = 4  # of an example; larger batches repeat them

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import grpc
 
 from benchmarks.batching.setup import TIMEOUT_S, Client, Setting, gangway
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome, is_right
-from benchmarks.lib.reference import Example, repeated
-from benchmarks.lib.report import Report, Row
+from testing.load import RIGHT, Load, LoadProcess, Outcome, is_right
+from testing.reference import Example, repeated
+from testing.report import Report, Row
 
 STEP_MODELS = ("resnet50", "mobilenetv2")
 BEFORE, AFTER = 8, 64

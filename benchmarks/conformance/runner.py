@@ -19,7 +19,6 @@ import numpy as np
 
 from benchmarks.conformance.cases import Array, Case, same
 from benchmarks.conformance.poison import PATTERNS, fill, free_stretches
-from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Engine, Manifest
@@ -32,6 +31,7 @@ from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.python_backend.elements import split_texts
+from testing.frame_requests import read_answer, write_request
 
 NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds

@@ -27,8 +27,8 @@ from benchmarks.differential.models import Model
 from benchmarks.differential.recorded import read, write
 from benchmarks.differential.servers import answers, gangway, triton
 from benchmarks.differential.wire import Answer
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.report import Cell, Row, option_parser, start_report
+from testing.fetching import FetchError
+from testing.report import Cell, Row, option_parser, start_report
 
 MEDIAN_MS = "median ms"
 SEEN_WITHIN_MS = 50

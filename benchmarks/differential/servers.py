@@ -14,11 +14,11 @@ from benchmarks.differential.connections import Addresses
 from benchmarks.differential.models import Model
 from benchmarks.differential.transports import transport
 from benchmarks.differential.wire import Answer
-from benchmarks.fetch_triton import ROOT
-from benchmarks.lib.live_server import live_server, reserved_port
 from benchmarks.peers.triton_server import triton_serving
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from testing.fetch.triton import ROOT
+from testing.live_server import live_server, reserved_port
 
 HOST = "127.0.0.1"
 LOAD_TIMEOUT_S, POLL_S = 300, 0.1

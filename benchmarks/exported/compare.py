@@ -28,9 +28,9 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.exported.graphs import Exported, exported_files, vary
 from benchmarks.exported.make import CACHE
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.widened_file import or_widened
+from testing.live_server import LiveServer, live_server
 
 COMPILE_S = 180  # of all sizes of a model
 FLAT = 1e-4  # of the largest number of an answer: what numbers differ by, at most, in one that shows nothing

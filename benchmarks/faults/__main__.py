@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer, is_ready, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome
-from benchmarks.lib.processes import memory_of, open_descriptors, shm_names
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
+from testing.live_server import LiveServer, is_ready, live_server
+from testing.load import RIGHT, Load, LoadProcess, Outcome
+from testing.processes import memory_of, open_descriptors, shm_names
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 VICTIMS = ("worker", "scheduler", "front end")
 REPLACED_TIMEOUT_S = 30

@@ -17,11 +17,11 @@ from pathlib import Path
 from h2.exceptions import ProtocolError
 
 from benchmarks.faults.surroundings import FAULT_S, TIMEOUT_S, Scene, Situation, post, repeat
-from benchmarks.lib.load import running
-from benchmarks.lib.processes import command_of, descendants_of
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.clients.raw_channel import request_headers
+from testing.load import running
+from testing.processes import command_of, descendants_of
+from testing.raw_connection import RawConnection
 
 CONNECTIONS = 400  # to gRPC and to HTTP, each
 HEADER_CONNECTIONS, HEADER_PAUSE_S = 4, 0.02

@@ -21,13 +21,13 @@ import numpy as np
 import onnx
 
 from benchmarks.faults.__main__ import BACK_WITHIN_S, Resources, resources_of
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer, running
-from benchmarks.lib.processes import command_of, descendants_of, memory_of
-from benchmarks.lib.report import Report, Row
 from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import Array, infer_request
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
+from testing.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer, running
+from testing.processes import command_of, descendants_of, memory_of
+from testing.report import Report, Row
 
 BAD_LIMIT_S, BAD_LIMIT_MIB = 1.0, 600
 CLIENTS, PAUSE_S, PATIENCE_S = 2, 0.02, 20.0

@@ -24,13 +24,14 @@ import numpy as np
 import onnx
 
 from benchmarks.faults.__main__ import Resources, longest_gap_s, resources_of, settled
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer, running
-from benchmarks.lib.raw_connection import RawConnection
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.clients.inputs import infer_request
+from testing.cgroup import Cgroup
+from testing.live_server import LiveServer, live_server
+from testing.load import RIGHT, Load, LoadProcess, Outcome, raw_channel, raw_infer, running
+from testing.raw_connection import RawConnection
+from testing.reference import example_of
+from testing.report import Report, Row
+from testing.repository import ensure_zoo, onnx_file
 
 WATCHED, IMAGES, POISON = "mlp", "mobilenetv2", "divide"
 PACE_S = 0.005  # between two requests of the client that watches
@@ -41,51 +42,9 @@ BACK_WITHIN_S, BACK_WITHIN_AFTER_HANG_S = 1.0, 2.0
 P99_RATIO = 2.0
 TIMEOUT_S = 30.0
 ALLOWED = (RIGHT, "UNAVAILABLE", "RESOURCE_EXHAUSTED")
-CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_LIMIT_BYTES = 420 << 20
 SILENT_CONNECTIONS, SLOW_BODIES, HALF_CALLS = 4096, 200, 200
 BOMB_BYTES = 16 << 20
-
-
-class Cgroup:
-    """A cgroup of its own for a server, of one controller, version 1 or 2. Raises OSError where none can be made."""
-
-    def __init__(self, controller: str) -> None:
-        mount = CGROUPS / controller if (CGROUPS / controller).is_dir() else CGROUPS
-        self.version = 1 if mount != CGROUPS else 2
-        self.folder = mount / f"gangway-faults-{os.getpid()}"
-        self.folder.mkdir()
-        if controller == "cpuset" and self.version == 1:  # empty in a new group, and nobody may enter it then
-            for name in ("cpuset.mems", "cpuset.cpus"):
-                self.write(name, (mount / name).read_text())
-
-    def write(self, name: str, value: object) -> None:
-        """Set a limit. Raises OSError."""
-        (self.folder / name).write_text(str(value))
-
-    def read(self, name: str) -> str:
-        """Return what a file says. Raises OSError."""
-        return (self.folder / name).read_text().strip()
-
-    @property
-    def prefix(self) -> list[str]:
-        """What goes before a command that shall run in this group."""
-        return ["sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh"]
-
-    def limit_memory(self, size_bytes: int) -> None:
-        """Allow so much memory. Raises OSError."""
-        self.write("memory.limit_in_bytes" if self.version == 1 else "memory.max", size_bytes)
-
-    def out_of_memory_kills(self) -> int:
-        """Return how many processes the kernel has killed because the group's memory was full."""
-        lines = self.read("memory.oom_control" if self.version == 1 else "memory.events").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-
-    def remove(self) -> None:
-        """Remove it as soon as its processes are gone."""
-        while self.read("cgroup.procs"):
-            time.sleep(0.01)
-        self.folder.rmdir()
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.frontend.peers import compare
-from benchmarks.lib.cost import run_in_rounds
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import onnx_file
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import closed_loop
 from gangway.clients.command import PHASES, ServerTimes, server_times
 from gangway.clients.connection import Connection
+from testing.cost import run_in_rounds
+from testing.fetch.perf_analyzer import BINARY
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.perf_analyzer import closed_loop, run_one
+from testing.reference import Example, example_of
+from testing.report import Report, Row
+from testing.repository import onnx_file
 
 TARGETS_MS = {"mlp": 0.6, "mobilenetv2": 1.5}  # 1x16 floats; 1x3x224x224 floats
 LOADS = (("mlp", 1), ("mobilenetv2", 1), ("mlp", 16))  # model and number of clients

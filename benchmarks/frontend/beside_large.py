@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.frontend.models import IDENTITY, PassModel, write_pass_models
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import Load, LoadProcess, LoadResult, run_for
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Row, option_parser, start_report
-from benchmarks.lib.repository import onnx_file
+from testing.live_server import LiveServer, live_server
+from testing.load import Load, LoadProcess, LoadResult, run_for
+from testing.reference import Example, example_of
+from testing.report import Row, option_parser, start_report
+from testing.repository import onnx_file
 
 LARGE = PassModel("large", (4 << 20,), (1,))  # 16 MB in, 4 bytes out
 SMALL_PAUSE_S = 0.002  # a client that thinks, so that what it waits for is not its own last request

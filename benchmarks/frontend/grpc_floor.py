@@ -17,14 +17,14 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-from benchmarks.lib.live_server import free_port, stop
-from benchmarks.lib.reference import Example
 from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import infer_request
 from gangway.executor.process import raise_priority
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.endpoints import MAX_MESSAGE_BYTES
 from gangway.server.system import keep_freed_memory
+from testing.live_server import free_port, stop
+from testing.reference import Example
 
 THREADS = 64
 OPTIONS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]

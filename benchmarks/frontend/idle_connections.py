@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import cpu_ns, memory_of, open_descriptors
-from benchmarks.lib.raw_connection import RawConnection
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import cpu_ns, memory_of, open_descriptors
+from testing.raw_connection import RawConnection
+from testing.reference import Example, example_of
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 MODEL = "mlp"
 REQUESTS = 2000

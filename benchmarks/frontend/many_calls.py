@@ -7,11 +7,11 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import cpu_ns, memory_of
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import cpu_ns, memory_of, threads_of
+from testing.report import Row, option_parser, start_report
 
 MODEL = "slow"
 CONFIG = """
@@ -40,12 +40,6 @@ def write_model(repository: Path, seconds: float) -> None:
     (repository / MODEL / "1").mkdir(parents=True)
     (repository / MODEL / "config.pbtxt").write_text(CONFIG)
     (repository / MODEL / "1" / "model.py").write_text(SOURCE.format(seconds=seconds))
-
-
-def threads_of(pid: int) -> int:
-    """Return how many threads a process has."""
-    (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("Threads:"))
-    return int(line.split()[1])
 
 
 def crowd(server: LiveServer, calls: int) -> Row:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from benchmarks.frontend.grpc_floor import floor_server
 from benchmarks.frontend.models import CORNER, IDENTITY, PASS_MODELS, PYTHON, write_pass_models
-from benchmarks.lib.cost import ROLES, Pids, Stretch, cost_columns, measure_stretch, median_of
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import Load, raw_channel
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row
-from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
 from benchmarks.transports import ALIGNED, UNALIGNED, in_region, region_with
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.control.supervisor.shared_memory import place
+from testing.cost import ROLES, Pids, Stretch, cost_columns, measure_stretch, median_of
+from testing.fetching import FetchError
+from testing.live_server import live_server
+from testing.load import Load, raw_channel
+from testing.processes import descendants_of
+from testing.reference import Example, example_of
+from testing.report import Report, Row
+from testing.repository import onnx_file
 
 OURS, TRITON, FLOOR = "gangway", "triton", "grpcio alone"
 TRITON_CONFIGURATION = CONFIGURATIONS["triton 1x1"]  # one process for each model: the least CPU

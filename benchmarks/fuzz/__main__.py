@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.report import Row, option_parser, start_report
+from testing.report import Row, option_parser, start_report
 
 TARGETS = ("wire", "json", "output", "inflate", "http")
 INSTRUMENTED = ["gangway.server", "gangway.executor.frames"]

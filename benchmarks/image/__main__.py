@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.image.build import Images, build
-from benchmarks.image.container import Container, container, volume
-from benchmarks.image.docker import Docker, docker
-from benchmarks.lib.load import Load, LoadProcess
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.report import Report, option_parser, start_report
 from gangway.zoo import write_model
+from testing.image.build import Images, build
+from testing.image.container import Container, container, volume
+from testing.image.docker import Docker, docker
+from testing.load import Load, LoadProcess
+from testing.reference import example_of
+from testing.report import Report, option_parser, start_report
 
 MODEL = "simple"
 ROUNDS = 5

@@ -15,14 +15,6 @@ from statistics import mean, median
 
 from google.protobuf import text_format
 
-from benchmarks.image.build import Images, build
-from benchmarks.image.container import container
-from benchmarks.image.docker import Docker, docker
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Row, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY, ensure_zoo, onnx_file
 from benchmarks.serving.servers import QOS_PARAMETER, warm_up
 from gangway.clients.open_loop import RAW, drive
 from gangway.protos import model_config_pb2 as mc
@@ -30,6 +22,14 @@ from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, capacity_per_s, read_mix
 from gangway.workload.outcomes import summarise
 from gangway.workload.qos import Qos
+from testing.image.build import Images, build
+from testing.image.container import container
+from testing.image.docker import Docker, docker
+from testing.isolated import Reference
+from testing.live_server import live_server
+from testing.reference import Example, example_of
+from testing.report import Row, option_parser, start_report
+from testing.repository import GANGWAY, ensure_zoo, onnx_file
 
 TARGET = 3.0
 POINTS_AT_MOST = 2.0  # percent of the requests

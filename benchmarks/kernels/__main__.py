@@ -20,8 +20,6 @@ import numpy as np
 from benchmarks.kernels.gap import DENSE, MOST_GAP, convolutions, report_gaps
 from benchmarks.kernels.peer import PeerSpec, onnxruntime_us
 from benchmarks.kernels.timing import sampled
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
@@ -34,6 +32,8 @@ from gangway.compiler.kernels.templates.tiling import registers
 from gangway.compiler.place.costs import shape_text
 from gangway.compiler.place.memory import Step
 from gangway.compiler.target import TARGETS, detect
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo, onnx_file
 
 PEAK_ROUNDS = 100_000
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernels.gap import random_arguments
-from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import detect
+from testing.report import Row, option_parser, start_report
 
 PARTS = 16  # of a layer's tasks, task by task
 Call = Callable[[], None]

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernels.timing import sampled
-from benchmarks.lib.report import Report, Row
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
@@ -24,6 +23,7 @@ from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.specs import Array, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates import registry
+from testing.report import Report, Row
 
 KERNELS_PER_OBJECT = 8
 LEADERS = 3

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.report import Report, Row, option_parser, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
@@ -25,6 +24,7 @@ from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8 import work
 from gangway.compiler.kernels.templates.tiling import Image
 from gangway.compiler.target import TARGETS, detect
+from testing.report import Report, Row, option_parser, start_report
 
 SAMPLE_S = 0.02
 ROUNDS = 5

@@ -20,16 +20,16 @@ from typing import get_args
 
 import numpy as np
 
-from benchmarks.lib.gang_runner import GangRunner, LoadedModel
-from benchmarks.lib.load import relative_error
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo, onnx_file
 from benchmarks.models.peers import PEERS, OpenPeer
 from benchmarks.peers.onnxruntime_peer import Timed, pinned, timed_ms
 from gangway.artifact.format import Precision
 from gangway.clients.inputs import Array
 from gangway.zoo import MODELS
+from testing.gang_runner import GangRunner, LoadedModel
+from testing.load import relative_error
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo, onnx_file
 
 NETWORKS = [name for name in MODELS if not name.startswith("simple") and name not in ("mlp", "accumulator")]
 ALL = "all"

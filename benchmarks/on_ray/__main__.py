@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 import tritonclient.http as triton
 
-from benchmarks.fetch_ray import PYTHON, missing_ray, with_ray
-from benchmarks.lib.live_router import live_router
-from benchmarks.lib.live_server import free_port, is_ready
-from benchmarks.lib.processes import core_times, cpu_ns, descendants_of
-from benchmarks.lib.report import Row, option_parser, start_report
-from benchmarks.lib.repository import GANGWAY
-from benchmarks.on_ray.live import OnRay, on_ray
 from benchmarks.route import median_ms
+from testing.fetch.ray import PYTHON, missing_ray, with_ray
+from testing.live_router import live_router
+from testing.live_server import free_port, is_ready
+from testing.on_ray import OnRay, on_ray
+from testing.processes import core_times, cpu_ns, descendants_of
+from testing.report import Row, option_parser, start_report
+from testing.repository import GANGWAY
 
 ROUNDS = 10
 IDLE_S = 10.0

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, run, succeeds
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo
 from benchmarks.other_clients.messages import FORWARDED, write_python_models
 from benchmarks.other_clients.programs import OVER_HTTP, PROGRAMS, ask_http
 from benchmarks.other_clients.programs import ask as ask_program
 from benchmarks.other_clients.proxies import HTTP_CONFIGURATIONS, PROXIES
 from gangway.zoo import DEFAULT_NAMES
+from testing.fetching import TOOLS, FetchError, run, succeeds
+from testing.live_server import LiveServer, live_server
+from testing.report import Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo
 
 ROOT = TOOLS / "clients"
 TIMEOUT_S = 300

@@ -13,9 +13,9 @@ from benchmarks.differential.asked import GRPC, Request, texts
 from benchmarks.differential.kinds.all import all_models
 from benchmarks.differential.models import Model, config_of, ensemble_of
 from benchmarks.differential.wire import grpc_message
-from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from testing.load import raw_channel
 
 LARGE_BYTES = 16 << 20
 MOST_BYTES = 32 << 20  # of a message

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.lib.fetching import TOOLS, FetchError, run
-from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.other_clients.messages import FORWARDED, MOST_BYTES, write_http, write_messages, write_repository
 from benchmarks.other_clients.proxies import HTTP_CONFIGURATIONS, LiveProxy, Secrets, proxied
+from testing.fetching import TOOLS, FetchError, run
+from testing.live_server import LiveServer, live_server
 
 FOLDER = Path(__file__).with_name("programs")
 BUILT = TOOLS / "clients"

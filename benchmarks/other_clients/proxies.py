@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fetch_haproxy import with_haproxy
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package
-from benchmarks.lib.live_server import reserved_port
+from testing.fetch.haproxy import with_haproxy
+from testing.fetching import TOOLS, FetchError, debian_package
+from testing.live_server import reserved_port
 
 STOP_S = 20
 LARGEST_BYTES = 256 << 20

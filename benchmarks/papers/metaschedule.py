@@ -21,7 +21,6 @@ from tvm import te
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule
 
-from benchmarks.lib.report import Row, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
@@ -31,6 +30,7 @@ from gangway.compiler.kernels.specs import ConvSpec, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.convolution import Geometry
 from gangway.compiler.target import detect
+from testing.report import Row, start_report
 
 KERNELS = 4
 TRIALS = 64

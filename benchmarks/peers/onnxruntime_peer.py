@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.lib.reference import open_session
 from gangway.clients.inputs import Array
+from testing.reference import open_session
 
 RunOnce = Callable[[], object]
 Timed = Callable[[], float]  # runs one query, returns its milliseconds

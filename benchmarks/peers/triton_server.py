@@ -14,12 +14,12 @@ from types import MappingProxyType
 import grpc
 from google.protobuf import text_format
 
-from benchmarks.fetch_triton import BACKENDS, fetch, triton_environment
-from benchmarks.lib.live_server import free_port, stop, wait_until_ready
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.reference import symbolic_dimensions
-from benchmarks.lib.repository import onnx_file
 from gangway.protos import model_config_pb2 as mc
+from testing.fetch.triton import BACKENDS, fetch, triton_environment
+from testing.live_server import free_port, stop, wait_until_ready
+from testing.processes import descendants_of
+from testing.reference import symbolic_dimensions
+from testing.repository import onnx_file
 
 MODEL = Path(__file__).parent / "triton_model.py"
 # Reserved for tensors on their way to and from each process of a model: an image or an answer of ours is 3 MB at most.

@@ -1,80 +1,23 @@
 """Triton's own load generator against a running server: in every mode that people use, and with its other flags."""
 
-import csv
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fetch_perf_analyzer import BINARY, fetch, perf_analyzer_environment
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo
-from benchmarks.perf_analyzer.cases import CASES, GRPC, HTTP, Case, models, write_files
-from benchmarks.perf_analyzer.modes import MODES, Mode, closed_loop
+from benchmarks.perf_analyzer.cases import CASES, Case, models, write_files
 from gangway.clients.connection import Connection
 from gangway.zoo import DEFAULT_NAMES
-
-__all__ = ["MODES", "Mode", "Result", "closed_loop", "run_one"]
+from testing.fetch.perf_analyzer import fetch
+from testing.live_server import live_server
+from testing.perf_analyzer import GRPC, HTTP, MODES, Result, run_one
+from testing.report import Report, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo
 
 MODELS = ("mlp", "simple", "mobilenetv2")
-RUN_TIMEOUT_S = 120
 CALL_TIMEOUT_S = 10
 WORST_RATE = 1 / 3  # how far the rate may be from the one that was asked for, as a share of it
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one run ended: throughput and latency of each level of load. `problem` is empty if all is well."""
-
-    model: str
-    mode: str
-    requests_per_s: tuple[float, ...]
-    p50_ms: tuple[float, ...]
-    p99_ms: tuple[float, ...]
-    problem: str
-
-    def row(self) -> Row:
-        """Return the best throughput and the median latency of the first level."""
-        return {
-            "model": self.model,
-            "mode": self.mode,
-            "result": self.problem or "pass",
-            "levels": len(self.requests_per_s),
-            "best requests/s": max(self.requests_per_s, default=0.0),
-            "p50 ms, first level": self.p50_ms[0] if self.p50_ms else 0.0,
-        }
-
-
-def run_one(
-    url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "", protocol: str = GRPC
-) -> Result:
-    """Run perf_analyzer once.
-
-    It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        exported = Path(folder) / "results.csv"
-        windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
-        target = ["-m", model, "-u", url, "-i", protocol, "-f", str(exported)]
-        if mode.metrics:
-            target += ["--collect-metrics", "--metrics-interval", "50", "--verbose-csv"]
-            target += ["--metrics-url", metrics_url.removeprefix("http://")]
-        done = subprocess.run(
-            [str(BINARY), *target, *mode.flags, *windows],
-            env=perf_analyzer_environment(),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-        )
-        levels = _read_levels(exported)
-    problem = _problem(done, levels, mode)
-    rates = tuple(float(level["Inferences/Second"]) for level in levels)
-    p50_ms, p99_ms = (tuple(float(level[f"p{p} latency"]) / 1000 for level in levels) for p in (50, 99))
-    return Result(model, name, rates, p50_ms, p99_ms, problem)
 
 
 def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str) -> list[Result]:
@@ -111,27 +54,6 @@ def _counts(connection: Connection, model: str) -> tuple[int, int]:
     """Return how many requests for a model succeeded and failed so far."""
     (statistics,) = connection.model_statistics(model).model_stats
     return statistics.inference_stats.success.count, statistics.inference_stats.fail.count
-
-
-def _read_levels(exported: Path) -> list[dict[str, str]]:
-    """Return a row per level of load; perf_analyzer writes them sorted by throughput, they come back sorted by load."""
-    if not exported.exists():
-        return []
-    with exported.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("Inferences/Second")]
-    return sorted(rows, key=lambda row: float(next(iter(row.values()))))
-
-
-def _problem(done: "subprocess.CompletedProcess[str]", levels: Sequence[dict[str, str]], mode: Mode) -> str:
-    said = (done.stdout + done.stderr).strip().splitlines()
-    if done.returncode != 0:
-        return f"exit status {done.returncode}: {said[-1] if said else 'it said nothing'}"
-    if complaints := [line for line in said if "error" in line.lower() or "failed" in line.lower()]:
-        return complaints[0].strip()
-    enough = len(levels) > 0 if mode.searches else len(levels) == mode.levels
-    if not enough or any(float(level["Inferences/Second"]) <= 0 for level in levels):
-        return f"{len(levels)} levels of load instead of {mode.levels}, or no throughput"
-    return ""
 
 
 def report_results(report: Report, title: str, results: Sequence[Result]) -> None:

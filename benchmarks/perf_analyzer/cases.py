@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.perf_analyzer.modes import Mode
+from testing.perf_analyzer import GRPC, HTTP, Mode
 
-GRPC, HTTP = "grpc", "http"
 ROWS = 8  # different rows in a file of input data
 INTERVALS_US = (5_000, 15_000, 10_000)
 

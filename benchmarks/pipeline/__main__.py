@@ -16,16 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fetch_triton import fetch
-from benchmarks.lib.cost import Stretch, measure_stretch, median_of
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import Load, LoadProcess
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.peers.triton_server import Configuration, triton_serving
 from benchmarks.peers.triton_server import write_repository as write_triton_repository
 from benchmarks.pipeline.repository import CLASSIFIER, Asked, asked, echo_asked, link_pillow, write_pipeline
@@ -33,6 +23,16 @@ from benchmarks.serving.servers import warm_up, write_repository
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import summarise
+from testing.cost import Stretch, measure_stretch, median_of
+from testing.fetch.triton import fetch
+from testing.fetching import FetchError
+from testing.isolated import Reference
+from testing.live_server import live_server
+from testing.load import Load, LoadProcess
+from testing.processes import descendants_of
+from testing.reference import Example, example_of
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 GANGWAY = "gangway"
 CORES = 2

@@ -14,9 +14,9 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from benchmarks.lib.reference import open_session
-from benchmarks.lib.repository import onnx_file
 from gangway.clients.inputs import Array, infer_request
+from testing.reference import open_session
+from testing.repository import onnx_file
 
 PIPELINE, ECHO, CLASSIFIER = "pipeline", "echo", "mobilenetv2"
 FOLDER = Path(__file__).parent

@@ -16,9 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import compile_model, ensure_zoo
 from benchmarks.replay.live import LiveRun, Lone, Replayed
 from gangway.artifact.profile import LayerProfile, Machine, Profile, whole_machine_id, write_profile
 from gangway.clients.connection import Connection
@@ -34,6 +31,9 @@ from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Outcomes, Row, summarise
+from testing.live_server import live_server
+from testing.report import add_repository_option, option_parser, start_report
+from testing.repository import compile_model, ensure_zoo
 
 CORES = 2
 MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))

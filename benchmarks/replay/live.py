@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import core_times, process_cpu_ns
 from gangway.clients.channel import Channel, call_blocking
 from gangway.clients.connection import Connection
 from gangway.clients.open_loop import drive, real_time_priority
@@ -18,6 +16,8 @@ from gangway.clients.raw_channel import RawChannel
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
+from testing.live_server import LiveServer
+from testing.processes import core_times, process_cpu_ns
 
 LONE_REQUESTS = {"mobilenetv2": 15, "resnet50": 9}
 TIMEOUT_S = 30.0  # of a lone request

@@ -17,14 +17,6 @@ from math import log
 from pathlib import Path
 from statistics import geometric_mean
 
-from benchmarks.lib.fetching import FetchError
-from benchmarks.lib.isolated import Reference
-from benchmarks.lib.load import TOLERANCE
-from benchmarks.lib.processes import core_times
-from benchmarks.lib.quiet import LONGEST_WAIT_S, QuietMachine
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.serving.points import Key, Point, counts_of, decode_file, encode, encode_file, models_of
 from benchmarks.serving.servers import (
@@ -43,6 +35,14 @@ from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, capacity_per_s, read_mix
 from gangway.workload.outcomes import summarise
 from gangway.workload.qos import Qos
+from testing.fetching import FetchError
+from testing.isolated import Reference
+from testing.load import TOLERANCE
+from testing.processes import core_times
+from testing.quiet import LONGEST_WAIT_S, QuietMachine
+from testing.reference import Example, example_of
+from testing.report import add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 OURS = "gangway"
 LOWEST_SHARE = 0.25

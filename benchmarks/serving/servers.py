@@ -11,14 +11,14 @@ from urllib.request import urlopen
 
 from google.protobuf import text_format
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import TOLERANCE, is_right, raw_channel, raw_infer
-from benchmarks.lib.processes import cpu_ns, descendants_of
-from benchmarks.lib.reference import Example
-from benchmarks.lib.repository import onnx_file
 from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
 from gangway.artifact.precision import FP32
 from gangway.protos import model_config_pb2 as mc
+from testing.live_server import live_server
+from testing.load import TOLERANCE, is_right, raw_channel, raw_infer
+from testing.processes import cpu_ns, descendants_of
+from testing.reference import Example
+from testing.repository import onnx_file
 
 QOS_PARAMETER, MIN_COSINE_PARAMETER = "qos_ms", "precision_min_cosine"
 WARM_UP_QUERIES = 3

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks.lib.report import Report, Row
 from benchmarks.serving.points import (
     ALL,
     EACH,
@@ -15,6 +14,7 @@ from benchmarks.serving.points import (
     satisfied,
     wilson,
 )
+from testing.report import Report, Row
 
 MULTIPLES = (3.0, 4.0, 5.0)
 CRITERIA = [Criterion(whose, f"{multiple:g}x") for whose in (EACH, ALL) for multiple in MULTIPLES]

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.report import Row, option_parser, start_report
 from benchmarks.triton_examples.example_list import DEFAULT_PORTS, IMAGE, Example, examples_of
 from benchmarks.triton_examples.models import write_integer_identity, write_photo_model
 from gangway.zoo import write_model
 from gangway.zoo.catalog import MODELS
+from testing.live_server import live_server
+from testing.report import Row, option_parser, start_report
 
 TIMEOUT_S = 120
 PASSED, FAILED, NOT_APPLICABLE = "passed", "FAILED", "not applicable"

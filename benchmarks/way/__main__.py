@@ -17,14 +17,14 @@ from pathlib import Path
 import tritonclient.grpc as triton
 
 from benchmarks.frontend.grpc_floor import floor_server
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import CoreUse, core_use, running_below
-from benchmarks.lib.quiet import QuietMachine
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.lib.report import Report, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.way.client import Client, Errand, background, floor_arrivals, floor_traces
 from benchmarks.way.parts import FLOOR_PARTS, Trip, Way, beyond_idle, draw, join, part_rows, read_traces, use_rows
+from testing.live_server import LiveServer, live_server
+from testing.processes import CoreUse, core_use, running_below
+from testing.quiet import QuietMachine
+from testing.reference import Example, example_of
+from testing.report import Report, add_repository_option, option_parser, start_report
+from testing.repository import ensure_profiles, ensure_zoo, onnx_file
 
 FLOOR = "do-nothing"
 FIELDS = {

@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection as Pipe
 import grpc
 import numpy as np
 
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import CoreUse, core_use
 from benchmarks.way.parts import ARRIVED, Instants, Trip
 from gangway.clients.connection import SERVICE
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import Arrivals
+from testing.load import raw_channel, raw_infer
+from testing.processes import CoreUse, core_use
 
 TIMEOUT_S = 30.0
 WARM_UP_REQUESTS = 20

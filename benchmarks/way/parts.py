@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.lib.processes import CoreUse
-from benchmarks.lib.report import Row
+from testing.processes import CoreUse
+from testing.report import Row
 
 SENT: Final = "sent"
 RECEIVED: Final = "received"

@@ -16,9 +16,6 @@ from benchmarks.batching.saturation import Side, configuration_of, steady_rate
 from benchmarks.batching.setup import MAX_ROWS, Counted
 from benchmarks.batching.step import crowd_of, crowd_row, step_of, step_row
 from benchmarks.batching.turns import Turns
-from benchmarks.lib.load import RIGHT, Outcome
-from benchmarks.lib.reference import Example, repeated
-from benchmarks.lib.report import Report
 from benchmarks.peers.triton_server import Configuration
 from benchmarks.peers.triton_server import write_repository as write_triton_repository
 from benchmarks.serving.servers import write_repository
@@ -27,6 +24,9 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
 from gangway.scheduler.batching.sizes import BatchSizes
 from gangway.scheduler.policy_config import BATCHING
+from testing.load import RIGHT, Outcome
+from testing.reference import Example, repeated
+from testing.report import Report
 
 MS = 1_000_000
 

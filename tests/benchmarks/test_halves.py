@@ -8,7 +8,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from benchmarks.halves import halved
-from benchmarks.lib.reference import example_of
+from testing.reference import example_of
 
 
 def test_copies_have_numbers_of_float16_and_nearly_the_same_answers(compiled_zoo, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.faults.__main__ import longest_gap_s
-from benchmarks.lib.load import relative_error
-from benchmarks.lib.processes import (
+from testing.load import relative_error
+from testing.processes import (
     children_of,
     command_of,
     cpu_ns,
@@ -21,7 +21,7 @@ from benchmarks.lib.processes import (
     memory_of,
     running_below,
 )
-from benchmarks.lib.report import Report, format_cell
+from testing.report import Report, format_cell
 
 SECOND_NS = 1_000_000_000
 

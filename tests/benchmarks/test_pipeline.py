@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import is_right, raw_channel, raw_infer
-from benchmarks.lib.repository import onnx_file
 from benchmarks.pipeline.repository import CLASSIFIER, asked, echo_asked, write_pipeline
+from testing.live_server import live_server
+from testing.load import is_right, raw_channel, raw_infer
+from testing.repository import onnx_file
 
 TIMEOUT_S = 30
 CONFIG = """

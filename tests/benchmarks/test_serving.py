@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from benchmarks.lib.reference import symbolic_dimensions
-from benchmarks.lib.report import Report
 from benchmarks.overload import Sample, chained, recovery_s, thirds
 from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.peers.triton_server import write_repository as write_triton_repository
@@ -37,6 +35,8 @@ from gangway.protos import model_config_pb2 as mc
 from gangway.server.models.settings import precision_of
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes, summarise
+from testing.reference import symbolic_dimensions
+from testing.report import Report
 
 
 def point(share: float, in_time: tuple[int, int], seed: int = 1) -> Point:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.processes import CoreUse
 from benchmarks.way.client import Errand, floor_traces
 from benchmarks.way.parts import (
     FLOOR_PARTS,
@@ -22,6 +21,7 @@ from benchmarks.way.parts import (
     use_rows,
 )
 from gangway.protos import grpc_service_pb2 as pb
+from testing.processes import CoreUse
 
 # Nine parts that take 1, 2, ... 9 us, from 1000 ns on.
 TRIP = Trip("a", 1000, 46_000)

@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import free_port
 from gangway.clients import command, top
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.clients.errors import UnreachableError
@@ -20,6 +19,7 @@ from gangway.clients.perf import command as perf
 from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.arrivals import Arrivals
+from testing.live_server import free_port
 from tests.helpers.certificates import Authority, Identity
 
 ANSWER = pb.ModelInferResponse(raw_output_contents=[bytes(3_000_000)]).SerializeToString()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import LiveServer, free_port
 from gangway.clients.command import main
+from testing.live_server import LiveServer, free_port
 
 
 @dataclass(frozen=True)

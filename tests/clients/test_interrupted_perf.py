@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer
+from testing.repository import GANGWAY
 
 PERF = ("perf", "--mix=mlp=1", "--isolated=mlp=1", "--qos=3x", "--warmup=0.2")
 

@@ -20,7 +20,6 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
-from benchmarks.lib.live_server import LiveServer, free_port, reserved_port
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
 from gangway.clients.errors import UnreachableError
 from gangway.clients.inputs import infer_request, random_tensors
@@ -28,6 +27,7 @@ from gangway.clients.open_loop import CLIENTS, drive, run_open_loop
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
+from testing.live_server import LiveServer, free_port, reserved_port
 from tests.helpers.sampled import sampled
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import LiveServer, free_port
 from gangway.clients.open_loop import CLIENTS
 from gangway.clients.perf.command import main, parse_options
 from gangway.clients.perf.mlperf import samples_of
 from gangway.clients.perf.prepare import parse_isolated, parse_levels, resolve
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError
+from testing.live_server import LiveServer, free_port
 
 TWO = Mix("two", (MixModel("a"), MixModel("b")))
 

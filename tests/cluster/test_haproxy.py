@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fetch_haproxy import missing_haproxy, with_haproxy
-from benchmarks.lib.live_server import reserved_port
-from benchmarks.lib.processes import children_of
 from gangway.cluster.haproxy import STOP_TIMEOUT_S, Haproxy, RouterError, command
 from gangway.cluster.haproxy_config import RouteOptions, configuration, maps
 from gangway.cluster.server_address import parse_server
+from testing.fetch.haproxy import missing_haproxy, with_haproxy
+from testing.live_server import reserved_port
+from testing.processes import children_of
 from tests.helpers.whole_server import alive, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]

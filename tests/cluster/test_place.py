@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.fetch_haproxy import missing_haproxy
-from benchmarks.lib.live_router import LiveRouter, live_router, server_flag
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.repository import GANGWAY
+from testing.fetch.haproxy import missing_haproxy
+from testing.live_router import LiveRouter, live_router, server_flag
+from testing.live_server import LiveServer, live_server
+from testing.repository import GANGWAY
 from tests.helpers.tiny_model import orders_of, save_served
 from tests.helpers.whole_server import until
 

@@ -19,16 +19,16 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
-from benchmarks.fetch_haproxy import missing_haproxy, with_haproxy
-from benchmarks.lib.live_router import LiveRouter, live_router, server_flag
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.repository import GANGWAY
 from gangway.cluster.haproxy import STOP_TIMEOUT_S, command
 from gangway.cluster.haproxy_config import socket_of
 from gangway.cluster.moves import Mover
 from gangway.cluster.placement import Move
 from gangway.cluster.server_address import parse_server
+from testing.fetch.haproxy import missing_haproxy, with_haproxy
+from testing.live_router import LiveRouter, live_router, server_flag
+from testing.live_server import LiveServer, live_server
+from testing.processes import descendants_of
+from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.steady_calls import simple_inputs, steady_calls

@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from benchmarks.lib.exact_integers import exact_session
 from gangway.artifact.format import Engine
 from gangway.compiler.pipeline import Compiled
 from gangway.compiler.place.int8 import NO_INTEGERS
 from gangway.compiler.target import detect
+from testing.exact_integers import exact_session
 from tests.helpers.sampled import sampled
 
 Array = Any

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.exact_integers import exact_session
 from gangway.artifact.host_limits import cpu_flags
 from gangway.artifact.onnx_session import open_session, products_saturate
+from testing.exact_integers import exact_session
 from tests.helpers.targets import NAMES
 
 node = helper.make_node

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from benchmarks.lib.repository import GANGWAY
 from gangway.compiler.check.file_check import FileCheck, Rows, ServedBy, check_file
+from testing.repository import GANGWAY
 
 node = helper.make_node
 WEIGHTS = {"w": np.ones((6, 6), np.float32)}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from benchmarks.lib.repository import GANGWAY
 from gangway.compiler.errors import ModelError
 from gangway.compiler.key import external_files
 from gangway.compiler.model_file import open_model, parse
+from testing.repository import GANGWAY
 from tests.helpers.sampled import sampled
 
 CONTENT = bytes(range(64))

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.fetch_prometheus import find
-from benchmarks.lib.live_server import LiveServer, free_port
+from testing.fetch.prometheus import find
+from testing.live_server import LiveServer, free_port
 
 COMPOSE = Path(__file__).parents[2] / "deploy" / "compose"
 DASHBOARD = COMPOSE / "grafana" / "dashboards" / "gangway.json"

@@ -1,6 +1,6 @@
 """The container images, built and run as orchestrators do: who calls them is outside, with Triton's own client.
 
-`make image-test` runs this; it takes Docker, or what starts a daemon (benchmarks/image/docker.py).
+`make image-test` runs this; it takes Docker, or what starts a daemon (testing/image/docker.py).
 """
 
 import os
@@ -20,14 +20,14 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.image.build import ROOT, Images, build
-from benchmarks.image.container import HARDENED, Container, container, volume
-from benchmarks.image.docker import Docker, DockerMissingError, docker
-from benchmarks.lib.live_server import reserved_port
-from benchmarks.lib.load import TOLERANCE, relative_error
-from benchmarks.lib.reference import Example, example_of
 from gangway.executor.process import LOWERED_WORKER_NICE
 from gangway.zoo import write_model
+from testing.image.build import ROOT, Images, build
+from testing.image.container import HARDENED, Container, container, volume
+from testing.image.docker import Docker, DockerMissingError, docker
+from testing.live_server import reserved_port
+from testing.load import TOLERANCE, relative_error
+from testing.reference import Example, example_of
 from tests.helpers import python_models
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]

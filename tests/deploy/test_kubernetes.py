@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from benchmarks.fetch_helm import BINARY
 from gangway.server.options.command_line import ServeOptions, parse_options
+from testing.fetch.helm import BINARY
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "gangway"

@@ -1,6 +1,6 @@
 """Servers on Ray as deploy/ray starts them: called directly and by a router, killed, placed, and ended.
 
-`make ray-test` runs this; it takes Ray (benchmarks/fetch_ray.py) and HAProxy.
+`make ray-test` runs this; it takes Ray (testing/fetch/ray.py) and HAProxy.
 """
 
 import os
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.fetch_haproxy import missing_haproxy
-from benchmarks.fetch_ray import missing_ray
-from benchmarks.lib.live_router import LiveRouter, live_router
-from benchmarks.lib.live_server import is_ready
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.repository import GANGWAY
-from benchmarks.on_ray.live import OnRay, on_ray
 from gangway.zoo import write_model
+from testing.fetch.haproxy import missing_haproxy
+from testing.fetch.ray import missing_ray
+from testing.live_router import LiveRouter, live_router
+from testing.live_server import is_ready
+from testing.on_ray import OnRay, on_ray
+from testing.processes import descendants_of
+from testing.repository import GANGWAY
 
 pytestmark = [
     pytest.mark.ray,

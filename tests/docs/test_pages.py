@@ -19,7 +19,7 @@ TOP = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.s
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
-MODULE = re.compile(r"python -m ((?:benchmarks|docs|gangway)[\w.]*)")
+MODULE = re.compile(r"python -m ((?:benchmarks|docs|gangway|testing)[\w.]*)")
 
 
 def prose(page: Path) -> str:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.lib.live_server import free_port
+from testing.live_server import free_port
 from tests.conftest import CompiledZoo
 
 pytestmark = pytest.mark.long

@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.gang_runner import GangRunner, LoadedModel
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_precision
 from gangway.executor.launch import available_cores
+from testing.gang_runner import GangRunner, LoadedModel
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
 node = helper.make_node

@@ -8,13 +8,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.gang_runner import GangRunner
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.place.costs import Passes, passes_of
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import passes_for
+from testing.gang_runner import GangRunner
 
 MB = 1 << 20
 ROWS = (2, 3, 5, 8)

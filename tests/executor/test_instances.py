@@ -10,17 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks.lib.decoders import (
-    FLOAT,
-    SMALL,
-    Builder,
-    decoder_feeds,
-    encoder_feeds,
-    save_decoder,
-    save_encoder,
-    save_translator,
-    translator_feeds,
-)
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
@@ -31,6 +20,17 @@ from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from testing.decoders import (
+    FLOAT,
+    SMALL,
+    Builder,
+    decoder_feeds,
+    encoder_feeds,
+    save_decoder,
+    save_encoder,
+    save_translator,
+    translator_feeds,
+)
 from tests.executor.conftest import two_workers
 
 FIRST, LAST = 13, 18

@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks.lib.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.compiler.pipeline import compile_model
@@ -23,6 +22,7 @@ from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.python_backend.elements import split_texts
+from testing.processes import cpu_ns
 from tests.helpers.island_networks import control_flow, ranking
 from tests.helpers.tail_networks import labels
 

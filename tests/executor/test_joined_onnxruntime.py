@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import ONNX_FILE
 from gangway.artifact.onnx_session import run_session
@@ -23,6 +22,7 @@ from gangway.executor.onnxruntime_program import OnnxRuntimeModel
 from gangway.executor.slots import SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.python_backend.elements import split_texts
+from testing.frame_requests import read_answer, write_request
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 ANSWER_BYTES = 1 << 14

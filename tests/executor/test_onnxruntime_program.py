@@ -10,8 +10,6 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from benchmarks.lib.frame_requests import read_answer, write_request
-from benchmarks.lib.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
@@ -24,6 +22,8 @@ from gangway.executor.onnxruntime_program import Team
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
+from testing.frame_requests import read_answer, write_request
+from testing.processes import cpu_ns
 from tests.helpers.onnx_networks import FOREIGN, Array, Foreign, wide
 
 HEAP = 1 << 16

@@ -5,7 +5,6 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.lib.processes import open_descriptors
 from gangway.executor.peer import peer_sockets
 from gangway.executor.regions import (
     REGION_MESSAGE_BYTES,
@@ -20,6 +19,7 @@ from gangway.executor.regions import (
     region_peer,
     unpack_region_message,
 )
+from testing.processes import open_descriptors
 from tests.helpers.whole_server import until
 
 LARGE = 2**64 - 1

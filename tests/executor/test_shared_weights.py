@@ -9,7 +9,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
@@ -18,6 +17,7 @@ from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from testing.frame_requests import read_answer, write_request
 from tests.helpers.island_networks import save
 from tests.helpers.onnx_networks import FOREIGN, Array, Foreign
 

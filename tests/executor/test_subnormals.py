@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.gang_runner import GangRunner
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
+from testing.gang_runner import GangRunner
 
 SHAPE = ("N", 16, 4, 4)
 node = helper.make_node

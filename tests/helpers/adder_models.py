@@ -10,10 +10,10 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.live_server import LiveServer
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from testing.live_server import LiveServer
 
 TIMEOUT_S = 60  # a job that gives way to everybody may take long
 COMPILED = (1, 2, 3)  # numbers that are in the cache

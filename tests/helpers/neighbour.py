@@ -9,10 +9,10 @@ from http.client import HTTPConnection
 
 import numpy as np
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import memory_of, open_descriptors
 from gangway.clients.inputs import infer_request
+from testing.live_server import LiveServer
+from testing.load import raw_channel, raw_infer
+from testing.processes import memory_of, open_descriptors
 from tests.helpers.own_time import OwnTime
 from tests.helpers.whole_server import until
 

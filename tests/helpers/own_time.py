@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.processes import TICKS_PER_S, core_use, descendants_of
+from testing.processes import TICKS_PER_S, core_use, descendants_of
 
 _IDLE = (3, 4)  # fields of /proc/stat: idle, iowait
 _COUNTED = 8  # the others are in these already

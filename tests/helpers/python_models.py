@@ -10,8 +10,8 @@ import numpy.typing as npt
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import command_of, descendants_of
+from testing.live_server import LiveServer
+from testing.processes import command_of, descendants_of
 
 Array = npt.NDArray[Any]
 TIMEOUT_S = 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 
 TIMEOUT_S = 30
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import command_of
 from gangway.executor.control import ControlSegment
+from testing.live_server import LiveServer
+from testing.processes import command_of
 
 TIMEOUT_S = 30
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import shm_names
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer
+from testing.processes import shm_names
+from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 
 TIMEOUT_SECONDS = 30

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.commands import COMMANDS
 from gangway.server.completion_command import main
+from testing.repository import GANGWAY
 
 
 @pytest.fixture(scope="module")

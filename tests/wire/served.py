@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.zoo import write_model
+from testing.live_server import LiveServer, live_server
 from tests.helpers.python_models import config_of, write
 from tests.wire.corpus import SEGMENT, Answer, Case, Renaming
 from tests.wire.grpc_client import GrpcPlayer

@@ -20,8 +20,8 @@ from benchmarks.fuzz.differential.cases import Case, cases_of, draw
 from benchmarks.fuzz.differential.judge import LEFT_OUT, REFUSED, Verdict
 from benchmarks.fuzz.differential.known import reason_of
 from benchmarks.fuzz.differential.run import run
-from benchmarks.lib.report import option_parser, start_report
 from gangway.executor.launch import available_cores
+from testing.report import option_parser, start_report
 
 CASES = 5000
 

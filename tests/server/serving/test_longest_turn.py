@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.loop import ServingLoop
+from testing.raw_connection import RawConnection
 
 MOST_TURN_S = 0.003
 LARGE_BYTES = 16 << 20

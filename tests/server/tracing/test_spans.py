@@ -14,10 +14,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server, stop
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.otlp_collector import CollectedSpan, OtlpCollector
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server, stop
+from testing.load import raw_channel, raw_infer
+from testing.otlp_collector import CollectedSpan, OtlpCollector
 from tests.helpers.whole_server import small_repository, until
 
 SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol

@@ -20,10 +20,6 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import running_below
-from benchmarks.lib.reference import example_of
 from gangway.artifact.json_codec import decode, encode
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
@@ -31,6 +27,10 @@ from gangway.server.options.command_line import parse_options
 from gangway.server.tracing.exporter import GrowingFile, TraceFile, text_of
 from gangway.server.tracing.record import TensorRecord, TraceRecord
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import running_below
+from testing.reference import example_of
 from tests.helpers.coming_and_going import coming_and_going
 from tests.helpers.full_disk import files_of_at_most
 

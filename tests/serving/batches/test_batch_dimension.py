@@ -14,10 +14,10 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper, parser
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from testing.live_server import LiveServer, live_server
 
 MANY = 12  # requests that wait at the same time
 BATCH = 6

@@ -21,13 +21,13 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.ensemble_configs import write as write_ensemble

@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import ADD, Served, config_of, inputs_of, write
 
 DAY_US = 86_400_000_000

@@ -20,7 +20,7 @@ import tritonclient.http.aio as http_aio
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 

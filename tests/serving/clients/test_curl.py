@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 
 CURL = shutil.which("curl")
 TIMEOUT_S = 20

@@ -24,13 +24,13 @@ import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import EAGER
-from benchmarks.lib.processes import shm_names
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.control.supervisor.front_ends import BindError, share_ports
 from gangway.server.options.command_line import ServeOptions, parse_options
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOptions
+from testing.live_server import LiveServer, live_server
+from testing.load import EAGER
+from testing.processes import shm_names
 
 TIMEOUT_S = 20
 MANY = 64  # connections; that all of so many go to the same one of two front ends happens once in 2^63 times

@@ -12,11 +12,10 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.load import TOLERANCE, relative_error
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import closed_loop
+from testing.live_server import LiveServer
+from testing.load import TOLERANCE, relative_error
+from testing.perf_analyzer import closed_loop, run_one
+from testing.reference import Example, example_of
 
 Ask = Callable[..., Any]
 REQUESTS = 16

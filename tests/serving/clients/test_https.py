@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer, live_server
+from testing.repository import GANGWAY
 from tests.helpers.certificates import Authority, Identity
 
 TIMEOUT_S = 60

@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 
 TIMEOUT_S = 30
 ROWS = 8  # so that the output is large enough to be in place

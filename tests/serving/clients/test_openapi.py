@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 from tests.helpers.http_requests import ask_http
 
 

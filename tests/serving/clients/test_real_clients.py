@@ -10,12 +10,11 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.fetch_perf_analyzer import BINARY
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.load import TOLERANCE, relative_error
-from benchmarks.lib.reference import Example, example_of
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import MODES
+from testing.fetch.perf_analyzer import BINARY
+from testing.live_server import LiveServer
+from testing.load import TOLERANCE, relative_error
+from testing.perf_analyzer import MODES, run_one
+from testing.reference import Example, example_of
 
 INTERVAL_MS = 100
 REQUESTS = 32

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer
+from testing.repository import GANGWAY
 
 
 @pytest.mark.parametrize("model", ["mlp", "simple", "mobilenetv2"])

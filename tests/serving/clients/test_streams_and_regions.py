@@ -19,9 +19,9 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import open_descriptors
-from benchmarks.lib.reference import Example, example_of
+from testing.live_server import LiveServer
+from testing.processes import open_descriptors
+from testing.reference import Example, example_of
 from tests.helpers.whole_server import until
 
 TIMEOUT_S = 30

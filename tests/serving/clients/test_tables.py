@@ -9,8 +9,8 @@ import termios
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer
+from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 
 pytestmark = pytest.mark.long

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer, live_server
+from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 from tests.helpers.steady_calls import simple_inputs
 

@@ -14,8 +14,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer
+from testing.repository import GANGWAY
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"

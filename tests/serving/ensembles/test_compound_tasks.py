@@ -16,7 +16,6 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.lib.live_server import live_server
 from gangway.artifact.cache import Cache
 from gangway.artifact.profile import whole_machine_id
 from gangway.artifact.reader import read_manifest
@@ -26,6 +25,7 @@ from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.launch import available_cores
 from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import Segment
+from testing.live_server import live_server
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped

@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.python_models import TEXTS, TIMEOUT_S, Served, config_of, inputs_of
 from tests.helpers.stream_models import (

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
@@ -28,6 +27,7 @@ from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from gangway.zoo.repository import write_ensemble
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of

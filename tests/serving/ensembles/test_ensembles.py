@@ -19,10 +19,10 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import live_server
 from gangway.zoo import write_model
 from gangway.zoo.catalog import ENSEMBLES
 from gangway.zoo.repository import write_ensemble
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache, flags
 from tests.helpers.ensemble_configs import config_of

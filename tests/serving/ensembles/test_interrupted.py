@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import is_ready, live_server
-from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo.repository import write_ensemble
+from testing.live_server import is_ready, live_server
+from testing.load import raw_channel
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import ensemble_configs, sequence_models
 from tests.helpers.python_models import TEXTS, Served, inputs_of
 from tests.helpers.sequence_models import MODULES, oldest, run_stream, run_unary

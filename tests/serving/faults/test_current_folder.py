@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import free_port, stop, wait_until_ready
 from gangway.zoo import write_model
+from testing.live_server import free_port, stop, wait_until_ready
 from tests.helpers.hostile_folder import ALL, OTHERS, SITE, hostile_folder, imported
 from tests.helpers.python_models import ADD, HEAD, four, inputs_of, write
 from tests.helpers.whole_server import TIMEOUT_SECONDS, until

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import open_descriptors
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.inputs import infer_request
 from gangway.server.access import HTTP2_PREFACE
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import open_descriptors
+from testing.raw_connection import RawConnection
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.http_requests import ask_http

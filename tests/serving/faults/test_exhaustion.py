@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.faults.surroundings import Cgroup
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.raw_connection import RawConnection
+from testing.cgroup import Cgroup
+from testing.live_server import LiveServer, live_server
+from testing.raw_connection import RawConnection
 from tests.helpers.http_requests import ask_http
 from tests.helpers.whole_server import small_repository, until
 

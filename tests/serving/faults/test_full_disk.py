@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
 from gangway.clients.inputs import infer_request
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel, raw_infer
 from tests.conftest import CompiledZoo
 from tests.helpers.whole_server import small_repository, until
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, run_for
-from benchmarks.lib.reference import Example, example_of
 from gangway.executor.launch import available_cores
+from testing.live_server import LiveServer, live_server
+from testing.load import RIGHT, Load, run_for
+from testing.reference import Example, example_of
 from tests.conftest import CompiledZoo
 from tests.helpers.busy_core import SPIN, busy_core
 from tests.helpers.whole_server import until

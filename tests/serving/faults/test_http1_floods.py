@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import memory_of
+from testing.live_server import LiveServer
+from testing.processes import memory_of
 from tests.helpers.neighbour import BODY, nobody_else_notices
 
 TIMEOUT_S = 10.0

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
-from benchmarks.lib.processes import memory_of
 from gangway.clients.inputs import infer_request
+from testing.live_server import LiveServer
+from testing.processes import memory_of
 from tests.helpers.http2_frames import (
     END_HEADERS,
     END_STREAM,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 from tests.helpers.http2_frames import (
     ACK,
     END_HEADERS,

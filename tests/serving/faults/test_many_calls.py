@@ -15,17 +15,17 @@ import pytest
 import tritonclient.grpc as triton
 from google.protobuf.message import Message
 
-from benchmarks.frontend.many_calls import THREADS_AT_MOST, threads_of
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import raw_channel
-from benchmarks.lib.processes import command_of
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.serving.supervisor_calls import MAX_WAITING_CALLS
+from testing.live_server import LiveServer, live_server
+from testing.load import raw_channel
+from testing.processes import command_of, threads_of
 from tests.helpers.http_requests import ask_http
 
 CALLS = 1000
 TIMEOUT_S = 60
+THREADS_AT_MOST = 4
 CONFIG = """
 backend: "python"
 input { name: "x" data_type: TYPE_FP32 dims: [1] }

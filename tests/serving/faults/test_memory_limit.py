@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 

@@ -19,7 +19,6 @@ import onnx
 import pytest
 from PIL import Image
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
@@ -27,6 +26,7 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.server.control.repository.compile_jobs import Compiler
 from gangway.server.errors import CompileError
+from testing.live_server import LiveServer, live_server
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long

@@ -12,13 +12,13 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import TOLERANCE, relative_error
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.reference import example_of
-from benchmarks.lib.repository import GANGWAY
 from gangway.executor.launch import available_cores
 from gangway.server.control.supervisor.supervisor import EXIT_GRACE_SECONDS
+from testing.live_server import LiveServer, live_server
+from testing.load import TOLERANCE, relative_error
+from testing.processes import descendants_of
+from testing.reference import example_of
+from testing.repository import GANGWAY
 from tests.helpers.start_time import back_within_s
 from tests.helpers.steady_calls import simple_inputs
 from tests.helpers.stopped_workers import stopped_workers

@@ -18,10 +18,10 @@ import tritonclient.grpc as triton
 from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, run_for
-from benchmarks.lib.reference import example_of
 from gangway.artifact.reader import verify
+from testing.live_server import LiveServer, live_server
+from testing.load import RIGHT, Load, run_for
+from testing.reference import example_of
 from tests.helpers.whole_server import TIMEOUT_SECONDS, small_repository, started, until
 
 pytestmark = pytest.mark.long

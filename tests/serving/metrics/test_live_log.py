@@ -12,9 +12,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server, stop
-from benchmarks.lib.load import raw_channel
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server, stop
+from testing.load import raw_channel
 
 TIMEOUT_S = 30
 DEFAULTS = {

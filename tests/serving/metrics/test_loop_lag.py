@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
-from benchmarks.lib.live_server import live_server
 from gangway.server.serving.loop import LAG_WINDOW_S
+from testing.live_server import live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 

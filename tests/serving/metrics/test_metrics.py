@@ -19,9 +19,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import is_ready, live_server
-from benchmarks.lib.load import raw_channel, raw_infer
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import is_ready, live_server
+from testing.load import raw_channel, raw_infer
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.stopped_workers import stopped_workers

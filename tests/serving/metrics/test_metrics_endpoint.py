@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import open_descriptors
+from testing.live_server import LiveServer, live_server
+from testing.processes import open_descriptors
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.whole_server import until
 

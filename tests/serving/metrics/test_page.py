@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer
+from testing.live_server import LiveServer
 from tests.helpers.http_requests import ask_http
 from tests.helpers.steady_calls import simple_inputs
 

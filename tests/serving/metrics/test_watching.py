@@ -16,8 +16,8 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.server.serving.http.watching import MAX_BEHIND, MAX_WATCHERS
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped

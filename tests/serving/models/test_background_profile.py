@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import raw_channel, raw_infer
-from benchmarks.lib.processes import command_of, running_below
-from benchmarks.lib.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.profiler import profile_model
+from testing.live_server import live_server
+from testing.load import raw_channel, raw_infer
+from testing.processes import command_of, running_below
+from testing.reference import example_of
 
 pytestmark = pytest.mark.long
 

@@ -3,10 +3,10 @@
 import json
 import math
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import RIGHT, Load, run_for
-from benchmarks.lib.reference import example_of
 from gangway.artifact.reader import read_manifest
+from testing.live_server import live_server
+from testing.load import RIGHT, Load, run_for
+from testing.reference import example_of
 
 
 def test_stopped_queries_give_the_same_numbers(compiled_zoo, tmp_path):

@@ -20,14 +20,14 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, stop
-from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
+from testing.live_server import LiveServer, stop
+from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 from tests.helpers.onnx_networks import FOREIGN, Array
 from tests.helpers.stopped_workers import stopped_workers

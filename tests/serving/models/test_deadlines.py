@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import least_s, orders_of, save_served

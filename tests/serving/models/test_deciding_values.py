@@ -13,7 +13,6 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import parser
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.compiler.pipeline import compile_model
@@ -26,6 +25,7 @@ from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.served import Models
 from gangway.server.requests.codecs import Codec
 from gangway.server.requests.validation import RequestPlanner
+from testing.live_server import LiveServer, live_server
 
 TIMEOUT_S = 60
 # The branches fit other lengths of x: no graph with both of them is valid for any length.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from testing.live_server import LiveServer, live_server
 from tests.helpers.rounded_products import DEPTH, save_rounded
 
 TIMEOUT_S = 60

@@ -18,8 +18,6 @@ import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import MAX_TENSORS
 from gangway.compiler.errors import ModelError
@@ -27,6 +25,8 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.slots import INLINE_PLACES
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
+from testing.repository import GANGWAY
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.client_segments import Segments
 from tests.helpers.python_models import Array, inputs_of

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.load import RIGHT, Load, run_for
-from benchmarks.lib.reference import example_of
 from gangway.executor.launch import available_cores
+from testing.live_server import live_server
+from testing.load import RIGHT, Load, run_for
+from testing.reference import example_of
 
 CORES = available_cores()[:2]
 

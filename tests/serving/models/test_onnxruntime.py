@@ -20,9 +20,6 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import cpu_ns
-from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.artifact.profile import Profile, write_profile
 from gangway.clients.connection import SERVICE
@@ -35,6 +32,9 @@ from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
+from testing.live_server import LiveServer, live_server
+from testing.processes import cpu_ns
+from testing.repository import GANGWAY
 from tests.helpers.island_networks import control_flow
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign

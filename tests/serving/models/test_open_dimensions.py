@@ -14,10 +14,10 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from testing.live_server import LiveServer, live_server
 
 TIMEOUT_S = 30
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess
-from benchmarks.lib.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
+from testing.live_server import LiveServer, live_server
+from testing.load import RIGHT, Load, LoadProcess
+from testing.reference import example_of
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 from tests.helpers.scraped_metrics import Scraped

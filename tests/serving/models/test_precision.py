@@ -14,12 +14,12 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.precision import BF16
 from gangway.clients.inputs import Array
 from gangway.compiler.agreement import cosine
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
+from testing.live_server import LiveServer, live_server
 
 pytestmark = pytest.mark.long
 

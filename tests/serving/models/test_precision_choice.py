@@ -20,12 +20,12 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.otlp_collector import OtlpCollector
 from gangway.artifact.precision import BF16
 from gangway.clients.inputs import Array
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
+from testing.live_server import LiveServer, live_server
+from testing.otlp_collector import OtlpCollector
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import Scraped
 

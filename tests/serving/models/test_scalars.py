@@ -14,7 +14,6 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
@@ -22,6 +21,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.command import main as check
 from gangway.server.control.repository.completed_config import complete_config
 from gangway.server.errors import ConfigError
+from testing.live_server import LiveServer, live_server
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.python_models import Array, inputs_of
 

@@ -16,8 +16,6 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import running_below
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
 from gangway.artifact.instances import Span
@@ -30,6 +28,8 @@ from gangway.server.control.repository.shapes import MAX_QUEUED
 from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.models.config import buckets_of
+from testing.live_server import LiveServer, live_server
+from testing.processes import running_below
 from tests.helpers.http_requests import ask_http
 
 TIMEOUT_S = 60

@@ -15,9 +15,9 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.lib.decoders import SMALL, decoder_feeds, encoder_feeds, save_decoder, save_encoder
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.server.control.repository.loaded import SPAN_AFTER, SPAN_SIZES
+from testing.decoders import SMALL, decoder_feeds, encoder_feeds, save_decoder, save_encoder
+from testing.live_server import LiveServer, live_server
 
 TIMEOUT_S = 100
 FIRST = 2 * SPAN_SIZES + 1  # of a span

@@ -17,11 +17,11 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from testing.live_server import LiveServer, live_server
+from testing.processes import cpu_ns
 from tests.helpers import ensemble_configs
 from tests.helpers.onnx_networks import Array
 from tests.helpers.tail_networks import (

@@ -17,7 +17,7 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.client_segments import Segments
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, inputs_of, write

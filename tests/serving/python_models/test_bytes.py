@@ -21,12 +21,12 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.repository import GANGWAY
 from gangway.clients.connection import SERVICE
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import split_elements
+from testing.live_server import live_server
+from testing.repository import GANGWAY
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, executes, write
 

@@ -19,8 +19,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import command_of, descendants_of
+from testing.live_server import live_server
+from testing.processes import command_of, descendants_of
 from tests.helpers import ensemble_configs
 from tests.helpers.certificates import Authority
 from tests.helpers.own_time import OwnTime

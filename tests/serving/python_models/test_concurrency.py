@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
 from tests.helpers.whole_server import until

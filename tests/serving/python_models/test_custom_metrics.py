@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
 from tests.helpers.whole_server import until
 

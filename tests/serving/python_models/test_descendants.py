@@ -12,8 +12,8 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.processes import children_of, descendants_of
+from testing.live_server import LiveServer, live_server
+from testing.processes import children_of, descendants_of
 from tests.helpers.python_models import ADD, HEAD, TEXTS, TIMEOUT_S, Served, config_of, executes, four, write
 from tests.helpers.sampled import sampled
 from tests.helpers.whole_server import alive, until

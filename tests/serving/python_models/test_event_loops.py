@@ -8,7 +8,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import ADD, SLOW, Served, config_of, four, write
 from tests.helpers.whole_server import until
 

@@ -16,10 +16,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.faults.python_models import run
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import descendants_of
 from gangway.python_backend.messages import PREFIX
+from testing.live_server import live_server
+from testing.processes import descendants_of
 from tests.helpers import adder_models
 from tests.helpers.own_time import within
 from tests.helpers.python_models import (
@@ -351,16 +350,6 @@ def test_nothing_is_left_of_a_server(tmp_path: Path, number: signal.Signals) -> 
         server.process.send_signal(number)
         server.process.wait(TIMEOUT_S)
         until(lambda: not alive(pids))
-
-
-def test_steps_that_misbehave_are_no_harm_to_others() -> None:
-    """A slice of benchmarks.faults, without its bounds of time."""
-    seen = run(("spins in children",), phase_s=0.2, rounds=1, positions=("beside ONNX", "decoupled"))
-    assert not seen.not_right()
-    for phases in seen.phases.values():
-        assert phases.ends
-        assert phases.leaks == 0
-        assert max(phases.back_s) < TIMEOUT_S
 
 
 def test_hostile_bytes_and_strangers_at_the_socket_of_an_instance(served: Served) -> None:

@@ -13,9 +13,9 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
 from gangway.executor.memory_budget import memory_budget
 from gangway.server.serving.process import MESSAGE_SHARE
+from testing.live_server import live_server
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import HEAD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
 from tests.helpers.sampled import sampled

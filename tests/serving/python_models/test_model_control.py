@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import adder_models
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import ADD, TEXTS, Served, config_of, executes, four, inputs_of, write

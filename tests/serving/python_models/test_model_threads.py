@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, write
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.whole_server import until

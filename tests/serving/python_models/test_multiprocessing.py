@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import HEAD, TEXTS, Served, config_of, executes, write
 
 NAMES = '"square": square, "multiprocessing": multiprocessing, "futures": futures, "self": self'

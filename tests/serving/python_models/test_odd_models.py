@@ -7,7 +7,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
 from tests.helpers.whole_server import alive, until
 

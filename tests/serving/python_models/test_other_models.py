@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import cpu_ns
+from testing.live_server import live_server
+from testing.processes import cpu_ns
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
 from tests.helpers.python_models import SLOW, TIMEOUT_S, Served, config_of, four, inputs_of, write

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import live_server
 from docs.generate import OWN_METHODS, PB_UTILS
+from testing.live_server import live_server
 from tests.helpers.python_models import HEAD, Served, config_of, executes, write
 
 pytestmark = pytest.mark.long

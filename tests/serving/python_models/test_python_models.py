@@ -16,11 +16,11 @@ import tritonclient.http as triton_http
 from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.lib.live_server import live_server
 from gangway.artifact.host_limits import memory_limit
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, parameter, write
 from tests.helpers.whole_server import until

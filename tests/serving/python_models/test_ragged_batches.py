@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import Served, config_of, inputs_of, write
 
 pytestmark = pytest.mark.long

@@ -12,9 +12,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import live_server
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, write
 

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import TIMEOUT_S, Served, config_of, four, inputs_of, write
 from tests.helpers.whole_server import until
 

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server, reserved_port
+from testing.live_server import live_server, reserved_port
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import ADD, Served, four, write
 from tests.helpers.whole_server import started, until

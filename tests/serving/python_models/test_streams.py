@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers.python_models import Served
 from tests.helpers.stream_models import (
     DECOUPLED,

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
 from tests.helpers.python_models import (

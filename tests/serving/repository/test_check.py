@@ -14,11 +14,11 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import descendants_of
-from benchmarks.lib.repository import GANGWAY
 from gangway.server.check.trial import STOP_S, trial_server
 from gangway.server.models.config import read_config
+from testing.live_server import live_server
+from testing.processes import descendants_of
+from testing.repository import GANGWAY
 from tests.helpers import ensemble_configs
 from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, TENSORS, write_all
 from tests.helpers.whole_server import alive, until

@@ -9,8 +9,8 @@ import pytest
 import tritonclient.grpc as triton
 from onnx.external_data_helper import set_external_data
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import live_server
+from testing.repository import GANGWAY
 from tests.helpers.adder_models import Controlled, adder, fill_cache, replace
 
 pytestmark = pytest.mark.long

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.lib.live_server import stop
-from benchmarks.lib.processes import command_of, descendants_of
-from benchmarks.lib.repository import GANGWAY
 from gangway.server.messages import MAX_VERSION
+from testing.live_server import stop
+from testing.processes import command_of, descendants_of
+from testing.repository import GANGWAY
 
 TIMEOUT_SECONDS = 60
 ADMIN = {"triton-grpc-protocol-admin": "s3cret"}

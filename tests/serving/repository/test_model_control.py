@@ -16,10 +16,10 @@ from onnx import helper
 from onnx.external_data_helper import set_external_data
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.reload import resources_of
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
+from testing.resources import resources_of
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, adder, fill_cache, flags, replace, write
 from tests.helpers.onnx_networks import FOREIGN
 from tests.helpers.stopped_workers import stopped_workers

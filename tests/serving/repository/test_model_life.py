@@ -17,8 +17,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
 from gangway.server.control.supervisor.model_life import TRANSITIONS
+from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs, python_models
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache
 from tests.helpers.python_models import ADD, config_of, four, inputs_of

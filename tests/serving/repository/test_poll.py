@@ -10,10 +10,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.repository import GANGWAY
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.server import RepositoryOptions
+from testing.live_server import live_server
+from testing.repository import GANGWAY
 from tests.helpers.adder_models import Controlled, fill_cache, flags, replace, write
 
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--strict-readiness=false")

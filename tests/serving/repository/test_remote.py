@@ -19,8 +19,8 @@ import tritonclient.grpc as triton
 from moto.server import ThreadedMotoServer
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.lib.repository import GANGWAY
+from testing.live_server import LiveServer, live_server
+from testing.repository import GANGWAY
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 
 pytestmark = pytest.mark.long

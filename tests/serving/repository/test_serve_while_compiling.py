@@ -20,14 +20,14 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import live_server
-from benchmarks.lib.processes import command_of, descendants_of
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import MANIFEST_FILE, Engine
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_file
+from testing.live_server import live_server
+from testing.processes import command_of, descendants_of
 from tests.helpers import ensemble_configs
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 

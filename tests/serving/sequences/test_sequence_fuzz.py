@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.mutated_requests import REFUSALS, mutated, sent, streamed

@@ -22,13 +22,13 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
+from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 

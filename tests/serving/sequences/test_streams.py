@@ -18,8 +18,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, is_ready, live_server
 from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer, is_ready, live_server
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.raw_stream import RawStream

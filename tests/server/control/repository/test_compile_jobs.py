@@ -8,12 +8,12 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.lib.processes import running_below
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.target import detect
 from gangway.server.control.repository.compile_jobs import LEAST_TIMEOUT_SECONDS, Compiler, job_timeout_seconds
+from testing.processes import running_below
 from tests.helpers.coming_and_going import coming_and_going
 
 TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 6] x) => (float[n, 6] y) { y = Sigmoid(x) }'

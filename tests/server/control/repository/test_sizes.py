@@ -9,7 +9,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.lib.processes import running_below
 from gangway.artifact import trim as trimming
 from gangway.artifact.cache import Cache
 from gangway.artifact.reader import verify
@@ -17,6 +16,7 @@ from gangway.artifact.trim import UsedKeys, trim
 from gangway.server.control.repository.compile_jobs import Compiler
 from gangway.server.control.repository.shapes import MAX_QUEUED, ShapeQueue
 from gangway.server.errors import CompileError
+from testing.processes import running_below
 
 TEXT = "(float[n, w] x) => (float[n, w] y) { y = Add(x, x) }"
 LONG_AGO_S = 1e6

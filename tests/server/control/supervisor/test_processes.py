@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.lib.processes import open_descriptors
 from gangway.scheduler.backoff import Backoff
 from gangway.server.control.supervisor import processes as children
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess
+from testing.processes import open_descriptors
 from tests.helpers.whole_server import until
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.processes import open_descriptors
 from gangway.executor import _native
 from gangway.executor.control import LOST_REGIONS_BYTES, LostRegions
 from gangway.executor.peer import close_descriptor
@@ -26,6 +25,7 @@ from gangway.executor.regions import (
 )
 from gangway.executor.segment import Segment
 from gangway.server.control.supervisor.regions import RegionRegistry
+from testing.processes import open_descriptors
 from tests.helpers.whole_server import until
 
 FRONT_END = 1

@@ -11,7 +11,6 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, PingReceived
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget
 from gangway.protos import StatusCode
@@ -22,6 +21,7 @@ from gangway.server.options.endpoints import GrpcOptions, KeepaliveOptions
 from gangway.server.serving.grpc import call as grpc_call
 from gangway.server.serving.grpc import http2
 from gangway.server.serving.grpc.call import Arrivals
+from testing.raw_connection import RawConnection
 from tests.helpers.whole_server import until
 
 Start = Callable[[GrpcOptions], Any]

@@ -13,10 +13,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.slots import SlotCounts, SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.endpoints import GrpcOptions
+from testing.raw_connection import RawConnection
 from tests.helpers.raw_stream import simple_request
 
 Inputs = Callable[..., list[triton.InferInput]]

@@ -15,7 +15,6 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -29,6 +28,7 @@ from gangway.server.serving.grpc.streams import StreamedCall, StreamLimits, Stre
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.pending import Offload
 from gangway.server.serving.protocol import Health, Methods, ServerMethods
+from testing.raw_connection import RawConnection
 from tests.helpers.raw_stream import RawStream, simple_request
 
 WAIT_S = 10

@@ -15,15 +15,14 @@ import tritonclient.grpc as triton
 from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.live_server import LiveServer, live_server
-from benchmarks.perf_analyzer.__main__ import run_one
-from benchmarks.perf_analyzer.modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
 from gangway.server.access import TlsError, TlsFiles
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.tls import Certificates
+from testing.live_server import LiveServer, live_server
+from testing.perf_analyzer import Mode, run_one
 from tests.helpers.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]

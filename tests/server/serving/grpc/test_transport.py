@@ -20,7 +20,6 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.clients.raw_channel import request_headers
 from gangway.protos import grpc_service_pb2 as pb
@@ -33,6 +32,7 @@ from gangway.server.serving.grpc import front_end as serving_grpc
 from gangway.server.serving.grpc import http2
 from gangway.server.serving.grpc.http2 import MAX_STREAMS, TABLE_BYTES
 from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES
+from testing.raw_connection import RawConnection
 
 Inputs = Callable[..., list[triton.InferInput]]
 HEALTH = "/grpc.health.v1.Health/"

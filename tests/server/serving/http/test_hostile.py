@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lib.processes import cpu_ns, memory_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving import limits as connection_limit
 from gangway.server.serving.http import front_end as http_front_end
 from gangway.server.serving.http import http1 as connections
+from testing.processes import cpu_ns, memory_of
 from tests.helpers.whole_server import until
 
 Ask = Callable[..., Any]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.serving.grpc.http2 import CONNECTION_WINDOW_BYTES
+from testing.raw_connection import RawConnection
 from tests.helpers.whole_server import until
 
 ELEMENTS = 3 * 224 * 224

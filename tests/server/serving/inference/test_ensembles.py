@@ -15,7 +15,6 @@ import tritonclient.grpc as triton
 from google.protobuf import text_format
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.artifact.format import Engine
 from gangway.executor.messages import Submit
 from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus
@@ -27,6 +26,7 @@ from gangway.server.control.repository.schedules import FoundSchedules, UsedSche
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
 from gangway.server.requests.data_plane import Layout, PoolExhaustedError
+from testing.raw_connection import RawConnection
 from tests.helpers.ensemble_configs import Step, config_of
 from tests.helpers.raw_stream import simple_request
 

@@ -13,12 +13,12 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
 from gangway.server.serving.inference import model_run
 from gangway.server.serving.inference.request import ClientRequest
 from gangway.server.serving.slots import Afterwork
 from gangway.server.tracing.settings import TraceOverrides
+from testing.raw_connection import RawConnection
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
 from tests.helpers.raw_stream import simple_request
 

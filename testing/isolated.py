@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from benchmarks.lib.reference import Example, open_session
-from benchmarks.lib.repository import onnx_file
 from gangway.clients.inputs import Array
+from testing.reference import Example, open_session
+from testing.repository import onnx_file
 
 THREADS = 2
 ROUNDS = 9

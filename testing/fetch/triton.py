@@ -15,7 +15,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, pip_download, report, run
+from testing.fetching import TOOLS, FetchError, pip_download, report, run
 
 ROOT = TOOLS / "triton"
 WHEEL = "nvidia-pytriton==0.7.0"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
 from gangway.clients.inputs import Array, dtype_of
 from gangway.executor.leases import LeaseSpec, Member, passes_for
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from testing.frame_requests import read_answer, write_request
 
 SLOTS = 4
 ARENA_BYTES = 1 << 34  # sparse: only what a model touches costs memory

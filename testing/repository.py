@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.lib.quiet import QuietMachine
 from gangway.artifact.format import Precision
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile, whole_machine_id
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
+from testing.quiet import QuietMachine
 
 GANGWAY = [sys.executable, "-m", "gangway"]
 COMPILE_TIMEOUT_S = 300

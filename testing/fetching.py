@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-TOOLS = Path(__file__).parents[2] / "tools"  # git ignores it
+TOOLS = Path(__file__).parent.parent / "tools"  # git ignores it
 TIMEOUT_S = 600
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.lib.load import raw_channel
-from benchmarks.lib.processes import command_of, descendants_of
-from benchmarks.lib.repository import GANGWAY
 from gangway.clients.connection import SERVICE
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotState, SlotTable
 from gangway.protos import grpc_service_pb2 as pb
+from testing.load import raw_channel
+from testing.processes import command_of, descendants_of
+from testing.repository import GANGWAY
 
 ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
 START_TIMEOUT_S = 300  # a cold cache compiles every model first

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from benchmarks.image.docker import Docker, DockerMissingError
+from testing.image.docker import Docker, DockerMissingError
 
 PULLED = "debian:12-slim"  # the default of the Dockerfile
 LOCAL = "gangway-base:local"

@@ -5,8 +5,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.image.base import base_image
-from benchmarks.image.docker import Docker, DockerMissingError, docker
+from testing.image.base import base_image
+from testing.image.docker import Docker, DockerMissingError, docker
 
 ROOT = Path(__file__).parents[2]
 FULL, SERVE = "gangway", "gangway:serve"

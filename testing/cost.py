@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, Outcome
-from benchmarks.lib.processes import cpu_ns
-from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.lib.repository import ensure_zoo
+from testing.load import RIGHT, Load, LoadProcess, Outcome
+from testing.processes import cpu_ns
+from testing.report import Report, Row, add_repository_option, option_parser, start_report
+from testing.repository import ensure_zoo
 
 ROLES = ("front end", "scheduler", "supervisor", "worker")
 WARM_UP_S = 0.5

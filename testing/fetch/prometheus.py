@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, report, succeeds
+from testing.fetching import TOOLS, FetchError, debian_package, report, succeeds
 
 FOLDER = TOOLS / "prometheus"
 BINARIES = ("prometheus", "promtool")

@@ -1,4 +1,7 @@
-"""kill -9 under load: every request ends with the right answer or UNAVAILABLE; the service is soon back."""
+"""kill -9 under load: every request ends with the right answer or UNAVAILABLE; the service is soon back.
+
+Steps of Python models that misbehave are no harm to others.
+"""
 
 import http.client
 import os
@@ -13,9 +16,10 @@ import pytest
 import tritonclient.grpc as triton
 
 from benchmarks.faults.__main__ import BACK_WITHIN_S, VICTIMS, leaks, try_kills, wrong_answers
-from benchmarks.lib.live_server import is_ready, live_server
-from benchmarks.lib.load import RIGHT, Load, LoadProcess, run_for
-from benchmarks.lib.reference import example_of
+from benchmarks.faults.python_models import run
+from testing.live_server import is_ready, live_server
+from testing.load import RIGHT, Load, LoadProcess, run_for
+from testing.reference import example_of
 from tests.helpers.sampled import sampled
 from tests.helpers.start_time import back_within_s
 
@@ -137,3 +141,13 @@ def test_http_is_back_at_the_same_port(server):
         except OSError:  # refused, or not ready yet
             assert time.monotonic() < deadline
     assert server.pids()["front end"] != [front_end]
+
+
+def test_steps_that_misbehave_are_no_harm_to_others():
+    """A slice of `benchmarks.faults`, without its bounds of time."""
+    seen = run(("spins in children",), phase_s=0.2, rounds=1, positions=("beside ONNX", "decoupled"))
+    assert not seen.not_right()
+    for phases in seen.phases.values():
+        assert phases.ends
+        assert phases.leaks == 0
+        assert max(phases.back_s) < TIMEOUT_S

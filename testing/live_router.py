@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.fetch_haproxy import with_haproxy
-from benchmarks.lib.live_server import LiveServer, reserved_port, stop, wait_until_ready
-from benchmarks.lib.repository import GANGWAY
+from testing.fetch.haproxy import with_haproxy
+from testing.live_server import LiveServer, reserved_port, stop, wait_until_ready
+from testing.repository import GANGWAY
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, report, succeeds
 from gangway.cluster.haproxy import RouterError, find_haproxy
+from testing.fetching import TOOLS, FetchError, debian_package, report, succeeds
 
 FOLDER = TOOLS / "haproxy"
 PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
@@ -27,7 +27,7 @@ def missing_haproxy() -> str:
     try:
         find_haproxy()
     except RouterError as error:
-        return "" if (FOLDER / "haproxy").exists() else f"{error}; or run python -m benchmarks.fetch_haproxy"
+        return "" if (FOLDER / "haproxy").exists() else f"{error}; or run python -m testing.fetch.haproxy"
     return ""
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 import venv
 
-from benchmarks.lib.fetching import TOOLS, FetchError, report, run, succeeds
+from testing.fetching import TOOLS, FetchError, report, run, succeeds
 
 FOLDER = TOOLS / "ray"
 PYTHON = FOLDER / "bin/python"
@@ -18,7 +18,7 @@ def with_ray() -> dict[str, str]:
 
 def missing_ray() -> str:
     """Return why there is no Ray, "" if there is one."""
-    return "" if PYTHON.exists() else f"{PYTHON} is missing: run python -m benchmarks.fetch_ray"
+    return "" if PYTHON.exists() else f"{PYTHON} is missing: run python -m testing.fetch.ray"
 
 
 def fetch() -> None:

@@ -152,3 +152,9 @@ def core_times() -> CoreTimes:
     numbers = [int(text) / TICKS_PER_S for text in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     _user, _nice, _system, idle, wait, _irq, _softirq, stolen = numbers
     return CoreTimes(sum(numbers) - idle - wait, stolen, sum(numbers))
+
+
+def threads_of(pid: int) -> int:
+    """Return how many threads a process has."""
+    (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("Threads:"))
+    return int(line.split()[1])

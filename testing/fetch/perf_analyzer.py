@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, debian_package, pip_download, report, succeeds
+from testing.fetching import TOOLS, FetchError, debian_package, pip_download, report, succeeds
 
 BINARY = TOOLS / "perf_analyzer"
 LIBRARIES = TOOLS / "lib"

@@ -10,8 +10,8 @@ from pathlib import Path
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.image.docker import Docker
-from benchmarks.lib.live_server import reserved_port
+from testing.image.docker import Docker
+from testing.live_server import reserved_port
 
 HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 START_SECONDS = 120.0  # with models to compile

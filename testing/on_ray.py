@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fetch_ray import PYTHON, with_ray
-from benchmarks.lib.live_server import stop
-from benchmarks.lib.processes import command_of, descendants_of
-from benchmarks.lib.repository import GANGWAY
+from testing.fetch.ray import PYTHON, with_ray
+from testing.live_server import stop
+from testing.processes import command_of, descendants_of
+from testing.repository import GANGWAY
 
-EXAMPLE = Path(__file__).parents[2] / "deploy/ray/gangway_on_ray.py"
+EXAMPLE = Path(__file__).parent.parent / "deploy/ray/gangway_on_ray.py"
 START_SECONDS = 90
 SERVER = re.compile(r"--server=(?P<name>[\w.-]+)=(?P<host>[\d.]+):(?P<grpc>\d+),(?P<http>\d+),(?P<metrics>\d+)")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from gangway.artifact.console import Console, Table
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parent.parent
 CONSOLE = Console()
 
 Cell = str | int | float
@@ -116,7 +116,7 @@ def option_parser(description: str) -> argparse.ArgumentParser:
 
 def add_repository_option(parser: argparse.ArgumentParser) -> None:
     """Declare --repository, the model repository to measure with."""
-    default = Path(__file__).parents[2] / "models"
+    default = Path(__file__).parent.parent / "models"
     parser.add_argument(
         "--repository", type=Path, default=default, help="model repository; the zoo is written there if it is absent"
     )

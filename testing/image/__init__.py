@@ -1,0 +1,1 @@
+"""Container images, built and run, for tests and benchmarks."""
