@@ -458,3 +458,14 @@ def test_large_texts_do_not_hold_up_others(unharmed: Any, live_http: Ask, send: 
         time.sleep(0.005)
     sender.join()
     assert sum(wait_s > 0.1 for wait_s in waits_s) <= 2, sorted(waits_s)[-5:]
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfffb"])
+def test_half_a_character_is_answered(http: Ask, name: str) -> None:
+    for path, content in (
+        ("/v2/models/simple/infer", {"inputs": [], "parameters": {name: 1}}),
+        ("/v2/models/simple/generate", {name: 1}),
+        ("/v2/models/simple/trace/setting", {name: "1"}),
+    ):
+        answer = http("POST", path, json.dumps(content).encode())
+        assert (answer.status, "the string is not UTF-8" in answer.content["error"]) == (400, True)
