@@ -21,7 +21,6 @@ from gangway.compiler.frontend.graph import Graph, TensorType
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import Figures, Job, Lowered, lower_graph, write_layers
 from gangway.compiler.kernels.codegen import WrittenWeights, choose_plans, with_batch_plans
-from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
 from gangway.compiler.kernels.objects import KernelObjects, has_extents
 from gangway.compiler.kernels.plain_specs import IslandSpec, ZerosSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, ConvTransposeSpec, KernelSpec, VolumeConvSpec
@@ -181,10 +180,10 @@ def _with_zeros(lowered: Lowered, stamp: int, lanes: int) -> tuple[list[Step], i
 def _is_convolution(spec: KernelSpec) -> bool:
     """Whether it slides a window over an image: such kernels decide much by the image's size."""
     match spec:
-        case ConvSpec() | Int8ConvSpec():
+        case ConvSpec():
             return spec.kernel not in ((1, 1), (spec.height, spec.width))
         case _:
-            return isinstance(spec, ConvDepthwiseSpec | ConvTransposeSpec | VolumeConvSpec | Int8DepthwiseSpec)
+            return isinstance(spec, ConvDepthwiseSpec | ConvTransposeSpec | VolumeConvSpec)
 
 
 def _alike(sizes: Sequence[_Size]) -> list[_Size]:

@@ -17,8 +17,7 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS, Int8ConvSpec
-from gangway.compiler.kernels.specs import RELU, Array, ConvSpec, KernelPlan
+from gangway.compiler.kernels.specs import BYTES_CHANNELS, PIXELS_CHANNELS, RELU, Array, ConvSpec, KernelPlan, Layout
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8 import work
@@ -32,7 +31,7 @@ RATIO_AT_MOST = 1.0  # of float32's time
 FP32, WHOLE, NARROW = "fp32", "8 bits", "narrow"
 PADDED = (1, 1, 1, 1)
 LAYERS: Mapping[str, ConvSpec] = {
-    "first 7x7, 3 -> 64": ConvSpec(3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_planar=True, input_halo=3),
+    "first 7x7, 3 -> 64": ConvSpec(3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_layout="planar", input_halo=3),
     "1x1 64 -> 256, 56x56": ConvSpec(64, 56, 56, 256),
     "1x1 256 -> 64, 56x56": ConvSpec(256, 56, 56, 64),
     "3x3 64 -> 64, 56x56": ConvSpec(64, 56, 56, 64, (3, 3), (1, 1), PADDED, input_halo=1),
@@ -73,15 +72,13 @@ def _float32(spec: ConvSpec, target: TargetSpec, rng: np.random.Generator) -> _S
 
 def _integers(conv: ConvSpec, target: TargetSpec, rng: np.random.Generator, most: int) -> _Side:
     weights = rng.integers(-most, most, (conv.out_channels, conv.in_channels, *conv.kernel)).astype(np.int8)
-    spec = Int8ConvSpec(
-        conv.in_channels, conv.height, conv.width, conv.out_channels, conv.kernel, conv.stride, conv.pads,
-        input_pixels=conv.input_planar, input_halo=conv.input_halo,
-    )  # fmt: skip
+    layout: Layout = "pixels" if conv.input_planar else "bytes"
+    spec = replace(conv, precision="int8", input_layout=layout, output_layout="bytes")
     spec = work.suited(spec, weights, target)
     plan = registry.plan(spec, target)
     x = Image(
         spec.in_channels, spec.height, spec.width, spec.input_halo,
-        PIXELS_CHANNELS if spec.input_pixels else BYTES_CHANNELS,
+        PIXELS_CHANNELS if layout == "pixels" else BYTES_CHANNELS,
     )  # fmt: skip
     y = Image(spec.out_channels, *spec.output_size, 0, BYTES_CHANNELS)
     raw: dict[str, Array] = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangway.artifact.format import Precision
-from gangway.compiler.kernels.specs import KernelSpec
+from gangway.compiler.kernels.specs import KernelSpec, Layout
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AttentionSpec(KernelSpec):
     scale: float
     biases: tuple[ScoreBias, ...] = ()
     precision: Precision = "fp32"  # of products; with bf16, q, k and v are stored so
-    output_bf16: bool = False
+    output_layout: Layout = "blocked"
     windows: int = 1
     sharing: int = 1
     value_size: int = 0

@@ -58,6 +58,7 @@ def family_of(plan: AnyPlan, context: str, varying: bool) -> Family:
     """
     parameters: list[int] = []
     low = isinstance(plan.spec, ConvSpec | AttentionSpec) and plan.spec.precision != "fp32"
+    low = low or plan.spec.has("bytes", "pixels")
     if varying and type(plan.spec) in (_VARYING if isinstance(plan, KernelPlan) else VARYING_IN_ROWS) and not low:
         plan = _changed(plan, lambda number: parameters.append(number) or "?")  # type: ignore[func-returns-value]
     text = f"{context} {plan!r}"

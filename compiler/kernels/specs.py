@@ -10,6 +10,11 @@ Layouts of an activation of C channels, H x W pixels (one row of the batch), L =
   bf16      blocked by 32 channels of bfloat16, of which there is a whole number of blocks
   planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
   plain     row-major, as ONNX says
+  bytes     [ceil(C/64)][H + 2 halo][W + 2 halo][64], halo always the tensor's zero point, surplus channels any number
+  pixels    [H + 2 halo][W + 2 halo][4]              (of bytes, input of a first convolution with up to 4 channels)
+
+A tensor of bytes holds numbers q from 0 to 255 that stand for (q - zero) scale; those of int8 are moved up by 128.
+Scales, zero points and biases are among the weights, so that layers of one shape share a kernel.
 
 A volume [C][D][H][W] is the image [C][D H][W]: its slices lie below each other.
 
@@ -21,7 +26,7 @@ layer over it is a 1x1 `ConvSpec`, residual and activation included.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +38,12 @@ MOST_LANES = 16  # of any target
 READ_BEHIND_BYTES = 1024  # what kernels may read behind an activation that is stored in bfloat16, without using it
 RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
 PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
+Layout = Literal["plain", "blocked", "planar", "bf16", "bytes", "pixels"]
+"""Where the elements of an activation lie, and what they are: of float32 unless it says otherwise."""
+Products = Precision | Literal["int8"]
+"""The elements of weights and of what is multiplied by them."""
+BYTES_CHANNELS = 64  # of a pixel of bytes, beside each other
+PIXELS_CHANNELS = 4  # of one of pixels
 Check = Literal["index", "zero", "least", "length"]
 """Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1, a length of
 less than 0 or of more steps than there are.
@@ -43,8 +54,10 @@ less than 0 or of more steps than there are.
 class KernelSpec:
     """Base of all specs. Specs are frozen and hashable: equal specs share one kernel."""
 
-    # Whether subnormal numbers count as zero: so in sums of products, which are very slow with them.
-    flushes_subnormals: ClassVar[bool] = False
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether subnormal numbers count as zero: so in sums of products, which are very slow with them."""
+        return False
 
     @property
     def flops(self) -> int:
@@ -55,6 +68,11 @@ class KernelSpec:
     def text(self) -> str:
         """Shape for people, "64x56x56 -> 256x56x56 k1 s1"; empty if the output's shape says it all."""
         return ""
+
+    def has(self, *layouts: Layout) -> bool:
+        """Whether an activation has one of these layouts: they are in fields called so."""
+        found = (getattr(self, field.name) for field in fields(self) if "layout" in field.name)
+        return any(layout in layouts for one in found for layout in ((one,) if isinstance(one, str) else one))
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -162,12 +180,24 @@ class ConvSpec(KernelSpec):
     Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1, or `in_channels` (depthwise), or such that
     inputs and outputs of a group are multiples of MOST_LANES. Other groups are one group whose weights are zero but in
     `diagonal_blocks` equal blocks.
-    `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
+    A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
     Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
-    `precision`: of weights and products; sums are float32. With bfloat16 products, activations may be stored so, too.
-    """
 
-    flushes_subnormals = True
+    `precision`: of weights and products. With "fp32", x is blocked or planar. With "bf16", sums are float32, and
+    activations may be stored in bf16. With "int8", x is in bytes or pixels, sums are integers, and arguments are x,
+    weights, bias, multiplier, zero, y. y is round(sum multiplier) + zero, from 0 to 255, in bytes; or, blocked,
+    activation(sum multiplier). Raw weights: "weights" int8 [out][in][kh][kw], "bias" int32 [out], less the sum of the
+    weights times x's zero point, "multiplier" float32 [out], "zero" float32 [1].
+
+    If integers are `dynamic`, x's scale is known at run time only: the arguments are x, weights, integers, numbers,
+    factors, [residual,] y. y is activation(sum scale + bias [+ residual]). Raw weights: "weights", "scales" float32
+    [out], "bias" float32 [out], and zero points of the weights, "zeros" int32 [out], which are 0 unless `weight_zeros`.
+    Those of a depthwise one are int16, less their zero points; its arguments are x, weights, sums, scales, bias,
+    factors, y. `factors` are those of `Int8FactorsSpec`.
+
+    Integer weights are `narrow` if products of two adjacent channels of one output, by uint8, have a sum of 16 bits.
+    Sums of a depthwise convolution of integers are below 2^24.
+    """
 
     in_channels: int
     height: int
@@ -181,14 +211,31 @@ class ConvSpec(KernelSpec):
     diagonal_blocks: int = 1
     activation: Activation = NONE
     residual: bool = False
-    input_planar: bool = False
+    input_layout: Layout = "blocked"
+    residual_layout: Layout = "blocked"
+    output_layout: Layout = "blocked"
     input_halo: int = 0
     residual_halo: int = 0
     output_halo: int = 0
-    precision: Precision = "fp32"
-    input_bf16: bool = False
-    residual_bf16: bool = False
-    output_bf16: bool = False
+    precision: Products = "fp32"
+    dynamic: bool = False
+    weight_zeros: bool = False
+    narrow: bool = False
+
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether sums are float32."""
+        return self.precision != "int8"
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output is of one input."""
+        return self.groups == self.in_channels == self.out_channels > 1
+
+    @property
+    def input_planar(self) -> bool:
+        """Whether x is planar."""
+        return self.input_layout == "planar"
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -314,6 +361,8 @@ class ConvTransposeSpec(KernelSpec):
 class PoolSpec(KernelSpec):
     """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part in a maximum or sum.
 
+    Both tensors may be stored in bf16. For a maximum both may be in bytes, with the same scale and zero point.
+
     With `count_include_pad` it counts in the mean, but for what ceil_mode added to it (bottom and right `ceil_pads`).
     No halo is needed: the kernel knows where the image ends.
     """
@@ -327,10 +376,10 @@ class PoolSpec(KernelSpec):
     pads: tuple[int, int, int, int]
     count_include_pad: bool = False
     ceil_pads: tuple[int, int] = (0, 0)
+    input_layout: Layout = "blocked"
+    output_layout: Layout = "blocked"
     input_halo: int = 0
     output_halo: int = 0
-    input_bf16: bool = False
-    output_bf16: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -351,14 +400,18 @@ class PoolSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class GlobalPoolSpec(KernelSpec):
-    """Mean or maximum over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
+    """Mean or maximum over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y.
+
+    x may be stored in bf16. For a mean it may be in bytes: arguments are x, factors, y then, and raw weights "factors"
+    float32: scale / pixels, -zero scale.
+    """
 
     channels: int
     height: int
     width: int
     input_halo: int = 0
     mode: Literal["max", "average"] = "average"
-    input_bf16: bool = False
+    input_layout: Layout = "blocked"
 
     @property
     def flops(self) -> int:
@@ -558,6 +611,10 @@ class BlockedElementwiseSpec(KernelSpec):
     An input whose `vectors` is true holds one number per channel (a blocked image of one pixel without a halo), which
     counts for every pixel; the others have the output's size and the halo of the same place in `input_halos`. If the
     activation is "quantise", "limits" follow the first input, raw weights of this name: see `PointwiseSpec`.
+
+    Where layouts say so, images are in bytes. Then "factors" follow the first input, raw weights of this name, float32:
+    of each input scale and -zero scale, then of the output 1 / scale and the zero point. If numbers are `in_steps`,
+    scales are in steps of the output's one, and the first input's shift is that of all.
     """
 
     operator: ElementwiseOperator
@@ -568,6 +625,14 @@ class BlockedElementwiseSpec(KernelSpec):
     input_halos: tuple[int, ...]
     activation: Activation = NONE
     output_halo: int = 0
+    input_layouts: tuple[Layout, ...] = ()  # none: all are blocked
+    output_layout: Layout = "blocked"
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the kernel adds multiples of the output's scale."""
+        layouts = {*self.input_layouts, self.output_layout}
+        return self.operator == "add" and layouts == {"bytes"} and self.activation == NONE
 
     @property
     def flops(self) -> int:
@@ -582,9 +647,13 @@ class BlockedElementwiseSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class PackSpec(ImageSpec):
-    """Plain [C][H][W] float32 to blocked or planar with a halo. Arguments: x, y."""
+    """Plain [C][H][W] float32 to another `layout`, with a halo. Arguments: x, [factors,] y.
 
-    planar: bool
+    Raw weights of bytes and pixels, whose halo is written, too: "factors" float32: scale, least and largest less the
+    zero point, the zero point.
+    """
+
+    layout: Layout
     output_halo: int = 0
 
 
@@ -621,8 +690,8 @@ class LayerNormSpec(KernelSpec):
     positions: int
     epsilon: float
     centred: bool = True
-    input_bf16: bool = False
-    output_bf16: bool = False
+    input_layout: Layout = "blocked"
+    output_layout: Layout = "blocked"
 
     @property
     def flops(self) -> int:

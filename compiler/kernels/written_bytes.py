@@ -85,12 +85,6 @@ _RULES: dict[type[specs.KernelSpec], Callable[[Any], int | None]] = {
     plain.TailSpec: _not_told,
     **dict.fromkeys(  # made of others, which have been compared
         (
-            int8.Int8ConvSpec,
-            int8.Int8DepthwiseSpec,
-            int8.Int8PoolSpec,
-            int8.Int8GlobalPoolSpec,
-            int8.Int8ElementwiseSpec,
-            int8.Int8PackSpec,
             int8.Int8TableSpec,
             int8.Int8HaloSpec,
             int8.Int8RangeSpec,

@@ -63,7 +63,7 @@ def max_ranks(step: Step, tasks: int) -> int:
 
 def _flops_per_us(step: Step) -> int:
     spec = step.spec.conv if isinstance(step.spec, ConvDepthwiseSpec) else step.spec
-    low = isinstance(spec, ConvSpec | AttentionSpec) and spec.precision != "fp32"
+    low = isinstance(spec, ConvSpec | AttentionSpec) and spec.precision == "bf16"
     return _LOW_FLOPS_PER_US if low else _FLOPS_PER_US
 
 

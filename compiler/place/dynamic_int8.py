@@ -12,19 +12,11 @@ import numpy as np
 
 from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.int8_specs import (
-    FACTORS,
-    PIXELS_CHANNELS,
-    Int8ConvSpec,
-    Int8DepthwiseSpec,
-    Int8FactorsSpec,
-    Int8PackSpec,
-    Int8QuantiseSpec,
-    Int8RangeSpec,
-)
+from gangway.compiler.kernels.int8_specs import FACTORS, Int8FactorsSpec, Int8QuantiseSpec, Int8RangeSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
 from gangway.compiler.kernels.specs import (
     MOST_LANES,
+    PIXELS_CHANNELS,
     ConvSpec,
     KernelSpec,
     PackSpec,
@@ -111,7 +103,7 @@ class DynamicProducts:
             x = Buffer(TensorType(read.kind.shape, "uint8"), "pixels" if pixels else "bytes", image)
             size = image.channels, image.height, image.width
             source = rounded.inputs[0] if pixels else self._blocked(rounded, read, image)
-            spec: KernelSpec = Int8PackSpec(*size, True) if pixels else Int8QuantiseSpec(*size)
+            spec: KernelSpec = PackSpec(*size, "pixels") if pixels else Int8QuantiseSpec(*size)
             inputs = self._floats(source), factors
             self._append(Step(f"{rounded.name}:{len(self._bytes)}", "DynamicQuantizeLinear", spec, inputs, x))
             self._bytes[key] = x
@@ -156,7 +148,7 @@ class DynamicProducts:
             return x
         blocked = Buffer(TensorType(read.kind.shape, "float32"), "blocked", image)
         writer = self._writers.get(read)
-        spec: KernelSpec = PackSpec(image.channels, image.height, image.width, planar=False)
+        spec: KernelSpec = PackSpec(image.channels, image.height, image.width, "blocked")
         if writer and isinstance(writer.spec, SequencePackSpec):
             spec = writer.spec
         self._append(Step(f"{rounded.name}:pack{len(self._bytes)}", "Pack", spec, (self._floats(x),), blocked))
@@ -165,33 +157,16 @@ class DynamicProducts:
 
 def _product(
     spec: ConvSpec, weights: RawWeights, pixels: bool, target: TargetSpec
-) -> tuple[KernelSpec | None, RawWeights]:
+) -> tuple[ConvSpec | None, RawWeights]:
     """Return the product of integers and its weights; None if no kernel computes it."""
     integers, zeros = weights["integers"], weights["zeros"]
     raw = {name: weights[name] for name in ("scales", "bias")}
-    size = spec.in_channels, spec.height, spec.width
-    if spec.groups == spec.in_channels == spec.out_channels > 1:
-        depthwise = Int8DepthwiseSpec(
-            *size, spec.kernel, spec.stride, spec.pads, spec.dilation, dynamic=True, activation=spec.activation
-        )
+    new = replace(spec, input_layout="pixels" if pixels else "bytes", precision="int8", dynamic=True)
+    if spec.is_depthwise:
         exact = math.prod(spec.kernel) * _MOST_PRODUCT < int8_depthwise.MOST_SUM
         whole = (integers - zeros.reshape(-1, 1, 1, 1)).astype(np.int16)
-        possible = exact and not spec.residual and int8_depthwise.computes(depthwise, target)
-        return depthwise if possible else None, {**raw, "weights": whole}
-    full = Int8ConvSpec(
-        *size,
-        spec.out_channels,
-        spec.kernel,
-        spec.stride,
-        spec.pads,
-        spec.dilation,
-        input_pixels=pixels,
-        output_bytes=False,
-        activation=spec.activation,
-        dynamic=True,
-        weight_zeros=bool(zeros.any()),
-        residual=spec.residual,
-    )
-    full = int8_work.suited(full, integers, target)
-    possible = spec.groups == spec.diagonal_blocks == 1 and int8_work.computes(full, target)
-    return full if possible else None, {**raw, "weights": integers, "zeros": zeros}
+        possible = exact and not spec.residual and int8_depthwise.computes(new, target)
+        return new if possible else None, {**raw, "weights": whole}
+    new = int8_work.suited(replace(new, weight_zeros=bool(zeros.any())), integers, target)
+    possible = spec.groups == spec.diagonal_blocks == 1 and int8_work.computes(new, target)
+    return new if possible else None, {**raw, "weights": integers, "zeros": zeros}

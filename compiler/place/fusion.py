@@ -201,13 +201,15 @@ def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
     conv, depthwise, between = first.spec, second.spec, first.output
     if not isinstance(conv, ConvSpec) or not isinstance(depthwise, ConvSpec):
         return None
+    if conv.precision != "fp32" or depthwise.precision != "fp32":
+        return None
     if not _is_between(first, second) or between.elements(lanes) < LEAST_BETWEEN:
         return None
     # Larger windows of many channels are done by Winograd's algorithm, whose tiles are no lines.
     plain = (
         conv.groups == conv.diagonal_blocks == 1 and not conv.residual and (conv.kernel == (1, 1) or conv.input_planar)
     )
-    windowed = depthwise.groups == depthwise.in_channels == depthwise.out_channels > 1 and not depthwise.residual
+    windowed = depthwise.is_depthwise and not depthwise.residual
     moves = depthwise.kernel[0] >= depthwise.stride[0] and depthwise.dilation == (1, 1)
     spec = ConvDepthwiseSpec(conv, depthwise)
     if not (plain and windowed and moves) or spec.kept_bytes > MOST_KEPT_BYTES:

@@ -8,22 +8,13 @@ reads them. What is a function of the numbers of one such tensor is a table of 2
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 
 from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.int8_specs import (
-    PIXELS_CHANNELS,
-    Int8ConvSpec,
-    Int8DepthwiseSpec,
-    Int8ElementwiseSpec,
-    Int8GlobalPoolSpec,
-    Int8HaloSpec,
-    Int8PackSpec,
-    Int8PoolSpec,
-    Int8TableSpec,
-)
+from gangway.compiler.kernels.int8_specs import Int8HaloSpec, Int8TableSpec
 from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherSpec,
@@ -34,11 +25,14 @@ from gangway.compiler.kernels.plain_specs import (
 )
 from gangway.compiler.kernels.specs import (
     NONE,
+    PIXELS_CHANNELS,
     Array,
     BlockedElementwiseSpec,
     ConvSpec,
+    ElementwiseOperator,
     GlobalPoolSpec,
     KernelSpec,
+    Layout,
     PackSpec,
     PoolSpec,
     RawWeights,
@@ -60,24 +54,14 @@ from gangway.compiler.place.integers import (
     integer_weights,
     quantisation,
 )
-from gangway.compiler.place.memory import Buffer, FormatName, Step
+from gangway.compiler.place.memory import Buffer, Step
 
 LEAST_VECTOR_WEIGHTS = 1 << 13  # of a layer of one pixel: below, steps between bytes and float32 take longer
 MOST_SUM = (1 << 31) - 1
 MOST_LOST = 0.15  # of the time of products in float32: more is not gained by others in integers
 NO_INTEGERS = "float32, since the processor has no AVX2"
 _MOVES = PackSpec | SequencePackSpec
-_DROPPABLE = (
-    _MOVES
-    | UnpackSpec
-    | PointwiseSpec
-    | ReduceSpec
-    | BlockedElementwiseSpec
-    | Int8ElementwiseSpec
-    | Int8PackSpec
-    | Int8TableSpec
-    | Int8PoolSpec
-)
+_DROPPABLE = _MOVES | UnpackSpec | PointwiseSpec | ReduceSpec | BlockedElementwiseSpec | Int8TableSpec
 
 
 def with_int8(steps: Sequence[Step], target: TargetSpec) -> list[Step]:
@@ -110,7 +94,7 @@ def _slower(before: Sequence[Step], after: Sequence[Step], target: TargetSpec) -
     lost_us = {
         step.name: int8_work.least_us(step.spec, target) - times_us[step.name]
         for step in after
-        if isinstance(step.spec, Int8ConvSpec) and step.name in floats and winograd.best_work(floats[step.name], target)
+        if _is_int8(step.spec) and step.name in floats and winograd.best_work(floats[step.name], target)
     }
     slower = frozenset(name for name, lost in lost_us.items() if lost > 0)
     much = sum(lost_us[name] for name in slower) > MOST_LOST * sum(times_us.values())
@@ -119,7 +103,7 @@ def _slower(before: Sequence[Step], after: Sequence[Step], target: TargetSpec) -
 
 def integers_of(steps: Sequence[Step], target: TargetSpec) -> str:
     """Return what multiplies a model's 8-bit numbers, for people; empty if it has none."""
-    if any(isinstance(step.spec, Int8ConvSpec | Int8DepthwiseSpec) for step in steps):
+    if any(_is_int8(step.spec) for step in steps):
         return int8.name_of(target)
     quantised = any(_quantises(step) or rounds(step) for step in steps)
     return NO_INTEGERS if quantised and not int8.multiplies(target) else ""
@@ -131,13 +115,17 @@ def with_filled_halos(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         result.append(step)
         output = step.output
-        if output.layout == "bytes" and output.halo and output.zero and not isinstance(step.spec, Int8PackSpec):
+        if output.layout == "bytes" and output.halo and output.zero and not isinstance(step.spec, PackSpec):
             assert output.image is not None
             image = output.image
             spec = Int8HaloSpec(image.channels, image.height, image.width, output.halo)
             raw = {"zero": np.array([output.zero], np.uint8)}
             result.append(Step(f"{step.name}:halo", "Halo", spec, (), output, raw))
     return result
+
+
+def _is_int8(spec: KernelSpec) -> TypeGuard[ConvSpec]:
+    return isinstance(spec, ConvSpec) and spec.precision == "int8"
 
 
 def _quantises(step: Step) -> bool:
@@ -165,7 +153,8 @@ def _needed(steps: Sequence[Step]) -> list[Step]:
     read: set[Buffer] = set()
     kept = []
     for step in reversed(steps):
-        free = isinstance(step.spec, _DROPPABLE) and not step.checks and not step.more
+        pool = isinstance(step.spec, PoolSpec) and step.spec.has("bytes")
+        free = (pool or isinstance(step.spec, _DROPPABLE)) and not step.checks and not step.more
         if free and step.output.root.space == Space.ARENA and step.output.root not in read:
             continue
         kept.append(step)
@@ -193,7 +182,7 @@ class _Rewriting:
         self._tables: dict[Buffer, _Table] = {}
         self._missing: dict[Buffer, Step] = {}  # float32 tensors that are not computed, and what would do it
         self._writers = {step.output: step for step in steps}
-        self._packed: dict[tuple[Buffer, FormatName], Buffer] = {}
+        self._packed: dict[tuple[Buffer, Layout], Buffer] = {}
         self._weights: dict[int, tuple[Array, tuple[Array, Array] | None]] = {}
         self._dynamic = DynamicProducts(self._writers, self.steps.append, self._floats, target)
         self._readers: dict[Buffer, list[Step]] = defaultdict(list)
@@ -260,7 +249,7 @@ class _Rewriting:
             operator = self._writers[buffer].operator
             self.steps.append(Step(name, operator, table_spec, (source,), self._bytes[buffer], {"table": found}))
             return self._bytes[buffer]
-        spec = self._elementwise_spec("copy", buffer, (False,), (False,), True)
+        spec = self._elementwise_spec("copy", buffer, ("blocked",), (False,), "bytes")
         self._bytes[buffer] = _bytes_of(buffer, result)
         self.steps.append(
             Step(name, "Quantise", spec, (self._floats(buffer),), self._bytes[buffer], self._factors([None], result))
@@ -286,12 +275,12 @@ class _Rewriting:
 
     def _dequantise(self, step: Step) -> None:
         output = step.output
-        spec = self._elementwise_spec("copy", output, (True,), (False,), False)
+        spec = self._elementwise_spec("copy", output, ("bytes",), (False,), "blocked")
         factors = self._factors([self._found[output]], None)
         self.steps.append(Step(f"{step.name}:float", "Dequantise", spec, (self._bytes[output],), output, factors))
 
     def _convolution(self, step: Step, spec: ConvSpec) -> bool:
-        if spec.residual or not (spec.groups == 1 or spec.groups == spec.in_channels == spec.out_channels):
+        if spec.residual or not (spec.groups == 1 or spec.is_depthwise):
             return False
         source = step.inputs[0]
         pixels = spec.input_planar and spec.in_channels <= PIXELS_CHANNELS
@@ -308,7 +297,7 @@ class _Rewriting:
         raw = self._integers(step, new, found, result) if new else None
         if new is None or raw is None:
             return False
-        if isinstance(new, Int8ConvSpec):
+        if not new.is_depthwise:
             new = int8_work.suited(new, raw["weights"], self._target)
             if not int8_work.computes(new, self._target):
                 return False
@@ -322,27 +311,20 @@ class _Rewriting:
         self._finish(step)
         return True
 
-    def _spec(self, spec: ConvSpec, pixels: bool, quantised: bool) -> KernelSpec | None:
-        if spec.groups > 1:
-            depthwise = Int8DepthwiseSpec(
-                spec.in_channels, spec.height, spec.width, spec.kernel, spec.stride, spec.pads, spec.dilation
-            )
-            return depthwise if quantised and int8_depthwise.computes(depthwise, self._target) else None
-        return Int8ConvSpec(
-            spec.in_channels,
-            spec.height,
-            spec.width,
-            spec.out_channels,
-            spec.kernel,
-            spec.stride,
-            spec.pads,
-            spec.dilation,
-            pixels,
-            quantised,
-            NONE if quantised else spec.activation,
+    def _spec(self, spec: ConvSpec, pixels: bool, quantised: bool) -> ConvSpec | None:
+        new = replace(
+            spec,
+            diagonal_blocks=1,
+            activation=NONE if quantised else spec.activation,
+            input_layout="pixels" if pixels else "bytes",
+            output_layout="bytes" if quantised else "blocked",
+            precision="int8",
         )
+        if not spec.is_depthwise:
+            return new
+        return new if quantised and int8_depthwise.computes(new, self._target) else None
 
-    def _integers(self, step: Step, spec: KernelSpec, x: Quantisation, y: Quantisation | None) -> RawWeights | None:
+    def _integers(self, step: Step, spec: ConvSpec, x: Quantisation, y: Quantisation | None) -> RawWeights | None:
         """Integer weights, biases that count for the zero point of x, and factors of the sums."""
         weights = step.weights["weights"]
         if id(weights) not in self._weights:
@@ -360,7 +342,7 @@ class _Rewriting:
         products = integers[0].size * MOST * (STEPS - 1) + np.abs(bias).max(initial=0)
         if products > MOST_SUM or (y and products * multiplier.max() >= MOST_SUM):
             return None
-        if isinstance(spec, Int8DepthwiseSpec) and products >= int8_depthwise.MOST_SUM:
+        if spec.is_depthwise and products >= int8_depthwise.MOST_SUM:
             return None
         return {
             "weights": integers,
@@ -385,7 +367,7 @@ class _Rewriting:
             return writer.inputs[0]
         return buffer if buffer.layout == "plain" else None
 
-    def _pack(self, plain: Buffer, buffer: Buffer, layout: FormatName) -> Buffer | None:
+    def _pack(self, plain: Buffer, buffer: Buffer, layout: Layout) -> Buffer | None:
         if (plain, layout) in self._packed:
             return self._packed[plain, layout]
         image, result = buffer.image, self._rounding(plain)
@@ -396,7 +378,7 @@ class _Rewriting:
             source = self._floats(writer.inputs[0])
         packed = _bytes_of(buffer, result, layout)
         factors = np.array([result.scale, *result.limits], np.float32)
-        spec = Int8PackSpec(image.channels, image.height, image.width, layout == "pixels")
+        spec = PackSpec(image.channels, image.height, image.width, layout)
         name = f"{writer.name if writer else f'part{len(self._packed)}'}:{layout}"
         self.steps.append(Step(name, "Quantise", spec, (source,), packed, {"factors": factors}))
         self._packed[plain, layout] = packed
@@ -425,8 +407,9 @@ class _Rewriting:
         if any(buffer is None or (buffer.layout == "plain" and not buffer.is_vector) for buffer in inputs):
             return False
         known = [self._found[buffer] if here else None for buffer, here in zip(step.inputs, stored, strict=True)]
+        layouts: tuple[Layout, ...] = tuple("bytes" if here else "blocked" for here in stored)
         new = replace(
-            self._elementwise_spec(spec.operator, output, tuple(stored), spec.vectors, result is not None),
+            self._elementwise_spec(spec.operator, output, layouts, spec.vectors, "bytes" if result else "blocked"),
             activation=NONE if result else spec.activation,
         )
         into = self._give(step, result) if result else output
@@ -487,7 +470,8 @@ class _Rewriting:
         if x is None:
             return False
         into = self._give(step, self._found[source])
-        self.steps.append(replace(step, spec=Int8PoolSpec(spec), inputs=(x,), output=into))
+        new = replace(spec, input_layout="bytes", output_layout="bytes")
+        self.steps.append(replace(step, spec=new, inputs=(x,), output=into))
         self._finish(step)
         return True
 
@@ -499,25 +483,25 @@ class _Rewriting:
         if x is None:
             return False
         factors = np.array([found.scale / (spec.height * spec.width), -found.zero * found.scale], np.float32)
-        new = Int8GlobalPoolSpec(spec.channels, spec.height, spec.width)
+        new = replace(spec, input_layout="bytes")
         self.steps.append(replace(step, spec=new, inputs=(x,), weights={"factors": factors}))
         return True
 
     def _elementwise_spec(
-        self, operator: str, output: Buffer, stored: tuple[bool, ...], vectors: tuple[bool, ...], into_bytes: bool
-    ) -> Int8ElementwiseSpec:
+        self,
+        operator: ElementwiseOperator,
+        output: Buffer,
+        inputs: tuple[Layout, ...],
+        vectors: tuple[bool, ...],
+        layout: Layout,
+    ) -> BlockedElementwiseSpec:
         image = output.image
         assert image is not None
-        return Int8ElementwiseSpec(
-            operator,  # type: ignore[arg-type]
-            image.channels,
-            image.height,
-            image.width,
-            stored,
-            vectors,
-            into_bytes,
-            input_halos=tuple(0 for _ in stored),
-        )
+        halos = tuple(0 for _ in inputs)
+        return BlockedElementwiseSpec(
+            operator, image.channels, image.height, image.width, vectors, halos,
+            input_layouts=inputs, output_layout=layout,
+        )  # fmt: skip
 
     def _steps_factors(self, inputs: Sequence[Quantisation | None], output: Quantisation | None) -> RawWeights:
         """The same in steps of the output's scale."""
@@ -535,7 +519,7 @@ class _Rewriting:
         return {"factors": np.array(numbers, np.float32)}
 
 
-def _bytes_of(buffer: Buffer, result: Quantisation, layout: FormatName = "bytes") -> Buffer:
+def _bytes_of(buffer: Buffer, result: Quantisation, layout: Layout = "bytes") -> Buffer:
     """New memory for a tensor in bytes or pixels."""
     return Buffer(TensorType(buffer.kind.shape, "uint8"), layout, buffer.image, zero=result.zero)
 

@@ -14,7 +14,6 @@ import numpy as np
 from gangway.artifact.format import Space, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.attention_specs import AttentionSpec
-from gangway.compiler.kernels.int8_specs import Int8ConvSpec, Int8DepthwiseSpec
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (
     CopySpec,
@@ -151,7 +150,7 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
         and not memory.image(name).is_vector
     )
     if planar and memory.home(name).layout == "plain":
-        spec = replace(spec, input_planar=True)
+        spec = replace(spec, input_layout="planar")
         x = memory.planar(name) if haloed else memory.plain(name)
     else:
         x = memory.blocked(name, haloed=haloed)
@@ -623,7 +622,7 @@ def _can_move_out(memory: Memory, home: Buffer) -> bool:
 def _settle_halos(steps: list[Step]) -> None:
     """Give each buffer the largest halo that a reader needs, of itself or of another part of the same tensor."""
     for step in steps:
-        if isinstance(step.spec, ConvSpec | ConvTransposeSpec | Int8ConvSpec | Int8DepthwiseSpec):
+        if isinstance(step.spec, ConvSpec | ConvTransposeSpec):
             whole = step.inputs[0].root
             whole.halo = max(whole.halo, *step.spec.pads)
     for step in steps:

@@ -2,20 +2,22 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
 from gangway.compiler.kernels.specs import (
+    BYTES_CHANNELS,
+    PIXELS_CHANNELS,
     Array,
     BlockedElementwiseSpec,
     Check,
     KernelSpec,
+    Layout,
     PackSpec,
     RawWeights,
     RecurrentSpec,
@@ -25,7 +27,6 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of, sequence
 
 BF16 = "uint16"  # the type of an activation of a float32 tensor that is stored in bfloat16
-FormatName = Literal["plain", "blocked", "planar", "bytes", "pixels"]
 
 
 @dataclass(eq=False)
@@ -33,7 +34,7 @@ class Buffer:
     """The memory of one activation in one layout. `halo` is settled when all readers are known, `offset_bytes` last."""
 
     kind: TensorType
-    layout: FormatName
+    layout: Layout
     image: Geometry | None  # None: only plain memory
     space: Space = Space.ARENA
     index: int = 0
@@ -123,7 +124,7 @@ class Memory:
         self.lanes = lanes
         self.steps: list[Step] = []
         self.homes: dict[str, Buffer] = {}  # where each tensor is computed
-        self._copies: dict[tuple[Buffer, FormatName, Geometry | None], Buffer] = {}
+        self._copies: dict[tuple[Buffer, Layout, Geometry | None], Buffer] = {}
         for index, name in enumerate(program.graph.inputs):
             kind = program.type(name)
             self.homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
@@ -133,7 +134,7 @@ class Memory:
         layer: Layer,
         spec: KernelSpec,
         inputs: tuple[Buffer, ...],
-        layout: FormatName,
+        layout: Layout,
         geometry: Geometry | None = None,
     ) -> None:
         """Add the step that computes a layer into memory of its own, from now on the home of the layer's output.
@@ -212,13 +213,13 @@ class Memory:
         """Return an image in planar layout."""
         return self._pack(self.plain(name), self.image(name), "planar")
 
-    def _pack(self, plain: Buffer, image: Geometry, layout: FormatName) -> Buffer:
-        spec: KernelSpec = PackSpec(image.channels, image.height, image.width, layout == "planar")
+    def _pack(self, plain: Buffer, image: Geometry, layout: Layout) -> Buffer:
+        spec: KernelSpec = PackSpec(image.channels, image.height, image.width, layout)
         if image.channels_last:
             spec = SequencePackSpec(image.width, image.channels, image.channels)
         return self._copy(plain, layout, image, "Pack", spec)
 
-    def _copy(self, source: Buffer, layout: FormatName, image: Geometry, operator: str, spec: KernelSpec) -> Buffer:
+    def _copy(self, source: Buffer, layout: Layout, image: Geometry, operator: str, spec: KernelSpec) -> Buffer:
         """Return the buffer that holds `source` in another layout; the step that fills it is added once."""
         key = (source, layout, image)
         if key not in self._copies:

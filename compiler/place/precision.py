@@ -16,6 +16,7 @@ from gangway.compiler.kernels.specs import (
     GlobalPoolSpec,
     KernelSpec,
     LayerNormSpec,
+    Layout,
     PoolSpec,
 )
 from gangway.compiler.kernels.templates.bf16 import attention, depthwise, work
@@ -42,7 +43,7 @@ def with_precision(
 
 def _lowered(step: Step, target: TargetSpec) -> Step:
     """Return the step in bfloat16, if that is faster."""
-    if isinstance(step.spec, ConvSpec) and work.is_faster(step.spec, target):
+    if isinstance(step.spec, ConvSpec) and step.spec.precision == "fp32" and work.is_faster(step.spec, target):
         return replace(step, spec=replace(step.spec, precision="bf16"))
     if isinstance(step.spec, ConvDepthwiseSpec) and depthwise.is_faster(step.spec, target):
         return replace(step, spec=replace(step.spec, conv=replace(step.spec.conv, precision="bf16")))
@@ -116,18 +117,28 @@ def _settled(step: Step, stored: AbstractSet[Buffer]) -> Step:
     spec = step.spec
     if stored.isdisjoint(step.buffers):
         return step
-    x, *residual = (buffer in stored for buffer in step.inputs)
-    output = step.output in stored
+
+    def settled(layout: Layout, *buffers: Buffer) -> Layout:
+        return layout if stored.isdisjoint(buffers) else "bf16"
+
+    x, *residual = step.inputs
     match spec:
         case ConvSpec():
-            spec = replace(spec, input_bf16=x, residual_bf16=any(residual), output_bf16=output)
+            spec = replace(
+                spec,
+                input_layout=settled(spec.input_layout, x),
+                residual_layout=settled(spec.residual_layout, *residual),
+                output_layout=settled(spec.output_layout, step.output),
+            )
         case ConvDepthwiseSpec():
-            conv, second = replace(spec.conv, input_bf16=x), replace(spec.depthwise, output_bf16=output)
+            conv = replace(spec.conv, input_layout=settled(spec.conv.input_layout, x))
+            second = replace(spec.depthwise, output_layout=settled(spec.depthwise.output_layout, step.output))
             spec = replace(spec, conv=conv, depthwise=second)
         case PoolSpec() | LayerNormSpec():
-            spec = replace(spec, input_bf16=x, output_bf16=output)
-        case AttentionSpec() if x:
-            spec = replace(spec, precision="bf16", output_bf16=output)
+            layouts = settled(spec.input_layout, x), settled(spec.output_layout, step.output)
+            spec = replace(spec, input_layout=layouts[0], output_layout=layouts[1])
+        case AttentionSpec() if x in stored:
+            spec = replace(spec, precision="bf16", output_layout=settled(spec.output_layout, step.output))
         case GlobalPoolSpec():
-            spec = replace(spec, input_bf16=x)
+            spec = replace(spec, input_layout=settled(spec.input_layout, x))
     return replace(step, spec=spec)

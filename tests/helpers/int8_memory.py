@@ -1,21 +1,34 @@
-"""Tensors of bytes in the layouts of `compiler/kernels/int8_specs.py`, and kernels that are run on them."""
+"""Tensors of bytes in the layouts of `compiler/kernels/specs.py`, convolutions of them, and kernels that are run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.int8_specs import Int8PackSpec, Int8QuantiseSpec
-from gangway.compiler.kernels.specs import Array, KernelSpec
+from gangway.compiler.kernels.int8_specs import Int8QuantiseSpec
+from gangway.compiler.kernels.specs import Array, ConvSpec, KernelSpec, Layout, PackSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 
 ZERO = 37  # the zero point of tests
 _numbers = count()
+
+
+def convolution(
+    *shape: Any, input_layout: Layout = "bytes", output_layout: Layout = "bytes", **fields: Any
+) -> ConvSpec:
+    """A convolution of 8-bit numbers: channels, height, width, outputs, kernel, stride, pads, dilation."""
+    return ConvSpec(*shape, input_layout=input_layout, output_layout=output_layout, precision="int8", **fields)
+
+
+def depthwise(channels: int, height: int, width: int, *window: Any, **fields: Any) -> ConvSpec:
+    """A depthwise convolution of 8-bit numbers: kernel, stride, pads."""
+    return convolution(channels, height, width, channels, *window, groups=channels, **fields)
 
 
 def run_plans(
@@ -29,7 +42,7 @@ def run_plans(
     library = Library(own)
     packed = [aligned(array) for array in registry.pack(plans[0], target, raw)] if raw else []
     for index, plan in enumerate(plans):
-        if y is not None and y.ndim == 4 and not isinstance(spec, Int8PackSpec | Int8QuantiseSpec):
+        if y is not None and y.ndim == 4 and not isinstance(spec, PackSpec | Int8QuantiseSpec):
             inside(y, getattr(spec, "output_halo", 0))[...] = 1
         arguments = [inputs[0], *packed, *inputs[1:], *([] if y is None else [y])]
         library.call(f"k{index}", arguments, 0, plan.tasks)

@@ -17,7 +17,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.extents import expression, is_constant
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.specs import KernelPlan, Layout
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import (
     Argument,
@@ -102,12 +102,12 @@ def block_kernel(
 
         each_of(queries, block, write)
 
-    stored = spec.precision == "bf16"
+    layout: Layout = "bf16" if spec.precision == "bf16" else "blocked"
     arguments = [
-        bf16.stored_argument(name, numbers_of(spec, index), stored) for index, name in enumerate(("q", "k", "v"))
+        bf16.stored_argument(name, numbers_of(spec, index), layout) for index, name in enumerate(("q", "k", "v"))
     ]
     arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
-    y = bf16.stored_argument("y", numbers_of(spec, 3), spec.output_bf16)
+    y = bf16.stored_argument("y", numbers_of(spec, 3), spec.output_layout)
     return kernel(symbol, [*arguments, y], task, functions)
 
 

@@ -300,12 +300,12 @@ def pair_kernel(
     tasks = Tasks(first.groups, work.output.height, knob(plan, "groups"), knob(plan, "lines"), pixels_first=False)
     kernel_size = plan.spec.depthwise.kernel[0] * plan.spec.depthwise.kernel[1]
     arguments = [
-        bf16.stored_argument("x", first.input.elements, plan.spec.conv.input_bf16),
+        bf16.stored_argument("x", first.input.elements, plan.spec.conv.input_layout),
         weights,
         Argument("bias", first.output.blocks * lanes),
         Argument("depthwise_weights", first.output.blocks * lanes * kernel_size),
         Argument("depthwise_bias", first.output.blocks * lanes),
-        bf16.stored_argument("y", work.output.elements, plan.spec.depthwise.output_bf16),
+        bf16.stored_argument("y", work.output.elements, plan.spec.depthwise.output_layout),
     ]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -330,7 +330,7 @@ class Lines:
 
     def __init__(self, work: Work, buffers: tuple[Buffer, ...], scratch: Buffer, group: Expr, blocks: int) -> None:
         x, weights, bias, self._taps, self._shifts, y = buffers
-        self._y = bf16.Blocked(y, work.output.plane, work.spec.depthwise.output_bf16)
+        self._y = bf16.Blocked(y, work.output.plane, work.spec.depthwise.output_layout)
         self._work, self._scratch, self._group, self._blocks = work, scratch, group, blocks
         self._lanes = work.target.lanes
         self._first_block = group * work.geometry.group_blocks

@@ -53,7 +53,7 @@ def candidates(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Iterator[Kern
     """The only plan."""
     image = _image(_with_longer_lines(spec, target), target)
     moved = 2 * image.elements * FLOAT_BYTES
-    kind = "unpack" if isinstance(spec, UnpackSpec) else "pack planar" if spec.planar else "pack"
+    kind = "unpack" if isinstance(spec, UnpackSpec) else "pack planar" if spec.layout == "planar" else "pack"
     yield plane_plan(spec, kind, (image.blocks, image.height), image.elements, moved, 1, target)
 
 
@@ -71,7 +71,9 @@ def _image(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Image:
     """The tensor that is not plain."""
     if isinstance(spec, UnpackSpec):
         return Image(spec.channels, spec.height, spec.width, spec.input_halo, target.lanes)
-    return Image(spec.channels, spec.height, spec.width, spec.output_halo, 1 if spec.planar else target.lanes)
+    return Image(
+        spec.channels, spec.height, spec.width, spec.output_halo, 1 if spec.layout == "planar" else target.lanes
+    )
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -85,7 +87,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         def line(plane: Expr, row: Expr) -> None:
             if isinstance(spec, UnpackSpec):
                 _unpack_line(spec, image, buffers, plane, row)
-            elif spec.planar:
+            elif spec.layout == "planar":
                 _copy_line(image, buffers, plane, row, target.lanes)
             else:
                 _pack_line(spec, image, buffers, plane, row)

@@ -225,19 +225,19 @@ def layer_norm_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     vector = image.blocks * image.lanes
     arguments = [
-        bf16.stored_argument("x", image.elements, spec.input_bf16),
+        bf16.stored_argument("x", image.elements, spec.input_layout),
         Argument("scale", vector),
         Argument("shift", vector),
-        bf16.stored_argument("y", image.elements, spec.output_bf16),
+        bf16.stored_argument("y", image.elements, spec.output_layout),
     ]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 or spec.output_bf16 else "")
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
 
 
 def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], first: Expr, count: int) -> None:
     """`count` positions from number `first`."""
     scale, shift = buffers[1:3]
-    x = bf16.Blocked(buffers[0], image.plane, spec.input_bf16)
-    y = bf16.Blocked(buffers[3], image.plane, spec.output_bf16)
+    x = bf16.Blocked(buffers[0], image.plane, spec.input_layout)
+    y = bf16.Blocked(buffers[3], image.plane, spec.output_layout)
     lanes, whole = image.lanes, spec.channels // image.lanes
     local = scratch(image.blocks * count * lanes)
 

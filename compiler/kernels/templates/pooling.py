@@ -173,8 +173,8 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         return tirx.Max(a, b) if spec.mode == "max" else a + b
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x = bf16.Blocked(buffers[0], x_image.plane, spec.input_bf16)
-        y = bf16.Blocked(buffers[1], y_image.plane, spec.output_bf16)
+        x = bf16.Blocked(buffers[0], x_image.plane, spec.input_layout)
+        y = bf16.Blocked(buffers[1], y_image.plane, spec.output_layout)
 
         def tile(block: Expr, line_number: Expr, column: Expr, width: int) -> None:
             flat = depth == DepthWindow(1, 1)
@@ -220,10 +220,10 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         tasks.each(number, lambda block, row: each_tile(tiles, partial(tile, block, row)))
 
     arguments = [
-        bf16.stored_argument("x", x_image.elements, spec.input_bf16),
-        bf16.stored_argument("y", y_image.elements, spec.output_bf16),
+        bf16.stored_argument("x", x_image.elements, spec.input_layout),
+        bf16.stored_argument("y", y_image.elements, spec.output_layout),
     ]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 or spec.output_bf16 else "")
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
 
 
 def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -251,7 +251,7 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         return a + b if spec.mode == "average" else tirx.Max(a, b)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        x, y = bf16.Blocked(buffers[0], image.plane, spec.input_bf16), buffers[1]
+        x, y = bf16.Blocked(buffers[0], image.plane, spec.input_layout), buffers[1]
 
         def plane(block: Expr, _: Expr) -> None:
             start = 0.0 if spec.mode == "average" else _LOWEST
@@ -279,5 +279,5 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
         tasks.each_group(number, plane)
 
-    arguments = [bf16.stored_argument("x", image.elements, spec.input_bf16), Argument("y", image.blocks * lanes)]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.input_bf16 else "")
+    arguments = [bf16.stored_argument("x", image.elements, spec.input_layout), Argument("y", image.blocks * lanes)]
+    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")

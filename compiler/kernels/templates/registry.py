@@ -88,11 +88,27 @@ def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     raise UnsupportedSpecError("an island has no kernel")
 
 
+def _has_bytes(spec: KernelSpec, target: TargetSpec) -> bool:
+    return spec.has("bytes", "pixels")
+
+
 _CALL = _Template(_call, _no_kernel)
 _LAYOUT = _Template(layout.candidates, layout.emit)
 _DENSE_BATCH = _Batch(convolution.batch_plan, convolution.batch_emit)
 _DIRECT = _Template(convolution.candidates, convolution.emit, convolution.pack, _DENSE_BATCH)
 _CONVOLUTIONS = (
+    _Template(
+        int8_depthwise.candidates,
+        int8_depthwise.emit,
+        int8_depthwise.pack,
+        serves=lambda spec, target: spec.precision == "int8" and spec.is_depthwise,
+    ),
+    _Template(
+        int8_work.candidates,
+        int8_convolution.emit,
+        int8_work.pack,
+        serves=lambda spec, target: spec.precision == "int8",
+    ),
     _Template(
         bf16_convolution.candidates,
         bf16_convolution.emit,
@@ -136,10 +152,19 @@ _TEMPLATES: dict[type[KernelSpec], tuple[_Template, ...]] = {
     specs.VolumePadSpec: (_Template(volumes.pad_candidates, volumes.pad_emit),),
     specs.VolumePoolSpec: (_Template(pooling.volume_candidates, pooling.volume_emit),),
     plain_specs.PlainPoolSpec: (_Template(plain_pooling.candidates, plain_pooling.emit),),
-    specs.PoolSpec: (_Template(pooling.candidates, pooling.emit),),
-    specs.GlobalPoolSpec: (_Template(pooling.global_candidates, pooling.global_emit),),
+    specs.PoolSpec: (
+        _Template(int8_images.pool_candidates, int8_images.pool_emit, serves=_has_bytes),
+        _Template(pooling.candidates, pooling.emit),
+    ),
+    specs.GlobalPoolSpec: (
+        _Template(int8_images.global_candidates, int8_images.global_emit, int8_images.factors_pack, serves=_has_bytes),
+        _Template(pooling.global_candidates, pooling.global_emit),
+    ),
     specs.ResizeSpec: (_Template(resize.candidates, resize.emit, resize.pack),),
-    specs.PackSpec: (_LAYOUT,),
+    specs.PackSpec: (
+        _Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack, serves=_has_bytes),
+        _LAYOUT,
+    ),
     specs.UnpackSpec: (_LAYOUT,),
     plain_specs.CopySpec: (_Template(movements.copy_candidates, movements.copy_emit),),
     plain_specs.ZerosSpec: (_Template(movements.zeros_candidates, movements.zeros_emit),),
@@ -152,6 +177,12 @@ _TEMPLATES: dict[type[KernelSpec], tuple[_Template, ...]] = {
         _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit, elementwise.pack),
     ),
     specs.BlockedElementwiseSpec: (
+        _Template(
+            int8_images.elementwise_candidates,
+            int8_images.elementwise_emit,
+            int8_images.factors_pack,
+            serves=_has_bytes,
+        ),
         _Template(elementwise.blocked_candidates, elementwise.blocked_emit, elementwise.pack),
     ),
     specs.SequencePackSpec: (_Template(layout.sequence_candidates, layout.sequence_emit),),
@@ -179,16 +210,6 @@ _TEMPLATES: dict[type[KernelSpec], tuple[_Template, ...]] = {
             _Batch(packed_dense.batch_plan, packed_dense.batch_emit),
         ),
     ),
-    int8_specs.Int8ConvSpec: (_Template(int8_work.candidates, int8_convolution.emit, int8_work.pack),),
-    int8_specs.Int8DepthwiseSpec: (_Template(int8_depthwise.candidates, int8_depthwise.emit, int8_depthwise.pack),),
-    int8_specs.Int8PoolSpec: (_Template(int8_images.pool_candidates, int8_images.pool_emit),),
-    int8_specs.Int8GlobalPoolSpec: (
-        _Template(int8_images.global_candidates, int8_images.global_emit, int8_images.factors_pack),
-    ),
-    int8_specs.Int8ElementwiseSpec: (
-        _Template(int8_images.elementwise_candidates, int8_images.elementwise_emit, int8_images.factors_pack),
-    ),
-    int8_specs.Int8PackSpec: (_Template(int8_images.pack_candidates, int8_images.pack_emit, int8_images.factors_pack),),
     int8_specs.Int8TableSpec: (
         _Template(int8_images.table_candidates, int8_images.table_emit, int8_images.table_pack),
     ),

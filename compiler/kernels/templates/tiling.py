@@ -10,7 +10,6 @@ from functools import cached_property, partial
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import is_constant
-from gangway.compiler.kernels.int8_specs import Int8ConvSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates.builder import Expr, at_most, either, is_one, quotient, remainder, repeat
 
@@ -273,11 +272,11 @@ def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
     return Cut(Band(rows, tiles), height // rows, ((1, Band(rest, tiles)),) if rest else ())
 
 
-def is_line(spec: ConvSpec | Int8ConvSpec) -> bool:
+def is_line(spec: ConvSpec) -> bool:
     """Whether input, residual and output pixels lie one after the other without gaps and in the same order."""
     halos = spec.input_halo + spec.output_halo + (spec.residual_halo if spec.residual else 0)
-    planar = isinstance(spec, ConvSpec) and spec.input_planar
-    return spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads) and not planar
+    gapless = not halos and not any(spec.pads) and not spec.input_planar
+    return spec.kernel == (1, 1) and spec.stride == (1, 1) and gapless
 
 
 @dataclass(frozen=True)

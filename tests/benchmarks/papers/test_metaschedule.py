@@ -39,4 +39,4 @@ def test_packed_convolution(spec: ConvSpec) -> None:
 
 def test_what_is_not_searched() -> None:
     assert not searchable(ConvSpec(32, 9, 9, 32, (3, 3), pads=(1, 1, 1, 1), groups=32, input_halo=1))
-    assert not searchable(ConvSpec(3, 9, 9, 32, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1))
+    assert not searchable(ConvSpec(3, 9, 9, 32, (3, 3), pads=(1, 1, 1, 1), input_layout="planar", input_halo=1))

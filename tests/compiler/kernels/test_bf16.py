@@ -26,6 +26,7 @@ from gangway.compiler.kernels.specs import (
     KernelPlan,
     KernelSpec,
     LayerNormSpec,
+    Layout,
     PoolSpec,
 )
 from gangway.compiler.kernels.templates import registry
@@ -41,6 +42,7 @@ VECTORS = ("avx512_bf16",)
 TILES = ("amx_bf16", "amx_tile", "avx512_bf16")
 BEHIND = READ_BEHIND_BYTES // 2  # numbers that kernels may read behind a tensor in bfloat16
 LANES = 16
+STORED: tuple[Layout, Layout] = ("blocked", "bf16")  # whether an activation is
 ERROR = 2e-6  # of float32 sums, relative to the largest number
 ROUNDED_ERROR = 4e-3  # of a number stored in bfloat16: half of its last bit, 1 / 256
 
@@ -70,10 +72,10 @@ CONVOLUTIONS: Mapping[str, ConvSpec] = {
     "37 positions, many planes": ConvSpec(512, 1, 37, 160, residual=True),
     "130 positions": ConvSpec(48, 1, 130, 144, activation=Activation("gelu")),
     "first 7x7": ConvSpec(
-        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation=RELU, input_planar=True, input_halo=3, output_halo=1
+        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation=RELU, input_layout="planar", input_halo=3, output_halo=1
     ),
-    "first 3x3, one channel": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1),
-    "first 11x11, five channels": ConvSpec(5, 31, 40, 32, (11, 11), (4, 4), input_planar=True),
+    "first 3x3, one channel": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_layout="planar", input_halo=1),
+    "first 11x11, five channels": ConvSpec(5, 31, 40, 32, (11, 11), (4, 4), input_layout="planar"),
 }
 WINDOW = "window as large as the image"
 DENSE = {
@@ -100,7 +102,7 @@ PAIRS: Mapping[str, ConvDepthwiseSpec] = {
     ),
     "5x5, many tiles": pair(ConvSpec(64, 11, 70, 64), (5, 5), pads=(2, 2, 2, 2), output_halo=2),
     "behind a planar image": pair(
-        ConvSpec(3, 30, 34, 32, (3, 3), (2, 2), (1, 1, 1, 1), activation=RELU6, input_planar=True, input_halo=1),
+        ConvSpec(3, 30, 34, 32, (3, 3), (2, 2), (1, 1, 1, 1), activation=RELU6, input_layout="planar", input_halo=1),
         (3, 3),
         pads=(1, 1, 1, 1),
     ),
@@ -183,7 +185,15 @@ def storages(spec: ConvSpec) -> list[ConvSpec]:
     options = itertools.product(
         *[(False, True) if possible else (False,) for possible in (whole_in, whole_out and spec.residual, whole_out)]
     )
-    return [replace(spec, input_bf16=x, residual_bf16=residual, output_bf16=y) for x, residual, y in options]
+    return [
+        replace(
+            spec,
+            input_layout="bf16" if x else spec.input_layout,
+            residual_layout=STORED[residual],
+            output_layout=STORED[y],
+        )
+        for x, residual, y in options
+    ]
 
 
 def run_convolution(library: Library, symbol: str, plan: KernelPlan, target: TargetSpec) -> None:
@@ -198,18 +208,18 @@ def run_convolution(library: Library, symbol: str, plan: KernelPlan, target: Tar
     arguments = [
         aligned(np.pad(x, ((0, 0), (halo, halo), (halo, halo))))
         if spec.input_planar
-        else blocked(x, halo, spec.input_bf16),
+        else blocked(x, halo, spec.input_layout == "bf16"),
         *(aligned(array) for array in registry.pack(plan, target, raw)),
-        *([blocked(residual, spec.residual_halo, spec.residual_bf16)] if residual is not None else []),
-        blocked(np.zeros(size, np.float32), spec.output_halo, spec.output_bf16),
+        *([blocked(residual, spec.residual_halo, spec.residual_layout == "bf16")] if residual is not None else []),
+        blocked(np.zeros(size, np.float32), spec.output_halo, spec.output_layout == "bf16"),
     ]
     in_pieces(library, symbol, arguments, plan.tasks)
-    got = plain(arguments[-1], size, spec.output_halo, spec.output_bf16)
+    got = plain(arguments[-1], size, spec.output_halo, spec.output_layout == "bf16")
     weights = rounded(raw["weights"]).astype(np.float64)
     wanted = np.einsum("chwij,ocij->ohw", windows(rounded(x), spec, 0.0), weights, optimize=True)
     wanted = wanted + raw["bias"][:, None, None] + (0 if residual is None else residual)
     wanted = activated(wanted, spec.activation)
-    error = ROUNDED_ERROR * np.abs(wanted) if spec.output_bf16 else 0
+    error = ROUNDED_ERROR * np.abs(wanted) if spec.output_layout == "bf16" else 0
     assert (np.abs(got - wanted) <= error + ERROR * np.abs(wanted).max()).all(), plan
 
 
@@ -243,7 +253,7 @@ def test_versions_share_weights_and_layouts(name: str, low: TargetSpec, library_
 
 def test_long_reductions_and_large_bands(low: TargetSpec, library_path: Path) -> None:
     specs = [
-        ConvSpec(1600, 1, 128, 64, precision="bf16", input_bf16=True),
+        ConvSpec(1600, 1, 128, 64, precision="bf16", input_layout="bf16"),
         ConvSpec(1600, 1, 128, 64, precision="bf16"),
         ConvSpec(416, 14, 14, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1, precision="bf16"),
     ]
@@ -261,7 +271,12 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
         (False, True) if conv.in_channels % 32 == 0 else (False,),
         (False, True) if conv.out_channels % 32 == 0 else (False,),
     )
-    specs = [ConvDepthwiseSpec(replace(conv, input_bf16=x), replace(second, output_bf16=y)) for x, y in options]
+    specs = [
+        ConvDepthwiseSpec(
+            replace(conv, input_layout="bf16" if x else conv.input_layout), replace(second, output_layout=STORED[y])
+        )
+        for x, y in options
+    ]
     plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
     kind = "tiles" if bf16.has_tiles(low) else "vectors"
     assert all(f"bf16 {kind}" in plan.description for plan in plans.values())
@@ -279,11 +294,11 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
     wanted = np.einsum("chwij,coij->chw", windows(between, second, 0.0), raw["depthwise_weights"].astype(np.float64))
     wanted = activated(wanted + raw["depthwise_bias"][:, None, None], second.activation)
     for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
-        halo, stored = conv.input_halo, spec.depthwise.output_bf16
+        halo, stored = conv.input_halo, spec.depthwise.output_layout == "bf16"
         arguments = [
             aligned(np.pad(x, ((0, 0), (halo, halo), (halo, halo))))
             if conv.input_planar
-            else blocked(x, halo, spec.conv.input_bf16),
+            else blocked(x, halo, spec.conv.input_layout == "bf16"),
             *(aligned(array) for array in registry.pack(plan, low, raw)),
             blocked(np.zeros(wanted.shape, np.float32), second.output_halo, stored),
         ]
@@ -298,7 +313,7 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
 def test_every_number_of_rows(
     name: str, stored: bool, low: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
-    spec = replace(DENSE[name], precision="bf16", input_bf16=stored)
+    spec = replace(DENSE[name], precision="bf16", input_layout=STORED[stored])
     plan = registry.batch_plan(spec, low)
     assert plan is not None
     codegen.build_library({"batch": registry.emit(plan, low, "batch")}, low, library_path)
@@ -324,7 +339,7 @@ def test_every_number_of_rows(
 @pytest.mark.parametrize("output_bf16", [False, True])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name: str, output_bf16: bool, low: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
-    spec = replace(ATTENTIONS[name], precision="bf16", output_bf16=output_bf16)
+    spec = replace(ATTENTIONS[name], precision="bf16", output_layout=STORED[output_bf16])
     if not bf16.has_tiles(low):
         with pytest.raises(registry.UnsupportedSpecError):
             registry.plan(spec, low)
@@ -358,9 +373,9 @@ def test_pooling_and_normalisation(
     first, last = stored
     maximum = PoolSpec("max", 64, 13, 17, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1, output_halo=1)
     mean = PoolSpec("average", 32, 9, 11, (3, 3), (1, 1), (1, 1, 1, 1), output_halo=1)
-    pools = [replace(spec, input_bf16=first, output_bf16=last) for spec in (maximum, mean)]
-    whole = GlobalPoolSpec(64, 7, 7, input_bf16=first)
-    norm = LayerNormSpec(96, 37, 1e-5, input_bf16=first, output_bf16=last)
+    pools = [replace(spec, input_layout=STORED[first], output_layout=STORED[last]) for spec in (maximum, mean)]
+    whole = GlobalPoolSpec(64, 7, 7, input_layout=STORED[first])
+    norm = LayerNormSpec(96, 37, 1e-5, input_layout=STORED[first], output_layout=STORED[last])
     specs: list[KernelSpec] = [*pools, whole, norm]
     plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
     library = build(plans, low, library_path)
@@ -396,7 +411,7 @@ FASTER = {
     "long reduction": ConvSpec(512, 28, 28, 128),
     "residual": ConvSpec(64, 56, 56, 256, residual=True, activation=RELU),
     "stride 2": ConvSpec(256, 28, 28, 256, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1),
-    "first 7x7": ConvSpec(3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_planar=True, input_halo=3),
+    "first 7x7": ConvSpec(3, 224, 224, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_layout="planar", input_halo=3),
     "few channels": ConvSpec(144, 56, 56, 24, residual=True),
     "dense, 128 positions": ConvSpec(768, 1, 128, 3072),
 }
@@ -405,7 +420,7 @@ SLOWER = {
         64, 56, 56, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1
     ),
     "first 3x3, three products a row": ConvSpec(
-        3, 416, 416, 16, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1
+        3, 416, 416, 16, (3, 3), pads=(1, 1, 1, 1), input_layout="planar", input_halo=1
     ),
 }
 

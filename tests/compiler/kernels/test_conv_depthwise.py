@@ -48,7 +48,7 @@ SPECS: Mapping[str, ConvDepthwiseSpec] = {
     "padding below and above only": both(ConvSpec(8, 6, 40, 24), (3, 1), pads=(2, 0, 1, 0)),
     "window as high as it moves": both(ConvSpec(16, 12, 12, 16), (2, 2), (2, 2)),
     "behind a planar image": both(
-        ConvSpec(3, 30, 34, 32, (3, 3), (2, 2), (1, 1, 1, 1), activation=RELU6, input_planar=True, input_halo=1),
+        ConvSpec(3, 30, 34, 32, (3, 3), (2, 2), (1, 1, 1, 1), activation=RELU6, input_layout="planar", input_halo=1),
         (3, 3),
         pads=(1, 1, 1, 1),
     ),

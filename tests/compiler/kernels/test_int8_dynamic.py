@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import (
-    Int8ConvSpec,
-    Int8DepthwiseSpec,
-    Int8FactorsSpec,
-    Int8QuantiseSpec,
-    Int8RangeSpec,
-)
-from gangway.compiler.kernels.specs import RELU, Array
+from gangway.compiler.kernels.int8_specs import Int8FactorsSpec, Int8QuantiseSpec, Int8RangeSpec
+from gangway.compiler.kernels.specs import RELU, Array, ConvSpec
 from gangway.compiler.kernels.templates.int8 import work
 from tests.helpers.int8_memory import (
     ZERO,
@@ -24,6 +18,8 @@ from tests.helpers.int8_memory import (
     as_bytes,
     as_pixels,
     check_halo,
+    convolution,
+    depthwise,
     image,
     quantised,
     run_plans,
@@ -33,22 +29,22 @@ from tests.helpers.sampled import sampled
 
 SCALE = np.float32(0.0213)
 FACTORS = np.array([SCALE, -ZERO, 255 - ZERO, ZERO], np.float32)
-CONVOLUTIONS: Mapping[str, Int8ConvSpec] = {
-    "1x1": Int8ConvSpec(64, 13, 17, 96),
-    "1x1, odd channels": Int8ConvSpec(70, 9, 9, 100, activation=RELU),
-    "1x1 stride 2": Int8ConvSpec(64, 14, 15, 32, stride=(2, 2)),
-    "3x3": Int8ConvSpec(64, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1),
-    "3x3 stride 2": Int8ConvSpec(96, 14, 15, 48, (3, 3), (2, 2), (0, 0, 1, 1), input_halo=1),
-    "residual": Int8ConvSpec(96, 14, 15, 48, residual=True, residual_halo=1, activation=RELU),
-    "dilated": Int8ConvSpec(40, 20, 20, 16, (3, 3), pads=(2, 2, 2, 2), dilation=(2, 2), input_halo=2),
-    "single pixel": Int8ConvSpec(100, 1, 1, 70, residual=True),
-    "dense of 37 rows": Int8ConvSpec(192, 1, 37, 130, residual=True),
-    "first 7x7": Int8ConvSpec(3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_pixels=True, input_halo=3),
+CONVOLUTIONS: Mapping[str, ConvSpec] = {
+    "1x1": convolution(64, 13, 17, 96),
+    "1x1, odd channels": convolution(70, 9, 9, 100, activation=RELU),
+    "1x1 stride 2": convolution(64, 14, 15, 32, stride=(2, 2)),
+    "3x3": convolution(64, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1),
+    "3x3 stride 2": convolution(96, 14, 15, 48, (3, 3), (2, 2), (0, 0, 1, 1), input_halo=1),
+    "residual": convolution(96, 14, 15, 48, residual=True, residual_halo=1, activation=RELU),
+    "dilated": convolution(40, 20, 20, 16, (3, 3), pads=(2, 2, 2, 2), dilation=(2, 2), input_halo=2),
+    "single pixel": convolution(100, 1, 1, 70, residual=True),
+    "dense of 37 rows": convolution(192, 1, 37, 130, residual=True),
+    "first 7x7": convolution(3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), input_layout="pixels", input_halo=3),
 }
-DEPTHWISE: Mapping[str, Int8DepthwiseSpec] = {
-    "3x3": Int8DepthwiseSpec(70, 13, 17, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1),
-    "5x5 stride 2": Int8DepthwiseSpec(64, 15, 14, (5, 5), (2, 2), (2, 2, 2, 2), input_halo=2, activation=RELU),
-    "few channels": Int8DepthwiseSpec(17, 14, 14, (3, 3), (2, 2), (0, 0, 1, 1), input_halo=1),
+DEPTHWISE: Mapping[str, ConvSpec] = {
+    "3x3": depthwise(70, 13, 17, (3, 3), pads=(1, 1, 1, 1), input_halo=1, output_halo=1),
+    "5x5 stride 2": depthwise(64, 15, 14, (5, 5), (2, 2), (2, 2, 2, 2), input_halo=2, activation=RELU),
+    "few channels": depthwise(17, 14, 14, (3, 3), (2, 2), (0, 0, 1, 1), input_halo=1),
 }
 
 
@@ -62,13 +58,13 @@ def test_convolution_is_that_of_integers(
     name: str, kind: str, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
     zeros = kind == "zero points"
-    spec = replace(CONVOLUTIONS[name], output_bytes=False, dynamic=True, weight_zeros=zeros)
+    spec = replace(CONVOLUTIONS[name], output_layout="blocked", dynamic=True, weight_zeros=zeros)
     x = rng.integers(0, 256, (spec.in_channels, spec.height, spec.width), np.uint8)
     raw = _raw(rng, (spec.out_channels, spec.in_channels, *spec.kernel), zeros)
     spec = work.suited(spec, raw["weights"], int8_target)
     real = raw["weights"].astype(np.int64) - raw["zeros"].reshape(-1, 1, 1, 1)
     expected = _scaled(sums_of(x, real, spec.stride, spec.pads, spec.dilation), raw)
-    given = as_pixels(x, spec.input_halo) if spec.input_pixels else as_bytes(x, spec.input_halo)
+    given = as_pixels(x, spec.input_halo) if spec.input_layout == "pixels" else as_bytes(x, spec.input_halo)
     y = as_blocked(np.zeros(expected.shape, np.float32), int8_target.lanes, spec.output_halo)
     inputs = [given, FACTORS]
     if spec.residual:
@@ -84,19 +80,22 @@ def test_convolution_is_that_of_integers(
 def test_depthwise_convolution_is_that_of_integers(
     name: str, int8_target: TargetSpec, library_path: Path, rng: np.random.Generator
 ) -> None:
-    spec = replace(DEPTHWISE[name], dynamic=True)
-    x = rng.integers(0, 256, (spec.channels, spec.height, spec.width), np.uint8)
-    raw = _raw(rng, (spec.channels, 1, *spec.kernel), True)
+    spec = replace(DEPTHWISE[name], output_layout="blocked", dynamic=True)
+    x = rng.integers(0, 256, (spec.in_channels, spec.height, spec.width), np.uint8)
+    raw = _raw(rng, (spec.in_channels, 1, *spec.kernel), True)
     raw["weights"] = (raw["weights"].astype(np.int16) - raw["zeros"].reshape(-1, 1, 1, 1)).astype(np.int16)
     sums = np.concatenate(
-        [sums_of(x[c : c + 1], raw["weights"][c : c + 1], spec.stride, spec.pads, (1, 1)) for c in range(spec.channels)]
+        [
+            sums_of(x[c : c + 1], raw["weights"][c : c + 1], spec.stride, spec.pads, (1, 1))
+            for c in range(spec.in_channels)
+        ]
     )
     expected = _scaled(sums, raw)
     expected = np.maximum(expected, 0) if spec.activation == RELU else expected
     y = as_blocked(np.zeros(expected.shape, np.float32), int8_target.lanes, spec.output_halo)
     inputs = [as_bytes(x, spec.input_halo), FACTORS]
     for tasks in run_plans(spec, raw, inputs, y, int8_target, library_path):
-        np.testing.assert_array_equal(image(y, spec.channels, spec.output_halo), expected, tasks)
+        np.testing.assert_array_equal(image(y, spec.in_channels, spec.output_halo), expected, tasks)
 
 
 @pytest.mark.parametrize(

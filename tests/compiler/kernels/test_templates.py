@@ -49,9 +49,9 @@ CONVOLUTIONS: Mapping[str, ConvSpec] = {
     "single pixel, one output": ConvSpec(33, 1, 1, 1),
     "dense of 37 rows": ConvSpec(48, 1, 37, 130),
     "first 7x7": ConvSpec(
-        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation=RELU, input_planar=True, input_halo=3, output_halo=1
+        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation=RELU, input_layout="planar", input_halo=3, output_halo=1
     ),
-    "first 3x3": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1),
+    "first 3x3": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_layout="planar", input_halo=1),
     "depthwise": ConvSpec(
         40, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), groups=40, activation=RELU6, input_halo=1, output_halo=1
     ),
@@ -208,21 +208,21 @@ def test_global_pooling(
 
 
 PACKS = [
-    PackSpec(3, 13, 17, planar=True, output_halo=3),
-    PackSpec(3, 32, 32, planar=True),
-    PackSpec(20, 7, 9, planar=False, output_halo=1),
-    PackSpec(6, 1, 1, planar=False),
-    PackSpec(40, 1, 5, planar=False),
-    PackSpec(37, 3, 37, planar=False, output_halo=2),  # squares of which the last one of a line overlaps
-    PackSpec(35, 6, 9, planar=False),  # lines that are seen as one
-    PackSpec(5, 2, 16, planar=False),
+    PackSpec(3, 13, 17, "planar", output_halo=3),
+    PackSpec(3, 32, 32, "planar"),
+    PackSpec(20, 7, 9, "blocked", output_halo=1),
+    PackSpec(6, 1, 1, "blocked"),
+    PackSpec(40, 1, 5, "blocked"),
+    PackSpec(37, 3, 37, "blocked", output_halo=2),  # squares of which the last one of a line overlaps
+    PackSpec(35, 6, 9, "blocked"),  # lines that are seen as one
+    PackSpec(5, 2, 16, "blocked"),
 ]
 
 
 def test_packing_and_unpacking_plain_tensors_of_any_alignment(
     target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert
 ) -> None:
-    unpacks = [UnpackSpec(s.channels, s.height, s.width, s.output_halo) for s in PACKS if not s.planar]
+    unpacks = [UnpackSpec(s.channels, s.height, s.width, s.output_halo) for s in PACKS if s.layout == "blocked"]
     specs: list[KernelSpec] = [*PACKS, *unpacks]
     plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
     library = compile_plans(plans, target, library_path)
@@ -231,7 +231,7 @@ def test_packing_and_unpacking_plain_tensors_of_any_alignment(
         assert isinstance(spec, PackSpec | UnpackSpec)
         x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32)
         halo = spec.output_halo if isinstance(spec, PackSpec) else spec.input_halo
-        planar = isinstance(spec, PackSpec) and spec.planar
+        planar = isinstance(spec, PackSpec) and spec.layout == "planar"
         inner = np.pad(x, ((0, 0), (halo, halo), (halo, halo))) if planar else blocked(x, target.lanes, halo)
         if isinstance(spec, PackSpec):
             dirty = inner.copy()
@@ -247,7 +247,7 @@ def test_packing_and_unpacking_plain_tensors_of_any_alignment(
 
 
 def test_packing_clears_surplus_channels(target: TargetSpec, library_path: Path, blocked: Convert) -> None:
-    plan = registry.plan(PackSpec(6, 2, 2, planar=False), target)
+    plan = registry.plan(PackSpec(6, 2, 2, "blocked"), target)
     library = compile_plans({"k": plan}, target, library_path)
     x = np.ones((6, 2, 2), np.float32)
     y = aligned(np.full((-(-6 // target.lanes), 2, 2, target.lanes), 9, np.float32))

@@ -268,7 +268,7 @@ class _TileBlock(QueryBlock):
         return self._first_result + (block * self._width + query) * LANES
 
     def _store_results(self) -> None:
-        y = bf16.Blocked(self._y, self._spec.queries * LANES, self._spec.output_bf16)
+        y = bf16.Blocked(self._y, self._spec.queries * LANES, self._spec.output_layout)
         for j, total in enumerate(self._total):
             store(self._factors, j * LANES, self._share(total.value), LANES)
 

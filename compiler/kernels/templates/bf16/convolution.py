@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, Layout, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -138,11 +138,11 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     work = Work(g, knob(plan, "rows"), knob(plan, "columns"))
     tasks = Tasks(g.groups, work.bands, knob(plan, "groups"), 1, pixels_first=False)
     arguments = [
-        Argument("x", work.input.elements, _dtype(spec.input_bf16)),
+        bf16.stored_argument("x", g.input.elements, spec.input_layout),
         Argument("weights", work.weight_words, "int32"),
         Argument("bias", g.output.blocks * LANES),
-        *([Argument("residual", work.residual.elements, _dtype(spec.residual_bf16))] if spec.residual else []),
-        Argument("y", work.output.elements, _dtype(spec.output_bf16)),
+        *([bf16.stored_argument("residual", g.residual.elements, spec.residual_layout)] if spec.residual else []),
+        bf16.stored_argument("y", g.output.elements, spec.output_layout),
     ]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -158,11 +158,6 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         writer.end()
 
     return kernel(symbol, arguments, task, bf16.functions(target))
-
-
-def _dtype(stored: bool) -> str:
-    """Of a tensor: words, or numbers."""
-    return "int32" if stored else "float32"
 
 
 class Patch:
@@ -186,7 +181,7 @@ class Patch:
         if self._work.spec.input_planar:
             self._fill_planar()
             return
-        if self._work.spec.input_bf16:
+        if self._work.spec.input_layout == "bf16":
             repeat(self._work.planes, lambda plane: self._fill_plane(plane, both=True))
             return
         blocks = self._work.geometry.input.blocks
@@ -196,7 +191,7 @@ class Patch:
 
     def _fill_plane(self, plane: Expr, both: bool) -> None:
         work, spec, image = self._work, self._work.spec, self._work.input
-        blocks = 1 if spec.input_bf16 else 2
+        blocks = 1 if spec.input_layout == "bf16" else 2
         origin = image.origin - spec.pads[0] * image.row - spec.pads[1] * LANES + plane * (blocks * image.plane)
         origin = origin + self._row * (spec.stride[0] * image.row) + self._column * (spec.stride[1] * LANES)
         down, across = work.taps
@@ -207,7 +202,7 @@ class Patch:
             rows, columns = work.rows + reach(a), work.columns + reach(b)
 
             def pixel(source: Expr, place: Expr) -> None:
-                if spec.input_bf16:
+                if spec.input_layout == "bf16":
                     store(self.words, place, self._x[lanes_at(source, WORDS)], WORDS)
                     return
                 low = self._x[lanes_at(source, LANES)]
@@ -277,25 +272,26 @@ class BandWriter:
         """Outputs of a pixel from channel block `first` on, which have their biases; `row` and `column` of the band."""
         work, spec = self._work, self._work.spec
 
-        def place(image: Image, stored: bool, block: int) -> Expr:
+        def place(image: Image, layout: Layout, block: int) -> Expr:
             at = image.origin + (self._row + row) * image.row + (self._column + column) * LANES
-            if stored:
+            if layout == "bf16":
                 return (quotient(first, 2) + block // 2) * image.plane + at + block % 2 * (WORDS // 2)
             return (first + block) * image.plane + at
 
         def finished(block: int, value: Expr) -> Expr:
             if spec.residual:
-                added = place(work.residual, spec.residual_bf16, block)
-                if spec.residual_bf16:
+                added = place(work.residual, spec.residual_layout, block)
+                if spec.residual_layout == "bf16":
                     value = value + bf16.unpack_words(self._residual[0][lanes_at(added, WORDS // 2)])
                 else:
                     value = value + self._residual[0][lanes_at(added, LANES)]
             return activate(value, spec.activation, LANES)
 
         results = [finished(block, value) for block, value in enumerate(values)]
-        for block in range(0, len(results), 1 + spec.output_bf16):
-            at = place(work.output, spec.output_bf16, block)
-            value = bf16.pack_words(results[block], results[block + 1]) if spec.output_bf16 else results[block]
+        stored = spec.output_layout == "bf16"
+        for block in range(0, len(results), 1 + stored):
+            at = place(work.output, spec.output_layout, block)
+            value = bf16.pack_words(results[block], results[block + 1]) if stored else results[block]
             store(self._y, at, value, LANES)
 
     def _planar_steps(self, width: int, body: Step) -> None:

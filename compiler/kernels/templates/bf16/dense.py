@@ -69,7 +69,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     work = works(plan.spec, target)[0]
     g, rows = work.geometry, plan.rows
     arguments = [
-        bf16.stored_argument("x", g.input.elements * rows, plan.spec.input_bf16),
+        bf16.stored_argument("x", g.input.elements * rows, plan.spec.input_layout),
         Argument("weights", work.weight_words, "int32"),
         Argument("bias", g.output.blocks * LANES),
         *([Argument("residual", g.residual.elements * rows)] if plan.spec.residual else []),
@@ -133,7 +133,8 @@ class _Rows:
         return self._first_sum + (block * self._most_rows + row) * LANES
 
     def _round(self, first: Expr, count: int) -> None:
-        image, taps, stored = self._work.input, math.prod(self._work.spec.kernel), self._work.spec.input_bf16
+        image, taps = self._work.input, math.prod(self._work.spec.kernel)
+        stored = self._work.spec.input_layout == "bf16"
         odd = not stored and image.blocks % 2
 
         def step(index: Expr) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import Array
+from gangway.compiler.kernels.specs import Array, Layout
 from gangway.compiler.kernels.templates.amx.tiles import LINES, WORDS, TileProduct
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, lanes_at, quotient, remainder, store
 
@@ -103,8 +103,8 @@ class Blocked:
     A pixel has 16 elements of 32 bits in a plane of either, so places within planes are the same.
     """
 
-    def __init__(self, buffer: Buffer, plane: int, stored: bool) -> None:
-        self._buffer, self._plane, self._stored = buffer, plane, stored
+    def __init__(self, buffer: Buffer, plane: int, layout: Layout) -> None:
+        self._buffer, self._plane, self._stored = buffer, plane, layout == "bf16"
 
     def load(self, block: Expr, at: Expr, lanes: int) -> Expr:
         """The vector of a channel block that begins at element `at` of its plane."""
@@ -124,9 +124,9 @@ class Blocked:
         return quotient(block, 2) * self._plane + at + remainder(block, 2) * (WORDS // 2)
 
 
-def stored_argument(name: str, elements: int, stored: bool) -> Argument:
+def stored_argument(name: str, elements: int, layout: Layout) -> Argument:
     """A blocked tensor of so many float32 numbers, or half as many words."""
-    return Argument(name, elements // 2, "int32") if stored else Argument(name, elements)
+    return Argument(name, elements // 2, "int32") if layout == "bf16" else Argument(name, elements)
 
 
 def interleave_words(even: Expr, odd: Expr) -> Expr:

@@ -4,12 +4,12 @@ See `convolution.py` for the words. No search, no measurement: a static cost mod
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.specs import ConvSpec
+from gangway.compiler.kernels.specs import ConvSpec, Layout
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ELEMENTS, TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
@@ -118,26 +118,22 @@ class Work:
     @cached_property
     def direct(self) -> bool:
         """Whether tiles and vectors read x itself."""
-        return self.spec.input_bf16 and self.spec.stride == (1, 1)
+        return self.spec.input_layout == "bf16" and self.spec.stride == (1, 1)
 
     @cached_property
     def input(self) -> Image:
-        """x; of words, if it is stored in bfloat16."""
-        s = self.spec
-        return _words_of(s.in_channels, s.height, s.width, s.input_halo) if s.input_bf16 else self.geometry.input
+        """x."""
+        return _stored(self.geometry.input, self.spec.input_layout)
 
     @cached_property
     def residual(self) -> Image:
         """What is added."""
-        s = self.spec
-        halo = s.residual_halo
-        return _words_of(s.out_channels, *s.output_size, halo) if s.residual_bf16 else self.geometry.residual
+        return _stored(self.geometry.residual, self.spec.residual_layout)
 
     @cached_property
     def output(self) -> Image:
         """y."""
-        s = self.spec
-        return _words_of(s.out_channels, *s.output_size, s.output_halo) if s.output_bf16 else self.geometry.output
+        return _stored(self.geometry.output, self.spec.output_layout)
 
     @cached_property
     def bands(self) -> int:
@@ -288,9 +284,9 @@ class Work:
         return gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
 
 
-def _words_of(channels: int, height: int, width: int, halo: int) -> Image:
-    """A tensor that is stored in bfloat16, in words."""
-    return Image(channels // 2, height, width, halo, WORDS)
+def _stored(image: Image, layout: Layout) -> Image:
+    """A tensor in memory, in words if it is stored in bfloat16."""
+    return replace(image, channels=image.channels // 2, lanes=WORDS) if layout == "bf16" else image
 
 
 def can_store(channels: int) -> bool:

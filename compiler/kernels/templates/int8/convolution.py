@@ -1,4 +1,4 @@
-"""Convolution of 8-bit numbers, with sums in int32: see `instructions.py` and, for layouts, `int8_specs.py`.
+"""Convolution of 8-bit numbers, with sums in int32: see `instructions.py` and, for layouts, `specs.py`.
 
 A task computes a *band* of the output for some groups of 64 channels. A band is some rows or, if pixels of x and y lie
 one after the other without gaps, some pixels; `work.py` cuts them. Inputs are read where they lie: a pixel of 64
@@ -18,8 +18,8 @@ from itertools import product
 from typing import Any
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, FACTORS, Int8ConvSpec
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.int8_specs import FACTORS
+from gangway.compiler.kernels.specs import BYTES_CHANNELS, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -66,9 +66,9 @@ Step = Callable[[Expr, Expr, int], None]
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: as `Int8ConvSpec` has them."""
+    """The kernel. Arguments: as `ConvSpec` has those of integers."""
     spec = plan.spec
-    assert isinstance(spec, Int8ConvSpec)
+    assert isinstance(spec, ConvSpec)
     work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     tasks = Tasks(work.groups, work.bands, knob(plan, "groups"), 1, pixels_first=False)
     arguments, rest = _arguments(work), work.halves % work.group_halves
@@ -99,7 +99,7 @@ def _arguments(work: Work) -> list[Argument]:
         Argument("x", work.input.elements, "int32"),
         Argument("weights", work.half_units * work.halves, "int8" if work.paired else "int32"),
     ]
-    y = Argument("y", work.output.elements, "uint8" if spec.output_bytes else "float32")
+    y = Argument("y", work.output.elements, "uint8" if spec.output_layout == "bytes" else "float32")
     if not spec.dynamic:
         return [*inputs, Argument("bias", outputs, "int32"), Argument("multiplier", outputs), Argument("zero", 1), y]
     integers = 2 * outputs + WORDS * work.planes if spec.weight_zeros else outputs
@@ -154,7 +154,7 @@ class _Band:
         def tap(plane: Expr, i: Expr, j: Expr) -> None:
             add(plane * image.plane + i * (down * image.row) + j * (across * WORDS), plane)
 
-        if spec.input_pixels:
+        if spec.input_layout == "pixels":
             repeat(rows, lambda i: add(i * image.row, 0))
         else:
             repeat(work.planes, lambda p: repeat(rows, lambda i: repeat(columns, partial(tap, p, i))))
@@ -193,7 +193,7 @@ class _Band:
         work, (rows, columns) = self._work, self._work.spec.kernel
         source, (down, across) = work.source, work.spec.dilation
         step_units = work.step_words * work.row_units
-        if work.spec.input_pixels:
+        if work.spec.input_layout == "pixels":
             words = columns * work.source_words
             repeat(rows, lambda i: body(i * source.row, weights_at + i * step_units, words))
             return
@@ -230,7 +230,7 @@ class _Band:
             return
         kind = f"float32x{self._lanes}"
         numbers = [tirx.Cast(kind, total) * factor for total, (factor,) in zip(sums, factors, strict=True)]
-        if spec.output_bytes:
+        if spec.output_layout == "bytes":
             at = image.origin + place[0] * image.row + place[1] * image.lanes
             at = at + quotient(half, work.group_halves) * image.plane
             at = at + remainder(half, work.group_halves) * work.half_channels

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, FACTORS, Int8DepthwiseSpec
-from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.int8_specs import FACTORS
+from gangway.compiler.kernels.specs import BYTES_CHANNELS, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -37,19 +37,19 @@ TILE_PIXELS = {16: 14, 8: 7}  # by lanes: of 32 registers or 16
 MOST_SUM = 1 << 24
 
 
-def computes(spec: Int8DepthwiseSpec, target: TargetSpec) -> bool:
+def computes(spec: ConvSpec, target: TargetSpec) -> bool:
     """Whether this template has a kernel for a convolution."""
     return int8.multiplies(target) and spec.dilation == (1, 1)
 
 
-def _images(spec: Int8DepthwiseSpec, target: TargetSpec) -> tuple[Image, Image]:
+def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image]:
     return (
-        Image(spec.channels, spec.height, spec.width, spec.input_halo, BYTES_CHANNELS),
-        Image(spec.channels, *spec.output_size, spec.output_halo, target.lanes if spec.dynamic else BYTES_CHANNELS),
+        Image(spec.in_channels, spec.height, spec.width, spec.input_halo, BYTES_CHANNELS),
+        Image(spec.in_channels, *spec.output_size, spec.output_halo, target.lanes if spec.dynamic else BYTES_CHANNELS),
     )
 
 
-def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     x, y = _images(spec, target)
     moved = x.elements + y.elements
@@ -59,10 +59,10 @@ def candidates(spec: Int8DepthwiseSpec, target: TargetSpec) -> Iterator[KernelPl
     )
 
 
-def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Weights, biases and multipliers of whole planes, and y's zero point; or what dynamic ones have."""
-    surplus = -spec.channels % BYTES_CHANNELS
-    weights = np.pad(raw["weights"].reshape(spec.channels, -1), ((0, surplus), (0, 0)))
+    surplus = -spec.in_channels % BYTES_CHANNELS
+    weights = np.pad(raw["weights"].reshape(spec.in_channels, -1), ((0, surplus), (0, 0)))
     packed = weights.reshape(-1, BYTES_CHANNELS, math.prod(spec.kernel)).transpose(0, 2, 1)
     if spec.dynamic:
         scales, bias = (np.pad(raw[name], (0, surplus)) for name in ("scales", "bias"))
@@ -72,9 +72,9 @@ def pack(spec: Int8DepthwiseSpec, target: TargetSpec, raw: RawWeights) -> Packed
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: as `Int8DepthwiseSpec` has them."""
+    """The kernel. Arguments: as `ConvSpec` has those of integers."""
     spec = plan.spec
-    assert isinstance(spec, Int8DepthwiseSpec)
+    assert isinstance(spec, ConvSpec)
     x_image, y_image = _images(spec, target)
     tasks = planned_tasks(plan, x_image.blocks, y_image.height)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes

@@ -8,14 +8,8 @@ from functools import partial
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import (
-    BYTES_CHANNELS,
-    FACTORS,
-    Int8FactorsSpec,
-    Int8QuantiseSpec,
-    Int8RangeSpec,
-)
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.int8_specs import FACTORS, Int8FactorsSpec, Int8QuantiseSpec, Int8RangeSpec
+from gangway.compiler.kernels.specs import BYTES_CHANNELS, KernelPlan
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,

@@ -1,4 +1,4 @@
-"""Tensors of bytes between convolutions: elementwise operators, pooling, packing, halos. See `int8_specs.py`.
+"""Tensors of bytes between convolutions: elementwise operators, pooling, packing, halos. See `specs.py`.
 
 Vectors are some channels of a pixel, which are converted to float32 (or int32, for means) and back.
 """
@@ -8,17 +8,19 @@ from functools import partial
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import (
+from gangway.compiler.kernels.int8_specs import Int8HaloSpec, Int8TableSpec
+from gangway.compiler.kernels.specs import (
     BYTES_CHANNELS,
     PIXELS_CHANNELS,
-    Int8ElementwiseSpec,
-    Int8GlobalPoolSpec,
-    Int8HaloSpec,
-    Int8PackSpec,
-    Int8PoolSpec,
-    Int8TableSpec,
+    BlockedElementwiseSpec,
+    GlobalPoolSpec,
+    KernelPlan,
+    Layout,
+    PackedWeights,
+    PackSpec,
+    PoolSpec,
+    RawWeights,
 )
-from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -66,26 +68,26 @@ def _numbers(x: Buffer, at: Expr, lanes: int) -> Expr:
     return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", x[lanes_at(at, lanes)]))
 
 
-def elementwise_candidates(spec: Int8ElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def elementwise_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     image = _bytes_image(spec.channels, spec.height, spec.width, 0)
-    sizes = [1 if stored else 4 for stored in (*spec.input_bytes, spec.output_bytes)]
+    sizes = [1 if layout == "bytes" else 4 for layout in (*spec.input_layouts, spec.output_layout)]
     yield _planned(spec, f"int8 {spec.operator} {spec.activation.name}", image, image.elements * sum(sizes), target)
 
 
 def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, factors, [b,] y."""
     spec = plan.spec
-    assert isinstance(spec, Int8ElementwiseSpec)
+    assert isinstance(spec, BlockedElementwiseSpec)
     lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
     images = [
-        _operand_image(spec, stored, vector, halo, lanes)
-        for stored, vector, halo in zip(spec.input_bytes, spec.vectors, spec.input_halos, strict=True)
+        _operand_image(spec, layout, vector, halo, lanes)
+        for layout, vector, halo in zip(spec.input_layouts, spec.vectors, spec.input_halos, strict=True)
     ]
-    result = _operand_image(spec, spec.output_bytes, False, spec.output_halo, lanes)
+    result = _operand_image(spec, spec.output_layout, False, spec.output_halo, lanes)
     whole = _bytes_image(spec.channels, spec.height, spec.width, 0)
     tasks, count = planned_tasks(plan, whole.blocks, whole.height), len(images)
-    floats = not all(spec.input_bytes) or not spec.output_bytes
+    floats = spec.has("blocked")
     rest = -(-(spec.channels % BYTES_CHANNELS) // lanes) % blocks if floats else 0
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -105,7 +107,7 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             if spec.vectors[index]:
                 return inputs[index][lanes_at((plane * blocks + block) * lanes, lanes)]
             at = place(images[index], plane, block, row, column)
-            if not spec.input_bytes[index]:
+            if spec.input_layouts[index] == "blocked":
                 return inputs[index][lanes_at(at, lanes)]
             scale, shift = scales[index]
             scaled = _numbers(inputs[index], at, lanes) * scale
@@ -118,7 +120,7 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     values = [operand(index, plane, block, row, column) for index in range(count)]
                     value = activate(combined(spec.operator, values), spec.activation, lanes)
                     results.append(bind(value if spec.in_steps else _limited(value * inverse, lanes)))
-                if spec.output_bytes:  # what is behind the last channels is surplus
+                if spec.output_layout == "bytes":  # what is behind the last channels is surplus
                     int8.store_packed(y, place(result, plane, 0, row, column), results, zeros, lanes)
                     return
                 for block, value in enumerate(results):
@@ -132,11 +134,11 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
         tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
 
-    def argument(name: str, image: Image, stored: bool) -> Argument:
-        return Argument(name, image.elements, "uint8" if stored else "float32")
+    def argument(name: str, image: Image, layout: Layout) -> Argument:
+        return Argument(name, image.elements, "uint8" if layout == "bytes" else "float32")
 
-    named = [argument(name, image, stored) for name, image, stored in zip("ab", images, spec.input_bytes, strict=False)]
-    arguments = [named[0], Argument("factors", 2 * count + 2), *named[1:], argument("y", result, spec.output_bytes)]
+    named = [argument(*each) for each in zip("ab", images, spec.input_layouts, strict=False)]
+    arguments = [named[0], Argument("factors", 2 * count + 2), *named[1:], argument("y", result, spec.output_layout)]
     return kernel(symbol, arguments, task, int8.functions(target))
 
 
@@ -146,42 +148,41 @@ def _limited(steps: Expr, lanes: int) -> Expr:
     return tirx.Select(steps > most, most, steps)
 
 
-def _operand_image(spec: Int8ElementwiseSpec, stored: bool, vector: bool, halo: int, lanes: int) -> Image:
-    lanes = BYTES_CHANNELS if stored else lanes
+def _operand_image(spec: BlockedElementwiseSpec, layout: Layout, vector: bool, halo: int, lanes: int) -> Image:
+    lanes = BYTES_CHANNELS if layout == "bytes" else lanes
     return (
         Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
     )
 
 
-def pool_candidates(spec: Int8PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def pool_candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    image = _bytes_image(spec.pool.channels, *spec.pool.output_size, 0)
-    moved = image.elements * (spec.pool.kernel[0] * spec.pool.kernel[1] + 1)
+    image = _bytes_image(spec.channels, *spec.output_size, 0)
+    moved = image.elements * (spec.kernel[0] * spec.kernel[1] + 1)
     yield _planned(spec, "int8 max pool", image, moved, target)
 
 
 def pool_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
     spec = plan.spec
-    assert isinstance(spec, Int8PoolSpec)
-    pool = spec.pool
-    x_image = _bytes_image(pool.channels, pool.height, pool.width, spec.input_halo)
-    y_image = _bytes_image(pool.channels, *pool.output_size, spec.output_halo)
+    assert isinstance(spec, PoolSpec)
+    x_image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
+    y_image = _bytes_image(spec.channels, *spec.output_size, spec.output_halo)
     tasks = planned_tasks(plan, y_image.blocks, y_image.height)
 
     def clipped(place: Expr, axis: int, length: int) -> tuple[Expr, Expr]:
-        begin = place * pool.stride[axis] - pool.pads[axis]
+        begin = place * spec.stride[axis] - spec.pads[axis]
         first = bind(at_least(begin, 0))
-        return first, bind(at_most(begin + pool.kernel[axis], length) - first)
+        return first, bind(at_most(begin + spec.kernel[axis], length) - first)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
 
         def line(plane: Expr, row: Expr) -> None:
-            top, rows = clipped(row, 0, pool.height)
+            top, rows = clipped(row, 0, spec.height)
 
             def pixel(column: Expr) -> None:
-                left, columns = clipped(column, 1, pool.width)
+                left, columns = clipped(column, 1, spec.width)
                 largest = Register(BYTES_CHANNELS, constant(0, BYTES_CHANNELS, "uint8"), "uint8")
                 base = bind(plane * x_image.plane + x_image.origin + top * x_image.row + left * BYTES_CHANNELS)
 
@@ -201,7 +202,7 @@ def pool_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task)
 
 
-def global_candidates(spec: Int8GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     image = _bytes_image(spec.channels, 1, 1, 0)
     yield _planned(spec, "int8 global average", image, image.elements * spec.height * spec.width, target)
@@ -210,7 +211,7 @@ def global_candidates(spec: Int8GlobalPoolSpec, target: TargetSpec) -> Iterator[
 def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
     spec = plan.spec
-    assert isinstance(spec, Int8GlobalPoolSpec)
+    assert isinstance(spec, GlobalPoolSpec)
     image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
     blocks = -(-spec.channels // lanes)
@@ -249,10 +250,11 @@ def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, arguments, task)
 
 
-def _pack_image(spec: Int8PackSpec) -> Image:
+def _pack_image(spec: PackSpec) -> Image:
     """y, in words."""
-    words = 1 if spec.pixels else WORDS
-    channels = words * (1 if spec.pixels else -(-spec.channels // BYTES_CHANNELS))
+    pixels = spec.layout == "pixels"
+    words = 1 if pixels else WORDS
+    channels = words * (1 if pixels else -(-spec.channels // BYTES_CHANNELS))
     return Image(channels, spec.height, spec.width, spec.output_halo, words)
 
 
@@ -260,7 +262,7 @@ def _padded_rows(image: Image) -> Image:
     return Image(image.channels, image.height + 2 * image.halo, image.width, 0, image.lanes)
 
 
-def pack_candidates(spec: Int8PackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def pack_candidates(spec: PackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     image = _padded_rows(_pack_image(spec))
     yield _planned(spec, "int8 pack", image, 4 * spec.channels * spec.height * spec.width + 4 * image.elements, target)
@@ -269,8 +271,9 @@ def pack_candidates(spec: Int8PackSpec, target: TargetSpec) -> Iterator[KernelPl
 def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
     spec = plan.spec
-    assert isinstance(spec, Int8PackSpec)
-    image, vector = _pack_image(spec), spec.height == spec.width == 1 and not spec.output_halo and not spec.pixels
+    assert isinstance(spec, PackSpec)
+    image, pixels = _pack_image(spec), spec.layout == "pixels"
+    vector = spec.height == spec.width == 1 and not spec.output_halo and not pixels
     tasks = planned_tasks(plan, image.blocks, image.height + 2 * image.halo)
     padded = image.width + 2 * image.halo
     lanes = target.lanes if spec.width >= target.lanes else 1
@@ -289,9 +292,9 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         def words(plane: Expr, row: Expr, column: Expr, word: int) -> None:
             total = None
             for index in range(PIXELS_CHANNELS):
-                channel = (plane * WORDS if not spec.pixels else 0) * PIXELS_CHANNELS + word * PIXELS_CHANNELS + index
-                known = spec.pixels or spec.channels % BYTES_CHANNELS == 0
-                if spec.pixels and word * PIXELS_CHANNELS + index >= spec.channels:
+                channel = (0 if pixels else plane * WORDS) * PIXELS_CHANNELS + word * PIXELS_CHANNELS + index
+                known = pixels or spec.channels % BYTES_CHANNELS == 0
+                if pixels and word * PIXELS_CHANNELS + index >= spec.channels:
                     continue
                 inside = channel if known else at_most(channel, spec.channels - 1)  # surplus is any number
                 at = (inside * spec.height + row) * spec.width + column

@@ -12,8 +12,15 @@ from functools import cached_property
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels.int8_specs import BYTES_CHANNELS, PIXELS_CHANNELS, Int8ConvSpec
-from gangway.compiler.kernels.specs import Array, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.specs import (
+    BYTES_CHANNELS,
+    PIXELS_CHANNELS,
+    Array,
+    ConvSpec,
+    KernelPlan,
+    PackedWeights,
+    RawWeights,
+)
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import MOST_BESIDE, PAIR_CHANNELS, WORD_CHANNELS
@@ -58,7 +65,7 @@ class Work:
     Unless pairs are multiplied or the image is one row, bands have all columns.
     """
 
-    spec: Int8ConvSpec
+    spec: ConvSpec
     target: TargetSpec
     rows: int
     columns: int
@@ -116,7 +123,7 @@ class Work:
     @cached_property
     def pixel_words(self) -> int:
         """Words of a pixel of x, of four channels."""
-        return 1 if self.spec.input_pixels else WORDS
+        return 1 if self.spec.input_layout == "pixels" else WORDS
 
     @cached_property
     def source_words(self) -> int:
@@ -126,7 +133,7 @@ class Work:
     @cached_property
     def planes(self) -> int:
         """Planes of x."""
-        return 1 if self.spec.input_pixels else -(-self.spec.in_channels // BYTES_CHANNELS)
+        return 1 if self.spec.input_layout == "pixels" else -(-self.spec.in_channels // BYTES_CHANNELS)
 
     @cached_property
     def input(self) -> Image:
@@ -145,7 +152,7 @@ class Work:
     @cached_property
     def output(self) -> Image:
         """y, in bytes or float32."""
-        lanes = BYTES_CHANNELS if self.spec.output_bytes else self.lanes
+        lanes = BYTES_CHANNELS if self.spec.output_layout == "bytes" else self.lanes
         return Image(self.spec.out_channels, *self.size, self.spec.output_halo, lanes)
 
     @cached_property
@@ -183,12 +190,12 @@ class Work:
     def steps(self) -> int:
         """Rows of words of the reduction."""
         rows, columns = self.spec.kernel
-        return rows if self.spec.input_pixels else self.planes * rows * columns
+        return rows if self.spec.input_layout == "pixels" else self.planes * rows * columns
 
     @cached_property
     def step_words(self) -> int:
         """Words of a step."""
-        if self.spec.input_pixels and self.paired:
+        if self.spec.input_layout == "pixels" and self.paired:
             return self.source_words * self.spec.kernel[1]
         return BYTES_CHANNELS // self.word_channels
 
@@ -270,36 +277,36 @@ class Work:
         return gangs_cost(tasks, total)
 
 
-def _is_paired(spec: Int8ConvSpec, target: TargetSpec) -> bool:
+def _is_paired(spec: ConvSpec, target: TargetSpec) -> bool:
     return not (spec.narrow or int8.has_words(target))
 
 
-def _seen(spec: Int8ConvSpec, rows: int, columns: int) -> tuple[int, int]:
+def _seen(spec: ConvSpec, rows: int, columns: int) -> tuple[int, int]:
     """Return how many rows and columns of x a band sees."""
     axes = zip((rows, columns), spec.stride, spec.kernel, spec.dilation, strict=True)
     height, width = ((count - 1) * step + (kernel - 1) * apart + 1 for count, step, kernel, apart in axes)
     return height, width
 
 
-def _fits(spec: Int8ConvSpec, rows: int, columns: int) -> bool:
+def _fits(spec: ConvSpec, rows: int, columns: int) -> bool:
     """Whether what a band sees may be widened."""
-    planes = 1 if spec.input_pixels else -(-spec.in_channels // BYTES_CHANNELS)
-    channels = PIXELS_CHANNELS if spec.input_pixels else planes * BYTES_CHANNELS
+    planes = 1 if spec.input_layout == "pixels" else -(-spec.in_channels // BYTES_CHANNELS)
+    channels = PIXELS_CHANNELS if spec.input_layout == "pixels" else planes * BYTES_CHANNELS
     return 2 * channels * math.prod(_seen(spec, rows, columns)) <= MOST_WIDENED_BYTES
 
 
-def computes(spec: Int8ConvSpec, target: TargetSpec) -> bool:
+def computes(spec: ConvSpec, target: TargetSpec) -> bool:
     """Whether the template has a kernel for a convolution."""
     if not int8.multiplies(target):
         return False
     if _is_paired(spec, target) and not _fits(spec, 1, 1):
         return False
-    if spec.input_pixels:
+    if spec.input_layout == "pixels":
         return spec.in_channels <= PIXELS_CHANNELS and spec.kernel[1] <= WORDS and spec.dilation == (1, 1)
     return spec.stride[1] < LEAST_STRIDE_FAR
 
 
-def suited(spec: Int8ConvSpec, weights: Array, target: TargetSpec) -> Int8ConvSpec:
+def suited(spec: ConvSpec, weights: Array, target: TargetSpec) -> ConvSpec:
     """Return the spec with what a target without VNNI can make of the weights, int8 [out][in][kh][kw]."""
     if int8.has_words(target):
         return spec
@@ -308,7 +315,7 @@ def suited(spec: Int8ConvSpec, weights: Array, target: TargetSpec) -> Int8ConvSp
     return replace(spec, narrow=all(int(found.max(initial=0)) <= MOST_BESIDE for found in sums))
 
 
-def works(spec: Int8ConvSpec, target: TargetSpec) -> list[Work]:
+def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
     """Every sensible height of bands, or length."""
     height, width = spec.output_size
     if is_line(spec):
@@ -326,12 +333,12 @@ def works(spec: Int8ConvSpec, target: TargetSpec) -> list[Work]:
     return [work for work in found if not work.tiled or work.tiles <= MOST_TILES] or found[:1]
 
 
-def least_us(spec: Int8ConvSpec, target: TargetSpec) -> float:
+def least_us(spec: ConvSpec, target: TargetSpec) -> float:
     """Estimated time of a convolution that the template computes."""
     return min(work.cost_us(tasks) for work in works(spec, target) for tasks in one_band_tasks(work.groups, work.bands))
 
 
-def candidates(spec: Int8ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other sizes of bands and tasks; they share packed weights."""
     if not computes(spec, target):
         raise UnsupportedSpecError(f"convolution of 8-bit numbers: {spec}")
@@ -352,12 +359,14 @@ def _plan(work: Work, tasks: Tasks) -> KernelPlan:
     return make_plan(work.spec, knobs, tasks.count, text, weights, sums)
 
 
-def pack(spec: Int8ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Weights, bias, multiplier, padded with zeros, and y's zero point; or what dynamic ones have."""
     work = works(spec, target)[0]
     surplus = work.halves * work.half_channels - spec.out_channels
     weights = np.pad(raw["weights"], ((0, surplus), (0, 0), (0, 0), (0, 0)))
-    packed = np.ascontiguousarray((_of_pixels if spec.input_pixels else _of_bytes)(work, weights)).reshape(-1)
+    packed = np.ascontiguousarray((_of_pixels if spec.input_layout == "pixels" else _of_bytes)(work, weights)).reshape(
+        -1
+    )
     packed = packed if work.paired else packed.view(np.int32)
     if not spec.dynamic:
         bias, multiplier = (np.pad(raw[name], (0, surplus)) for name in ("bias", "multiplier"))
@@ -371,7 +380,7 @@ def pack(spec: Int8ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeigh
 def _ones(work: Work) -> Array:
     """[plane][word][4], or of pixels [word][4]: 1 where there is a channel, and a column of the window."""
     spec = work.spec
-    if not spec.input_pixels:
+    if spec.input_layout != "pixels":
         return (np.arange(work.planes * BYTES_CHANNELS) < spec.in_channels).astype(np.int8).view(np.int32)
     words = np.zeros((WORDS, WORD_CHANNELS), np.int8)
     words[: spec.kernel[1], : spec.in_channels] = 1
