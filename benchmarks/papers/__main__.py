@@ -26,7 +26,7 @@ FIGURES = (
     "veltair_efficiency",
     "veltair_granularity",
     "veltair_rates",
-    "veltair_versions",
+    "veltair_latency",  # of the rates
     "fidelity",  # the page, of what the others wrote
 )
 

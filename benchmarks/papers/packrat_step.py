@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from benchmarks.papers.packrat_server import Change, PackratServer, by_burst
-from benchmarks.papers.packrat_splits import CHANGE_GAIN, CHANGE_S, CHANGE_SLOWDOWN
+from benchmarks.papers.packrat_splits import CHANGE_GAIN, CHANGE_S, CHANGE_SLOWDOWN, profile_of
 from gangway.scheduler.batching.planner import split_table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
@@ -19,7 +19,6 @@ from gangway.simulator.batching import Batching
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
-from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import SPARE_CORES, level_per_demand
 from gangway.workload.arrivals import Arrivals, Floats
 
@@ -63,7 +62,7 @@ def draw(request: FigureRequest) -> None:
 
 def step(model: MeasuredModel) -> tuple[Bursts, dict[str, list[tuple[float, float]]]]:
     """Return the bursts, and the mean and longest latency of each by what serves them, in microseconds."""
-    profile = scale_model(model, CORES, 0)
+    profile = profile_of(model, CORES)
     interval_us = ROOM * (LARGE // SMALL) * split_table(profile, CORES, LARGE).latency_us(CORES, SMALL)
     times_us = np.arange(0, END_S * 1e6, interval_us).tolist()
     bursts = Bursts(times_us, [SMALL if time_us < STEP_S * 1e6 else LARGE for time_us in times_us])

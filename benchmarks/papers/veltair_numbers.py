@@ -20,6 +20,3 @@ RATE_OVER_PLANARIA = {
 LATENCY_OVER_ISOLATED = {"veltair_as": 1.6, "veltair_ac": 1.17, "veltair": 1.1}
 # Fig. 14a, section 5.4: cores used beyond those of the layer-wise scheduling, at 75 % load (veltair: less than).
 CORE_USE_GAP = {"veltair_as": 0.10, "model_fcfs": 0.47}
-# Fig. 14b, section 5.5: more versions of a layer than these improve nothing. Fig. 14b's bars have no numbers; that of
-# `veltair_ac` with five versions over one, which is Planaria's scheduling, is that of Fig. 12.
-SATURATED_BY_VERSIONS = 4

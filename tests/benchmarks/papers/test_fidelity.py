@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.decisions import highest_rates
 from benchmarks.papers.fidelity import Results, headline, page_text, reproduced
+from benchmarks.papers.veltair_latency import LOADS
+from benchmarks.papers.veltair_numbers import LATENCY_OVER_ISOLATED
 from benchmarks.papers.veltair_pictures import SHOWN
 from benchmarks.papers.veltair_rates import (
     DEFAULT,
@@ -66,6 +68,13 @@ def test_a_rate_is_the_highest_that_its_search_tried_and_found_in_time() -> None
         tried = [tuple(map(float, probe.split(":"))) for probe in row["tried"].split()]
         best_per_s = max((rate for rate, share in tried if share >= SHARE), default=0.0)
         assert float(row["all_per_s"]) == pytest.approx(best_per_s, rel=1e-3), row
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_default_meets_veltairs_latency_over_the_gang_that_the_target_needs(mix: str, load: float) -> None:
+    ours = Results(FIGURES).latency(mix, DEFAULT, load, "over_gang")
+    assert ours.mean_per_s <= LATENCY_OVER_ISOLATED["veltair"]
 
 
 def test_pages_say_the_same_of_a_rate() -> None:

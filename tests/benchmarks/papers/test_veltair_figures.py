@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import veltair_demands, veltair_efficiency, veltair_rates
+from benchmarks.papers import veltair_demands, veltair_efficiency, veltair_latency, veltair_rates
 from benchmarks.papers.__main__ import FIGURES
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest
 from benchmarks.papers.veltair_granularity import run
 from gangway.artifact.console import Console
 from gangway.scheduler.policies.registry import POLICIES
@@ -37,8 +37,8 @@ def test_figures_are_registered() -> None:
         "veltair_demands",
         "veltair_efficiency",
         "veltair_granularity",
+        "veltair_latency",
         "veltair_rates",
-        "veltair_versions",
     }
 
 
@@ -96,6 +96,29 @@ def test_rates_and_latencies_are_drawn(tmp_path: Path) -> None:
     latencies = rows(tmp_path / veltair_rates.LATENCIES)
     assert len(latencies) == 12 and all(float(row["over_isolated"]) > 1 for row in latencies)
     assert (tmp_path / "veltair_fig12.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("mix", veltair_rates.MIXES)
+def test_the_gang_is_the_narrowest_that_meets_the_target(mix: str) -> None:
+    scenario = veltair_rates.scenario_of("measured", mix)
+    for model in scenario.models.values():
+        cores, gang_us = veltair_latency.meeting_gang(model, scenario.machine.overheads)
+        assert model.qos_us and model.isolated_us <= gang_us < model.qos_us, model.name
+        assert cores == 1 or model.qos_us < model.rows_us(cores - 1, 1) + 600, "it does not on one core less"
+
+
+def test_latencies_below_the_highest_rate(tmp_path: Path) -> None:
+    """Of the default policy and of the others that carry most: those that others exceed are left out."""
+    with Csv(tmp_path / veltair_rates.RATES, veltair_rates.HEADERS[veltair_rates.RATES]) as file:
+        for policy, rate_per_s in (("model_fcfs", 400), ("planaria", 300), ("edf", 100), ("gangway", 500)):
+            file.write("measured", "light", policy, 1, rate_per_s, rate_per_s, 0, 3178, 2000, "")
+    veltair_latency.draw(request(tmp_path, 50), ["light"], [0.5])
+    found = rows(tmp_path / "veltair_latency.csv")
+    assert [row["policy"] for row in found[::3]] == ["gangway", "model_fcfs", "planaria"]
+    assert all(float(row["in_time"]) > 0.9 for row in found)
+    whole = {row["model"]: float(row["over_gang"]) for row in found if row["policy"] == "model_fcfs"}
+    assert 1 < whole["mobilenetv2"] < 1.2 and 1 < whole["tiny_yolov2"] < 1.2, "they have that gang, and hardly wait"
+    assert all(float(row["over_isolated"]) > float(row["over_gang"]) for row in found)
 
 
 def test_core_time_of_layers_and_of_units() -> None:
