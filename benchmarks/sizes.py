@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
+from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler, CompileRequest
 
 SIZES = 30
 CHANNELS = (3, 32, 64, 128)
@@ -98,7 +98,7 @@ async def measure(case: Case, folder: Path) -> None:
     seconds, first_bytes = [], 0
     for size in case.sizes():
         begin = time.monotonic()
-        manifest = await compiler.compile(case.name, case.path, {**case.fixed, case.dimension: size})
+        manifest = await compiler.compile(CompileRequest(case.name, case.path, {**case.fixed, case.dimension: size}))
         seconds.append(time.monotonic() - begin)
         first_bytes = first_bytes or disk_bytes(folder)
         kernels_ms = manifest.phase_us["kernels"] / 1e3

@@ -7,7 +7,7 @@ from pathlib import Path
 from gangway.artifact.format import Manifest
 from gangway.artifact.precision import WantedPrecision
 from gangway.executor.launch import available_cores
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.repository import BrokenModel, read_model
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
@@ -66,7 +66,8 @@ def compiled_manifest(options: argparse.Namespace, name: str, path: Path) -> Man
     """Return the manifest of a model, compiled as the options say. Raises CompileError, OSError."""
     precision = WantedPrecision(options.precision, options.min_cosine)
     compiler = Compiler(options.cache_dir)
-    return asyncio.run(compiler.compile(name, path, dict(options.dimension), precision=precision))
+    request = CompileRequest(name, path, dict(options.dimension), precision=precision)
+    return asyncio.run(compiler.compile(request))
 
 
 def model_words(options: argparse.Namespace) -> str:

@@ -19,7 +19,7 @@ from gangway.measure.composer import SEARCHES, ComposeOptions, Composition, comp
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.measure.model_runner import RunError
 from gangway.scheduler.stages.found import found_path
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.repository import BrokenModel, ModelVersion, read_model
 from gangway.server.errors import CompileError
 from gangway.server.models.config import is_ensemble
@@ -105,7 +105,7 @@ def _options(options: argparse.Namespace, models: int) -> ComposeOptions:
 
 async def _compile(models: Sequence[tuple[str, Path]], cache_dir: Path) -> list[Manifest]:
     compiler = Compiler(cache_dir)
-    return [await compiler.compile(name, path) for name, path in models]
+    return [await compiler.compile(CompileRequest(name, path)) for name, path in models]
 
 
 def _compose(

@@ -18,11 +18,10 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from gangway.artifact.console import Console, ProgressBars
@@ -97,7 +96,7 @@ LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
 IDLE_SECONDS = 60.0  # of a process that is kept for the next size
-MAX_RECIPES = 8192  # more than models and variants can be loaded
+MAX_REQUESTS = 8192  # more than models and variants can be loaded
 FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
 
 
@@ -108,6 +107,52 @@ def job_timeout_seconds(path: Path) -> float:
         with contextlib.suppress(FileNotFoundError):  # what lies beside a model may come and go
             size_bytes += file.stat().st_size if file.is_file() else 0
     return LEAST_TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_MIB * (size_bytes >> 20)
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What is to be compiled, and how. `name`: for people. `path`: of the ONNX file.
+
+    `dimensions`: values for symbolic dimensions. `optional`: inputs that requests may leave out. `stamp`: of the files,
+    if they may have been looked up. `with_batch`: a model whose first dimension cannot be a batch is an error, found
+    before anything is compiled. `whole`: onnxruntime is to execute it. `precision`: what is asked for; the manifest's
+    note says what came of it. `span`: one artifact for several sizes of a symbol, of which `dimensions` has any.
+    `stand_in`: unless the cache has the model, return at once what onnxruntime executes until it is compiled.
+    """
+
+    name: str
+    path: Path
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    optional: Sequence[str] = ()
+    stamp: Stamp = ()
+    with_batch: bool = False
+    whole: bool = False
+    precision: WantedPrecision = IN_FP32
+    span: Span | None = None
+    stand_in: bool = False
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether `Compiler.look_up` may have found it."""
+        return not (self.dimensions or self.optional or self.whole or self.precision != IN_FP32)
+
+    @property
+    def flags(self) -> list[str]:
+        """What a job of its own is told beside the file."""
+        sizes = (f"--dimension={name}={size}" for name, size in self.dimensions.items())
+        left_out = (f"--optional={name}" for name in self.optional)
+        ways = [*["--batch"] * self.with_batch, *["--whole"] * self.whole]
+        return [str(self.path), *sizes, *left_out, *ways, *self.precision.flags()]
+
+    @property
+    def kept_job(self) -> dict[str, Any] | None:
+        """What a process that is kept is asked; None: it is a job of its own."""
+        job = {"path": str(self.path), "dimensions": dict(self.dimensions), "precision": asdict(self.precision)}
+        if self.stand_in:
+            return job | {"stand_in": True, "batch": self.with_batch}
+        if not self.dimensions or self.optional or self.with_batch or self.whole:
+            return None
+        return job if self.span is None else job | {"span": asdict(self.span)}
 
 
 @dataclass(eq=False)
@@ -151,58 +196,35 @@ class Compiler:
         self._ends: set[asyncio.Task[None]] = set()  # of jobs that were given up
         self._gives_way = False
         self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
-        self._recipes: dict[str, Callable[[], Coroutine[Any, Any, Manifest]]] = {}  # by key of what was made last
+        self._requests: dict[str, CompileRequest] = {}  # by key of what was made of them, the latest last
         self.target = ""
 
     def give_way(self) -> None:
         """From now on there are requests: let them go before jobs, also while these only look into the cache."""
         self._gives_way = True
 
-    async def compile(
-        self,
-        name: str,
-        path: Path,
-        dimensions: Mapping[str, int] = MappingProxyType({}),
-        optional: Sequence[str] = (),
-        stamp: Stamp = (),
-        with_batch: bool = False,
-        whole: bool = False,
-        precision: WantedPrecision = IN_FP32,
-        span: Span | None = None,
-        stand_in: bool = False,
-    ) -> Manifest:
+    async def compile(self, request: CompileRequest) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
 
-        `precision`: what is asked for; the manifest's note says what came of it.
-
         One job at a time: further calls wait. Who gives a call up ends its job.
-
-        `dimensions`: values for symbolic dimensions. `optional`: inputs that requests may leave out. `stamp`: of the
-        files, if they may have been looked up. `with_batch`: a model whose first dimension cannot be a batch is an
-        error, found before anything is compiled. `whole`: onnxruntime is to execute it. `span`: one artifact for
-        several sizes of a symbol, of which `dimensions` has any. `stand_in`: unless the cache has the model, return at
-        once what onnxruntime executes until it is compiled.
         """
-        async with (self._stand_ins if stand_in else self._compilations).turn:
+        name, path = request.name, request.path
+        async with (self._stand_ins if request.stand_in else self._compilations).turn:
             begin = time.monotonic()
-            flags = [*["--batch"] * with_batch, *["--whole"] * whole]
-            is_plain = not (dimensions or optional or whole or precision != IN_FP32)
-            folder = None if not is_plain else self._found.pop((path, stamp), None)
+            folder = self._found.pop((path, request.stamp), None) if request.is_looked_up else None
             report: dict[str, Any] = {"folder": folder, "cached": True}
             killed = False
             if folder is None:
                 with ProgressDisplay(name, self._jobs) as display:
-                    report = await self._job_for(
-                        path, dimensions, optional, flags, precision, display.update, span, stand_in
-                    )
+                    report = await self._job_for(request, display.update)
                     killed = "error" in report and "kind" not in report and not self._stopping
-                    if killed and not (dimensions or optional or whole or stand_in):
+                    if killed and not (request.dimensions or request.optional or request.whole or request.stand_in):
                         _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
-                        flags = [*flags, f"--uncompiled={report['error']}"]
-                        report = await self._job_for(path, {}, (), flags, IN_FP32, display.update)
-        if killed and stand_in and not dimensions:
+                        plain = replace(request, precision=IN_FP32)
+                        report = await self._job_for(plain, display.update, [f"--uncompiled={report['error']}"])
+        if killed and request.stand_in and not request.dimensions:
             _log.warning("%s: nothing serves it until it is compiled: %s", name, report["error"])
-            return await self.compile(name, path, with_batch=with_batch, precision=precision)
+            return await self.compile(replace(request, stamp=(), stand_in=False))
         if "error" in report:
             raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
         try:
@@ -213,10 +235,7 @@ class Compiler:
             raise CompileError(f"some of it was not compiled, so it needs {missing}", is_final=True)
         if note := report.get("precision_note", ""):
             manifest = replace(manifest, precision_note=note)
-        self._remember(
-            manifest.key,
-            partial(self.compile, name, path, dimensions, optional, (), with_batch, whole, precision, span, stand_in),
-        )
+        self._remember(manifest.key, request)
         self.target = manifest.target.name
         await self._limit(manifest.key, bool(report["cached"]))
         if not manifest.fallback_reason:
@@ -243,14 +262,14 @@ class Compiler:
 
     async def compile_again(self, key: str) -> None:
         """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
-        if key in self._recipes:
-            await self._recipes[key]()
+        if key in self._requests:
+            await self.compile(self._requests[key])
 
-    def _remember(self, key: str, recipe: Callable[[], Coroutine[Any, Any, Manifest]]) -> None:
-        self._recipes.pop(key, None)
-        self._recipes[key] = recipe
-        if len(self._recipes) > MAX_RECIPES:
-            del self._recipes[next(iter(self._recipes))]
+    def _remember(self, key: str, request: CompileRequest) -> None:
+        self._requests.pop(key, None)
+        self._requests[key] = replace(request, stamp=())
+        if len(self._requests) > MAX_REQUESTS:
+            del self._requests[next(iter(self._requests))]
 
     async def look_up(self, files: Sequence[tuple[Path, Stamp]], stand_ins: bool = False) -> None:
         """Ask the cache for many models by one job, so that `compile` of those that it has needs none.
@@ -308,19 +327,9 @@ class Compiler:
             task.add_done_callback(self._ends.discard)
 
     async def _job_for(
-        self,
-        path: Path,
-        dimensions: Mapping[str, int],
-        optional: Sequence[str],
-        flags: Sequence[str],
-        precision: WantedPrecision,
-        progress: Callable[[str, int, int], None],
-        span: Span | None = None,
-        stand_in: bool = False,
+        self, request: CompileRequest, progress: Callable[[str, int, int], None], more_flags: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
-        arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
-        arguments += [*(f"--optional={name}" for name in optional), *flags, *precision.flags()]
         last: dict[str, Any] = {}
 
         def take(report: dict[str, Any]) -> None:
@@ -329,17 +338,13 @@ class Compiler:
             else:
                 last.update(report)
 
-        timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
-        job: dict[str, Any] = {"path": str(path), "dimensions": dict(dimensions), "precision": asdict(precision)}
-        if stand_in:
-            job |= {"stand_in": True, "batch": "--batch" in flags}
-            ending = await self._run_kept(self._stand_ins, job, take, timeout_seconds)
-        elif dimensions and not optional and not flags:
-            if span is not None:
-                job["span"] = asdict(span)
-            ending = await self._run_kept(self._compilations, job, take, timeout_seconds)
+        timeout_seconds = await asyncio.to_thread(self._timeout_seconds, request.path)
+        job = request.kept_job
+        if job is None:
+            ending = await self._run([*request.flags, *more_flags], take, timeout_seconds)
         else:
-            ending = await self._run(arguments, take, timeout_seconds)
+            lane = self._stand_ins if request.stand_in else self._compilations
+            ending = await self._run_kept(lane, job, take, timeout_seconds)
         return last or {"error": f"the compile job {ending}"}
 
     async def _run(

@@ -25,7 +25,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.completed_config import (
     MOST_ROWS,
     complete_config,
@@ -205,7 +205,7 @@ class ModelLoader:
         # The state of a sequence is an artifact's, and optional inputs are never compiled.
         at_once = at_once and is_wanted and not (optional or entry.config.HasField("sequence_batching"))
         files = model_stamp(entry.path) if at_once else ()
-        manifest = await self._compiler.compile(
+        request = CompileRequest(
             entry.name,
             entry.path,
             optional=optional,
@@ -214,13 +214,14 @@ class ModelLoader:
             precision=precision,
             stand_in=at_once,
         )
+        manifest = await self._compiler.compile(request)
         is_known = manifest.is_compilable or manifest.apart_rows
         may_differ = not is_known and not is_one_batch(manifest.inputs)
         is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
         batch = 0 if is_size else self._options.models.default_max_batch_size
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
         if not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs):
-            manifest = await self._compiler.compile(entry.name, entry.path, whole=True)
+            manifest = await self._compiler.compile(CompileRequest(entry.name, entry.path, whole=True))
         tell_batching(config, self._options.models.batching)
         batched = counts_rows(config, manifest)
         symbols = open_symbols(manifest.inputs, batched)
@@ -403,7 +404,8 @@ class ModelLoader:
             return True
         try:
             for sizes in known:
-                await self._compiler.compile(entry.name, entry.path, sizes, precision=precision, stand_in=True)
+                request = CompileRequest(entry.name, entry.path, sizes, precision=precision, stand_in=True)
+                await self._compiler.compile(request)
         except CompileError:
             return False
         return True
@@ -421,7 +423,7 @@ class ModelLoader:
             return manifest
         title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
         try:
-            compiled = await self._compiler.compile(title, entry.path, sizes, precision=precision)
+            compiled = await self._compiler.compile(CompileRequest(title, entry.path, sizes, precision=precision))
         except CompileError as error:
             return replace(manifest, fallback_reason=str(error))
         return compiled if compiled.batched == batched else manifest

@@ -14,7 +14,7 @@ from typing import Protocol
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import BF16, DEADLINE, WantedPrecision
 from gangway.scheduler.messages import LoadModel
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.loaded import IsolatedLatency, part_of, profile_message
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
@@ -73,7 +73,8 @@ class PrecisionPairs:
         if wanted.name != DEADLINE or exact.engine is not Engine.NATIVE:
             return NOT_WANTED
         try:
-            made = await self.compiler.compile(f"{title}, in bf16", path, sizes, precision=wanted.each[-1])
+            request = CompileRequest(f"{title}, in bf16", path, sizes, precision=wanted.each[-1])
+            made = await self.compiler.compile(request)
         except CompileError as error:
             return _alone(title, str(error))
         if made.precision != BF16:

@@ -21,7 +21,7 @@ from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
 from gangway.scheduler.messages import LoadModel
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.loaded import (
     IsolatedLatency,
     ModelVariants,
@@ -227,7 +227,8 @@ class ShapeCache:
             require_loaded_files(model.path, model.stamp)
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             precision = model.precision.each[0]
-            manifest = await self.compiler.compile(title, model.path, dimensions, precision=precision, span=span)
+            request = CompileRequest(title, model.path, dimensions, precision=precision, span=span)
+            manifest = await self.compiler.compile(request)
             in_bf16 = await self.pairs.compiled(title, model.path, manifest, model.precision, dimensions)
             require_loaded_files(model.path, model.stamp)
             if manifest.batched != model.ready.batched:

@@ -24,7 +24,7 @@ from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.errors import CompileError
 from testing.live_server import LiveServer, live_server
 from tests.helpers.whole_server import until
@@ -243,7 +243,7 @@ def test_a_job_that_does_not_end_is_killed_and_the_model_left_to_onnxruntime(tmp
     timeouts = iter((1.0, 100.0))
     with cache.lock(model_key(path, detect())):
         compiler = Compiler(cache.root, timeout_seconds=lambda path: next(timeouts))
-        manifest = asyncio.run(compiler.compile("double", path))
+        manifest = asyncio.run(compiler.compile(CompileRequest("double", path)))
         assert manifest.engine is Engine.ONNXRUNTIME
         assert manifest.fallback_reason == "the compile job took more than 1 s and was ended"
     assert cache.lookup(model_key(path, detect())) is None, "the next server tries to compile it"
@@ -255,7 +255,7 @@ def test_what_is_wrong_with_the_cache_may_be_mended(tmp_path: Path) -> None:
     cache_dir.mkdir()
     (cache_dir / "locks").write_bytes(b"no folder")
     with pytest.raises(CompileError, match="File exists") as caught:
-        asyncio.run(Compiler(cache_dir).compile("double", path))
+        asyncio.run(Compiler(cache_dir).compile(CompileRequest("double", path)))
     assert not caught.value.is_final
 
 

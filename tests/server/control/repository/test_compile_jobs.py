@@ -12,7 +12,12 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.target import detect
-from gangway.server.control.repository.compile_jobs import LEAST_TIMEOUT_SECONDS, Compiler, job_timeout_seconds
+from gangway.server.control.repository.compile_jobs import (
+    LEAST_TIMEOUT_SECONDS,
+    Compiler,
+    CompileRequest,
+    job_timeout_seconds,
+)
 from testing.processes import running_below
 from tests.helpers.coming_and_going import coming_and_going
 
@@ -28,7 +33,7 @@ def test_a_job_that_a_signal_ends_leaves_its_model_to_onnxruntime(tmp_path: Path
 
     async def ended() -> tuple[Engine, str]:
         compiler = Compiler(cache.root)
-        task = asyncio.create_task(compiler.compile("model", path))
+        task = asyncio.create_task(compiler.compile(CompileRequest("model", path)))
         while not (jobs := running_below(os.getpid(), "gangway.compiler")):
             await asyncio.sleep(0.01)
         os.kill(jobs[0], number)

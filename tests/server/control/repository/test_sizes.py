@@ -13,7 +13,7 @@ from gangway.artifact import trim as trimming
 from gangway.artifact.cache import Cache
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import UsedKeys, trim
-from gangway.server.control.repository.compile_jobs import Compiler
+from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.shapes import MAX_QUEUED, ShapeQueue
 from gangway.server.errors import CompileError
 from testing.processes import running_below
@@ -66,18 +66,18 @@ def test_sizes_share_a_process_whose_death_is_one_jobs_failure(tmp_path: Path) -
 
     async def check() -> None:
         compiler = Compiler(cache, idle_seconds=60.0)
-        folders = [(await compiler.compile("m", path, {"w": width})).key for width in (3, 4)]
+        folders = [(await compiler.compile(CompileRequest("m", path, {"w": width}))).key for width in (3, 4)]
         (process,) = compilers()
         assert len(set(folders)) == 2
         os.kill(process, signal.SIGSTOP)
-        job = asyncio.ensure_future(compiler.compile("m", path, {"w": 5}))
+        job = asyncio.ensure_future(compiler.compile(CompileRequest("m", path, {"w": 5})))
         while not compiler.busy:
             await asyncio.sleep(0)
         os.kill(process, signal.SIGKILL)
         with pytest.raises(CompileError, match="was killed by SIGKILL") as caught:
             await job
         assert not caught.value.is_final
-        await compiler.compile("m", path, {"w": 5})
+        await compiler.compile(CompileRequest("m", path, {"w": 5}))
         assert compilers() != [process] and len(compilers()) == 1
         (process,) = compilers()
         compiler.stop()
@@ -92,7 +92,7 @@ def test_a_process_that_nobody_needs_ends(tmp_path: Path) -> None:
 
     async def check() -> None:
         compiler = Compiler(cache, idle_seconds=0.01)
-        await compiler.compile("m", path, {"w": 3})
+        await compiler.compile(CompileRequest("m", path, {"w": 3}))
         for process in compilers():
             await reaped(process)
 
@@ -106,7 +106,7 @@ def test_the_cache_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async def keys() -> list[str]:
         compiler = Compiler(root, idle_seconds=60.0)
-        keys = [(await compiler.compile("m", path, {"w": width})).key for width in (3, 4, 5)]
+        keys = [(await compiler.compile(CompileRequest("m", path, {"w": width}))).key for width in (3, 4, 5)]
         (process,) = compilers()
         compiler.stop()
         await reaped(process)
