@@ -5,14 +5,15 @@ The signature comes from the manifest of the compiled artifact, not from the ONN
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec, staging_bytes
+from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.control.repository.loaded import IsolatedLatency
-from gangway.server.control.repository.precisions import NOT_WANTED, InBf16
+from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, TrialResult
 from gangway.server.errors import ConfigError, shortened
+from gangway.server.messages import open_symbols
 from gangway.server.models.config import (
     BACKEND,
     BOTH_PRECISIONS,
@@ -34,12 +35,14 @@ from gangway.server.models.config import (
     buckets_of,
     check_supported,
 )
+from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.models.sequences import check_hidden, complete_sequences, hidden_inputs, hidden_outputs
 from gangway.server.models.settings import response_bounds_ns
 from gangway.server.models.tensors import datatype_name, datatype_value
 from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
+from gangway.server.options.values import INT32_MAX
 
-MOST_ROWS: Final = (1 << 31) - 1
+MOST_ROWS: Final = INT32_MAX
 
 Tensor = ModelInput | ModelOutput
 
@@ -96,6 +99,20 @@ def complete_config(
     return complete
 
 
+def completed_by(manifest: Manifest, config: ModelConfig, name: str, default_max_batch_size: int) -> ModelConfig:
+    """Return what `complete_config` does of a compiled model. A first dimension that may be a size is no batch."""
+    is_known = manifest.is_compilable or manifest.apart_rows
+    may_differ = not is_known and not is_one_batch(manifest.inputs)
+    is_size = may_differ or names_first_dimension(config, manifest.inputs)
+    default = 0 if is_size else default_max_batch_size
+    return complete_config(config, name, manifest.inputs, manifest.outputs, manifest.batched, default)
+
+
+def is_only_whole(config: ModelConfig, manifest: Manifest) -> bool:
+    """Whether first dimensions of several names are sizes by a completed config, so what is compiled is of no use."""
+    return not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs)
+
+
 def optional_inputs(config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the inputs that requests may leave out."""
     return tuple(sorted(tensor.name for tensor in config.input if tensor.optional))
@@ -127,9 +144,12 @@ def tell_target(config: ModelConfig, qos: Qos, isolated: IsolatedLatency | None)
         config.parameters[TARGET_SINCE_PARAMETER].string_value = now if isolated else FIRST_ANSWER
 
 
-def tell_least_target(config: ModelConfig, least_us: float) -> None:
-    """Say in the config's parameters what no target that is a multiple is less than."""
-    config.parameters[LEAST_TARGET_PARAMETER].string_value = f"{least_us / 1e3:.3f}"
+def tell_trials(config: ModelConfig, qos: Qos, tried: TrialResult) -> None:
+    """Say in the config's parameters whether requests share batches, and what targets that are multiples become."""
+    if tried.mixed_rows:
+        config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
+    config.parameters[LEAST_TARGET_PARAMETER].string_value = f"{tried.busy_cost_us / 1e3:.3f}"
+    tell_target(config, qos, tried.isolated)
 
 
 def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
@@ -179,6 +199,41 @@ def declared_sizes(
     return buckets
 
 
+@dataclass(frozen=True)
+class ConfiguredSizes:
+    """What a completed config says of a model's symbolic dimensions.
+
+    `batched`: whether its first dimension counts rows. `fixed`: sizes that dims give. `declared`: of all `symbols`, in
+    their order, which are compiled before the model is ready.
+    """
+
+    batched: bool
+    symbols: tuple[str, ...]
+    fixed: Mapping[str, int]
+    declared: Sequence[tuple[int, ...]]
+
+    @property
+    def only(self) -> Mapping[str, int]:
+        """The only sizes that the model has; nothing if others are possible."""
+        return self.fixed if len(self.fixed) == len(self.symbols) else {}
+
+    @property
+    def known(self) -> list[Mapping[str, int]]:
+        """All sizes for which the model is compiled before it is ready."""
+        return [self.only] if self.only else [dict(zip(self.symbols, each, strict=True)) for each in self.declared]
+
+
+def configured_sizes(config: ModelConfig, manifest: Manifest, most: int) -> ConfiguredSizes:
+    """Return the sizes in a completed config, of which at most `most` are declared. Raises ConfigError."""
+    batched = counts_rows(config, manifest)
+    symbols = open_symbols(manifest.inputs, batched)
+    fixed = fixed_sizes(config, manifest.inputs, symbols)
+    declared = declared_sizes(config, manifest, symbols, fixed, most)
+    if bucket_sizes(config) and config.HasField("sequence_batching"):
+        raise ConfigError(f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none")
+    return ConfiguredSizes(batched, symbols, fixed, declared)
+
+
 def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:
     """Return how many rows one request to a completed config's model may have; `most_rows` if that says nothing."""
     if config.max_batch_size:
@@ -186,16 +241,6 @@ def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> 
     if not batched:
         return 1
     return min((tensor.dims[0] for tensor in config.input if tensor.dims[0] > 0), default=most_rows)
-
-
-def computable_rows(manifest: Manifest, arena_bytes: float) -> int:
-    """Return how many rows of a model can be computed at a time in an arena of this size."""
-    if manifest.is_whole:
-        return MOST_ROWS
-    versions = [version for layer in manifest.layers for version in layer.versions]
-    tasks = max(kernel.tasks for version in versions for kernel in (version, version.batch) if kernel)
-    row_bytes = manifest.arena_bytes + staging_bytes(manifest)
-    return max(1, min(MAX_TASKS // tasks, int(arena_bytes / row_bytes) if row_bytes else MAX_TASKS))
 
 
 def fixed_sizes(config: ModelConfig, inputs: Sequence[TensorSpec], symbols: Sequence[str]) -> dict[str, int]:

@@ -27,6 +27,7 @@ from gangway.server.models.settings import ModelBatching, QueuePolicies
 _log = logging.getLogger(__name__)
 
 FilesStamp = tuple[tuple[object, ...], ...]  # as of `model_stamp`
+FilesByTensor = tuple[tuple[str, str], ...]
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
 MAX_VALUES = 8  # of an input that decides what is computed: one that counts upwards would be compiled for ever
@@ -286,6 +287,22 @@ class ModelVariants:
     def sizes_text(self, sizes: Sizes) -> str:
         """Return sizes and what they are called."""
         return ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class InBf16:
+    """The artifact in bf16 of a model; None: there is none. `note`: how its answers agree, or why not."""
+
+    manifest: Manifest | None = None
+    note: str = ""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of its own weights, which count beside those in fp32."""
+        return 0 if self.manifest is None else self.manifest.weights_bytes
+
+
+NOT_WANTED = InBf16()
 
 
 @dataclass(frozen=True)

@@ -1,50 +1,56 @@
-"""From a repository entry to a model that can answer requests: compile, complete its config, load, warm up, measure.
+"""The load of a model, stage by stage. Each stage returns a frozen value, from which the next one goes on.
 
+1. read: what lies beside the model's file, whose configuration `repository.py` has read, and what the flags ask for
+2. compile: machine code, with the signature of the model (`compile_jobs.py`)
+3. complete: the configuration, by that signature (`completed_config.py`)
+4. specialize: machine code for the only sizes that the configuration allows, and in bf16 (`precisions.py`)
+5. place: in all workers (`supervisor/scheduler.py`)
+6. profile: by trial requests (`trials.py`)
+7. describe: to the scheduler, and for clients, to whom `ServedModels.serve` in `control.py` announces the model
+
+Instances of a Python model complete its configuration, so they are started in place of 1 to 4 (`python_models.py`).
 No serving process reads ONNX, and a start from a warm cache touches no model file.
 """
 
 import asyncio
 import base64
-import heapq
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
 
 from gangway.artifact.files import model_stamp
-from gangway.artifact.format import Engine, Manifest, staging_bytes
-from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import DEADLINE, IN_FP32, WantedPrecision
-from gangway.executor import _native
-from gangway.executor.launch import MOST_THREADS, thread_counts
-from gangway.executor.memory_budget import memory_budget
 from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.profiles import estimated_layer_us
+from gangway.server.control.repository.capacity import ModelCapacity
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.completed_config import (
     MOST_ROWS,
-    complete_config,
-    computable_rows,
+    ConfiguredSizes,
+    completed_by,
+    configured_sizes,
     counts_rows,
-    declared_sizes,
-    fixed_sizes,
-    is_one_batch,
+    is_only_whole,
     max_rows,
-    names_first_dimension,
     optional_inputs,
     tell_engine,
-    tell_least_target,
     tell_target,
+    tell_trials,
 )
 from gangway.server.control.repository.loaded import (
+    NOT_WANTED,
+    FilesByTensor,
+    FilesStamp,
+    InBf16,
     IsolatedLatency,
     LoadedModel,
     Meanwhile,
+    TrialResult,
     Trials,
     config_of,
     profile_message,
@@ -53,7 +59,7 @@ from gangway.server.control.repository.loaded import (
     warn_of_target,
     with_difference,
 )
-from gangway.server.control.repository.precisions import NOT_WANTED, InBf16, PrecisionPairs
+from gangway.server.control.repository.precisions import PrecisionPairs
 from gangway.server.control.repository.profiles import BackgroundProfiler
 from gangway.server.control.repository.python_models import (
     Environments,
@@ -72,9 +78,8 @@ from gangway.server.control.supervisor.python_instances import PythonInstances
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import arenas_bytes
 from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError
-from gangway.server.messages import ModelReady, ShapeWanted, open_symbols, to_json
+from gangway.server.messages import ModelReady, ShapeWanted, to_json
 from gangway.server.models.config import BUCKETS_PARAMETER, bucket_sizes, log_without_effect, require_complete
-from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.models.message_json import to_json as message_json
 from gangway.server.models.sequences import initial_state_files
 from gangway.server.models.settings import (
@@ -90,15 +95,38 @@ from gangway.server.options.command_line import ServeOptions
 
 _log = logging.getLogger(__name__)
 
-# Of the memory limit, the data of an instance of a Python model: many hold their weights twice while they load.
-INSTANCE_MEMORY_SHARE: Final = 2 / 3
+
+@dataclass(frozen=True)
+class ReadModel:
+    """1. What the files and flags ask for. `optional`: inputs that requests may leave out.
+
+    `labels`, `initial_states`: files in the model's folder that the configuration names, by output, by input.
+    `at_once`: onnxruntime is to serve it until it is compiled. `files`: what it is then to be compiled of.
+    """
+
+    entry: ModelVersion
+    labels: FilesByTensor
+    initial_states: FilesByTensor
+    limits: ModelLimits
+    wanted: WantedPrecision
+    optional: tuple[str, ...]
+    at_once: bool
+    files: FilesStamp
+
+
+@dataclass(frozen=True)
+class CompletedModel:
+    """3. The configuration with everything that the compiled model determines, and the sizes that it names."""
+
+    config: ModelConfig
+    manifest: Manifest
+    sizes: ConfiguredSizes
 
 
 @dataclass(frozen=True)
 class MadeModel:
-    """What workers can load: a completed configuration, the compiled model, and what the scheduler is told of it.
+    """4. What workers can load, and what the scheduler is told of it. `batched`: the first dimension counts rows.
 
-    `labels`, `initial_states`: files in the model's folder that the configuration names, by output, by input.
     `declared`: sizes of symbolic dimensions that are compiled before the model is ready. `meanwhile`: as of the loaded
     model.
     """
@@ -107,12 +135,26 @@ class MadeModel:
     config: ModelConfig
     manifest: Manifest
     spec: LoadModel
-    labels: tuple[tuple[str, str], ...] = ()
-    initial_states: tuple[tuple[str, str], ...] = ()
+    batched: bool
+    labels: FilesByTensor = ()
+    initial_states: FilesByTensor = ()
     declared: Sequence[tuple[int, ...]] = ()
     wanted: WantedPrecision = IN_FP32
     in_bf16: InBf16 = NOT_WANTED
     meanwhile: Meanwhile | None = None
+
+
+@dataclass(frozen=True)
+class ProfiledModel:
+    """6. What clients are to know of a model that workers have, and what trial requests have shown of it.
+
+    `bf16_id`: as of the loaded model.
+    """
+
+    made: MadeModel
+    ready: ModelReady
+    tried: TrialResult
+    bf16_id: int
 
 
 class ModelLoader:
@@ -139,18 +181,14 @@ class ModelLoader:
         self._scheduler = scheduler
         self._profiles = profiles
         self._trials = trials
-        self._workers = len(options.general.cores)
-        self._max_shapes = options.general.max_shapes
-        self._free_ids = list(range(_native.MAX_MODELS))
-        self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._spec)
+        self._capacity = ModelCapacity(len(options.general.cores), arenas_bytes())
+        self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._capacity)
         self._variants = ShapeCache(
-            compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows, trials, profiles,
-            self._pairs, options.general.compile_ahead,
-        )  # fmt: skip
+            compiler, scheduler, clients, self._capacity, trials, profiles, self._pairs, options.general
+        )
         general = options.general
-        self.schedules = FoundSchedules(general.cache_dir, self._workers, scheduler, lambda: compiler.target)
+        self.schedules = FoundSchedules(general.cache_dir, len(general.cores), scheduler, lambda: compiler.target)
         self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
-        self._mapped_bytes: dict[int, int] = {}  # of weights, by model
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
         """Find in one go what the cache has of models that are about to be loaded."""
@@ -173,124 +211,219 @@ class ModelLoader:
             raise ModelLoadError("internal error, see the server's log") from error
 
     async def _load(self, entry: ModelVersion, at_once: bool) -> LoadedModel:
+        """Take a version through all stages."""
         begin = time.monotonic()
         if not self._options.repository.complete_configs:
             require_complete(entry.config)
-        made = await (self._initialised(entry) if entry.is_python else self._compiled(entry, at_once))
-        model_id = made.spec.model_id
-        await self._scheduler.load(made.spec)
-        self._mapped_bytes[model_id] = made.manifest.weights_bytes
+        if entry.is_python:
+            made = await self._start(entry)
+        else:
+            read = self._read(entry, at_once)
+            completed = await self._complete(read, await self._compile(read))
+            made = await self._specialize(read, completed)
+        await self._place(made)
         try:
-            model = await self._tried(made)
+            model = await self._describe(await self._profile(made))
         except BaseException:
-            self._pairs.unload(model_id)
-            self._scheduler.unload(model_id)
+            self._pairs.unload(made.spec.model_id)
             raise
         seconds = time.monotonic() - begin
         _log_ready(model, made.manifest, seconds)
         return replace(model, ready=replace(model.ready, load_seconds=seconds))
 
-    async def _compiled(self, entry: ModelVersion, at_once: bool) -> MadeModel:
-        """Complete the configuration of a model, and compile it, unless it is to be served before that."""
-        require_one_front_end(entry.config, self._options.general.front_ends)
-        labels = tuple(label_files(entry.folder, entry.config).items())
-        initial_states = tuple(initial_state_files(entry.folder, entry.config).items())
-        limits = ModelLimits.of(entry.config, entry.name, entry.version, self._options.models.rates)
+    def _read(self, entry: ModelVersion, at_once: bool) -> ReadModel:
+        """1. Read what lies beside the model. Raises ConfigError, OSError."""
+        config, options = entry.config, self._options.models
+        require_one_front_end(config, self._options.general.front_ends)
+        labels = tuple(label_files(entry.folder, config).items())
+        initial_states = tuple(initial_state_files(entry.folder, config).items())
+        limits = ModelLimits.of(config, entry.name, entry.version, options.rates)
         log_without_effect(entry.name, entry.without_effect)
-        optional = optional_inputs(entry.config)
-        with_batch = entry.config.max_batch_size > 0
-        wanted = precision_of(entry.config, self._options.models.precision)
-        precision = wanted.each[0]
-        is_wanted = serves_while_compiling(entry.config, self._options.models.serve_while_compiling)
+        optional = optional_inputs(config)
+        wanted = precision_of(config, options.precision)
+        is_wanted = serves_while_compiling(config, options.serve_while_compiling)
         # The state of a sequence is an artifact's, and optional inputs are never compiled.
-        at_once = at_once and is_wanted and not (optional or entry.config.HasField("sequence_batching"))
+        at_once = at_once and is_wanted and not (optional or config.HasField("sequence_batching"))
         files = model_stamp(entry.path) if at_once else ()
+        return ReadModel(entry, labels, initial_states, limits, wanted, optional, at_once, files)
+
+    async def _compile(self, read: ReadModel) -> Manifest:
+        """2. Compile the model, unless it is to be served before that. Raises CompileError, OSError."""
+        entry = read.entry
         request = CompileRequest(
             entry.name,
             entry.path,
-            optional=optional,
+            optional=read.optional,
             stamp=entry.stamp,
-            with_batch=with_batch,
-            precision=precision,
-            stand_in=at_once,
+            with_batch=entry.config.max_batch_size > 0,
+            precision=read.wanted.each[0],
+            stand_in=read.at_once,
         )
-        manifest = await self._compiler.compile(request)
-        is_known = manifest.is_compilable or manifest.apart_rows
-        may_differ = not is_known and not is_one_batch(manifest.inputs)
-        is_size = may_differ or names_first_dimension(entry.config, manifest.inputs)
-        batch = 0 if is_size else self._options.models.default_max_batch_size
-        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
-        if not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs):
+        return await self._compiler.compile(request)
+
+    async def _complete(self, read: ReadModel, manifest: Manifest) -> CompletedModel:
+        """3. Complete the configuration by the compiled model's signature. Raises ConfigError, CompileError."""
+        entry, options = read.entry, self._options.models
+        config = completed_by(manifest, entry.config, entry.name, options.default_max_batch_size)
+        if is_only_whole(config, manifest):
             manifest = await self._compiler.compile(CompileRequest(entry.name, entry.path, whole=True))
-        tell_batching(config, self._options.models.batching)
-        batched = counts_rows(config, manifest)
-        symbols = open_symbols(manifest.inputs, batched)
-        fixed = fixed_sizes(config, manifest.inputs, symbols)
-        declared = declared_sizes(config, manifest, symbols, fixed, self._max_shapes)
-        if bucket_sizes(config) and config.HasField("sequence_batching"):
-            raise ConfigError(
-                f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
-            )
-        sizes: Mapping[str, int] = {}
-        is_sized = bool(symbols) and len(fixed) == len(symbols)
-        meanwhile = Meanwhile(files, manifest.key) if manifest.is_stand_in else None
-        known = [fixed] if is_sized else [dict(zip(symbols, each, strict=True)) for each in declared]
-        if at_once and not meanwhile and not await self._are_cached(entry, manifest, known, precision):
-            meanwhile, declared = Meanwhile(files), []
-        elif is_sized:
-            manifest = await self._compiled_for(entry, manifest, fixed, batched, precision)
-            declared, sizes = [], fixed
-        in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, wanted, sizes)
-        self._require_memory(manifest)
-        most_rows = min(self._computable_rows(each) for each in (manifest, in_bf16.manifest) if each is not None)
-        rows = max_rows(config, counts_rows(config, manifest), most_rows)
+        tell_batching(config, options.batching)
+        return CompletedModel(config, manifest, configured_sizes(config, manifest, self._options.general.max_shapes))
+
+    async def _specialize(self, read: ReadModel, completed: CompletedModel) -> MadeModel:
+        """4. Compile the model for the only sizes that it has, and in bf16. Raises LOAD_ERRORS.
+
+        Without either this looks whether it has to be compiled at all before it is served.
+        """
+        entry, config, manifest, sizes = read.entry, completed.config, completed.manifest, completed.sizes
+        declared, only = sizes.declared, sizes.only
+        meanwhile = Meanwhile(read.files, manifest.key) if manifest.is_stand_in else None
+        if read.at_once and not meanwhile and not await self._are_cached(read, manifest, sizes):
+            meanwhile, declared, only = Meanwhile(read.files), [], {}
+        elif only:
+            manifest, declared = await self._compiled_for(read, manifest, sizes), []
+        in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, read.wanted, only)
+        self._capacity.require_memory(manifest)
+        batched, computable = counts_rows(config, manifest), self._capacity.computable_rows(manifest, in_bf16.manifest)
+        rows = max_rows(config, batched, computable)
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
-        spec = limits.applied_to(batching.applied_to(self._spec(entry.title, manifest, rows)))
-        return MadeModel(entry, config, manifest, spec, labels, initial_states, declared, wanted, in_bf16, meanwhile)
+        spec = read.limits.applied_to(batching.applied_to(self._capacity.spec(entry.title, manifest, rows)))
+        files = read.labels, read.initial_states
+        return MadeModel(entry, config, manifest, spec, batched, *files, declared, read.wanted, in_bf16, meanwhile)
 
-    async def _initialised(self, entry: ModelVersion) -> MadeModel:
-        """Start the instances of a Python model, which complete its configuration."""
+    async def _start(self, entry: ModelVersion) -> MadeModel:
+        """1 to 4 of a Python model: start its instances, which complete its configuration. Raises LOAD_ERRORS."""
         settings = check_python(entry.config)
         require_one_front_end(entry.config, self._options.general.front_ends)
         log_without_effect(entry.name, entry.without_effect)
         environment = await asyncio.to_thread(self._environments.of, settings, entry.folder)
-        completes = self._options.repository.complete_configs
-        memory_bytes = int(memory_limit_bytes() * INSTANCE_MEMORY_SHARE)
         options = self._options.models
-        plan = plan_of(
-            entry,
-            settings,
-            environment,
-            completes,
-            memory_bytes,
-            options.python_start_seconds,
-            options.strict_python_outputs,
-        )
-        model_id = self._take_id()
+        plan = plan_of(entry, settings, environment, self._options.repository.complete_configs, options)
+        model_id = self._capacity.take_id()
         try:
             instances = self._python.add(model_id, plan)
             config = completed_config(await instances.completed_config(), entry.config, entry.name)
             settings = check_python(config)
             require_one_front_end(config, self._options.general.front_ends)
             labels = tuple(label_files(entry.folder, config).items())
-            rates = self._options.models.rates
-            limits = ModelLimits.of(config, entry.name, entry.version, rates, settings.most_executions)
+            limits = ModelLimits.of(config, entry.name, entry.version, options.rates, settings.most_executions)
             await instances.initialise(json.dumps(message_json(config)))
             manifest = describe(config, entry.name)
             await asyncio.to_thread(write_description, self._options.general.cache_dir, manifest)
             self._descriptions[manifest.key] = manifest
-            tell_batching(config, self._options.models.batching)
+            tell_batching(config, options.batching)
             tell_engine(config, manifest)
             rows = max_rows(config, manifest.batched, MOST_ROWS)
-            spec = limits.applied_to(
-                python_batching(config).applied_to(self._spec(entry.title, manifest, rows, model_id))
-            )
+            spec = self._capacity.spec(entry.title, manifest, rows, model_id)
+            spec = limits.applied_to(python_batching(config).applied_to(spec))
         except BaseException:
             self.forget(model_id)
             raise
-        return MadeModel(entry, config, manifest, spec, labels)
+        return MadeModel(entry, config, manifest, spec, manifest.batched, labels)
+
+    async def _place(self, made: MadeModel) -> None:
+        """5. Return when all workers have the model. Raises ModelLoadError."""
+        await self._scheduler.load(made.spec)
+        self._capacity.map_weights(made.spec.model_id, made.manifest)
+
+    async def _profile(self, made: MadeModel) -> ProfiledModel:
+        """6. Have the model, and the same in bf16, answer trial requests. Raises ConfigError, ModelLoadError."""
+        entry, config, manifest, spec, in_bf16 = made.entry, made.config, made.manifest, made.spec, made.in_bf16
+        tell_engine(config, manifest, in_bf16)
+        ready = ModelReady(
+            model_id=spec.model_id,
+            name=entry.name,
+            version=entry.version,
+            config=_encoded(config),
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            max_batch_size=config.max_batch_size,
+            max_rows=spec.max_rows,
+            batched=made.batched,
+            engine=manifest.engine,
+            weights_bytes=manifest.weights_bytes,
+            labels=made.labels,
+            initial_states=made.initial_states,
+            tail=manifest.tail,
+        )
+        if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
+            raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
+        sizes = [dict(zip(ready.symbols, each, strict=True)) for each in made.declared]
+        tried = await self._trials.try_model(ready, manifest, config, entry.folder, sizes)
+        if tried.mixed_rows:
+            _log.log(
+                logging.INFO if tried.is_untested else logging.WARNING,
+                "%s: every request runs alone, although the configuration asks for batches: %s",
+                entry.title,
+                tried.mixed_rows,
+            )
+        tell_trials(config, entry.qos, tried)
+        qos_us = resolve_qos_us(entry.qos, tried.isolated)
+
+        async def attempt(model_id: int) -> IsolatedLatency | None:
+            again = replace(ready, model_id=model_id)
+            return (await self._trials.try_model(again, manifest, config, entry.folder, sizes)).isolated
+
+        bf16_id = await self._pairs.load(spec, in_bf16, ready, attempt, qos_us, is_counted=True)
+        if bf16_id < 0:
+            in_bf16 = replace(in_bf16, manifest=None)
+            tell_engine(config, manifest, in_bf16)
+        ready = replace(
+            ready,
+            config=_encoded(config),
+            qos_us=qos_us,
+            isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
+            weights_bytes=manifest.weights_bytes + in_bf16.weights_bytes,
+            chooses_precision=made.wanted.name == DEADLINE,
+        )
+        return ProfiledModel(made, ready, tried, bf16_id)
+
+    async def _describe(self, profiled: ProfiledModel) -> LoadedModel:
+        """7. Tell the scheduler what trials have shown, and compile the declared sizes. Raises LOAD_ERRORS."""
+        made, ready, tried = profiled.made, profiled.ready, profiled.tried
+        entry, manifest, spec = made.entry, made.manifest, made.spec
+        warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
+        warn_of_difference(entry.title, manifest)
+        shaped = None
+        if made.meanwhile is None:
+            shaped = await self._variants.prepare(ready, entry, made.declared, spec, made.wanted)
+            if shaped is not None:
+                ready = shaped.ready  # it may say how declared sizes differ
+            elif bucket_sizes(made.config) and ready.symbols:
+                why = "nothing is compiled with optional inputs or strings"
+                log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
+            if tried.isolated is not None:
+                self._profiles.add(spec.model_id, manifest)
+        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, profiled.bf16_id, made.meanwhile)
+
+    async def _are_cached(self, read: ReadModel, manifest: Manifest, sizes: ConfiguredSizes) -> bool:
+        """Whether the model need not be compiled for any of the sizes that it is to have at once, or cannot be."""
+        if is_never_compiled(manifest.inputs):
+            return True
+        name, path, precision = read.entry.name, read.entry.path, read.wanted.each[0]
+        try:
+            for each in sizes.known:
+                await self._compiler.compile(CompileRequest(name, path, each, precision=precision, stand_in=True))
+        except CompileError:
+            return False
+        return True
+
+    async def _compiled_for(self, read: ReadModel, manifest: Manifest, sizes: ConfiguredSizes) -> Manifest:
+        """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
+        if is_never_compiled(manifest.inputs):
+            return manifest
+        title = f"{read.entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.only.items())}"
+        request = CompileRequest(title, read.entry.path, sizes.only, precision=read.wanted.each[0])
+        try:
+            compiled = await self._compiler.compile(request)
+        except CompileError as error:
+            return replace(manifest, fallback_reason=str(error))
+        return compiled if compiled.batched == sizes.batched else manifest
+
+    # -- after the load
 
     def measured(self, model: LoadedModel, row_us: float) -> LoadedModel:
         """Return a model whose time alone was not known, and is now: a client's request took so long, a row of it."""
@@ -345,7 +478,6 @@ class ModelLoader:
         if model.variants is not None:
             self._variants.drop(model.variants)
         self._pairs.unload(model.ready.model_id)
-        self._scheduler.unload(model.ready.model_id)
 
     def shape_wanted(self, message: ShapeWanted) -> None:
         """A front end has answered a request of sizes that are not compiled."""
@@ -358,7 +490,7 @@ class ModelLoader:
         """
         if self._pairs.failed(model_id, reason):
             return True
-        self._pairs.unload(model_id)
+        self._pairs.unload_bf16(model_id)
         return self._variants.model_failed(model_id, at_fault)
 
     def artifact_missing(self, model_id: int, reason: str) -> None:
@@ -375,8 +507,8 @@ class ModelLoader:
 
     def forget(self, model_id: int) -> None:
         """No worker maps the model any more: its number may be another's."""
-        self._mapped_bytes.pop(model_id, None)
-        self._python.remove(model_id, then=lambda: heapq.heappush(self._free_ids, model_id))
+        self._capacity.unmap_weights(model_id)
+        self._python.remove(model_id, then=partial(self._capacity.give_back, model_id))
 
     async def compile_shapes(self) -> None:
         """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
@@ -392,143 +524,6 @@ class ModelLoader:
         """Remove what was unpacked for Python models, whose instances have ended."""
         self._environments.close()
 
-    async def _are_cached(
-        self,
-        entry: ModelVersion,
-        manifest: Manifest,
-        known: Sequence[Mapping[str, int]],
-        precision: WantedPrecision,
-    ) -> bool:
-        """Whether a model need not be compiled for any of these sizes of its symbolic dimensions, or cannot be."""
-        if is_never_compiled(manifest.inputs):
-            return True
-        try:
-            for sizes in known:
-                request = CompileRequest(entry.name, entry.path, sizes, precision=precision, stand_in=True)
-                await self._compiler.compile(request)
-        except CompileError:
-            return False
-        return True
-
-    async def _compiled_for(
-        self,
-        entry: ModelVersion,
-        manifest: Manifest,
-        sizes: Mapping[str, int],
-        batched: bool,
-        precision: WantedPrecision,
-    ) -> Manifest:
-        """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
-        if is_never_compiled(manifest.inputs):
-            return manifest
-        title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
-        try:
-            compiled = await self._compiler.compile(CompileRequest(title, entry.path, sizes, precision=precision))
-        except CompileError as error:
-            return replace(manifest, fallback_reason=str(error))
-        return compiled if compiled.batched == batched else manifest
-
-    async def _tried(self, made: MadeModel) -> LoadedModel:
-        """Have a model that workers have answer trial requests, and tell the scheduler what they show."""
-        entry, config, manifest, spec, in_bf16 = made.entry, made.config, made.manifest, made.spec, made.in_bf16
-        tell_engine(config, manifest, in_bf16)
-        ready = ModelReady(
-            model_id=spec.model_id,
-            name=entry.name,
-            version=entry.version,
-            config=_encoded(config),
-            inputs=manifest.inputs,
-            outputs=manifest.outputs,
-            max_batch_size=config.max_batch_size,
-            max_rows=spec.max_rows,
-            batched=counts_rows(config, manifest),
-            engine=manifest.engine,
-            weights_bytes=manifest.weights_bytes,
-            labels=made.labels,
-            initial_states=made.initial_states,
-            tail=manifest.tail,
-        )
-        if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
-            raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
-        sizes = [dict(zip(ready.symbols, each, strict=True)) for each in made.declared]
-        tried = await self._trials.try_model(ready, manifest, config, entry.folder, sizes)
-        if tried.mixed_rows:
-            _log.log(
-                logging.INFO if tried.is_untested else logging.WARNING,
-                "%s: every request runs alone, although the configuration asks for batches: %s",
-                entry.title,
-                tried.mixed_rows,
-            )
-            config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
-        tell_least_target(config, tried.busy_cost_us)
-        tell_target(config, entry.qos, tried.isolated)
-        qos_us = resolve_qos_us(entry.qos, tried.isolated)
-
-        async def attempt(model_id: int) -> IsolatedLatency | None:
-            again = replace(ready, model_id=model_id)
-            return (await self._trials.try_model(again, manifest, config, entry.folder, sizes)).isolated
-
-        bf16_id = await self._pairs.load(spec, in_bf16, ready, attempt, qos_us, self._require_memory)
-        if bf16_id >= 0:
-            self._mapped_bytes[bf16_id] = in_bf16.weights_bytes
-        else:
-            tell_engine(config, manifest, replace(in_bf16, manifest=None))
-        ready = replace(
-            ready,
-            config=_encoded(config),
-            qos_us=qos_us,
-            isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
-            weights_bytes=manifest.weights_bytes + (in_bf16.weights_bytes if bf16_id >= 0 else 0),
-            chooses_precision=made.wanted.name == DEADLINE,
-        )
-        warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
-        self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        warn_of_difference(entry.title, manifest)
-        shaped = None
-        if made.meanwhile is None:
-            shaped = await self._variants.prepare(ready, entry.path, made.declared, spec, entry.qos, made.wanted)
-        if shaped is not None:
-            ready = shaped.ready  # it may say how declared sizes differ
-        if shaped is None and made.meanwhile is None and bucket_sizes(config) and ready.symbols:
-            why = "nothing is compiled with optional inputs or strings"
-            log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
-        if tried.isolated is not None and made.meanwhile is None:
-            self._profiles.add(spec.model_id, manifest)
-        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, bf16_id, made.meanwhile)
-
-    def _take_id(self) -> int:
-        if not self._free_ids:
-            raise ModelLoadError(f"{_native.MAX_MODELS} models are loaded, more are not possible")
-        return heapq.heappop(self._free_ids)
-
-    def _spec(self, name: str, manifest: Manifest, rows: int, model_id: int | None = None) -> LoadModel:
-        return LoadModel(
-            model_id=self._take_id() if model_id is None else model_id,
-            name=name,
-            key=manifest.key,
-            layers=len(manifest.layers),
-            max_ranks=_max_ranks(manifest),
-            arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
-            max_rows=rows,
-            indivisible=manifest.is_whole,
-            yields=manifest.engine is Engine.PYTHON,
-            long_layers=_long_layers(manifest),
-            layer_us=estimated_layer_us(manifest),
-            layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
-            pass_layers=manifest.pass_layers,
-            pass_rows=manifest.pass_rows,
-            splits=not (manifest.tail or manifest.is_whole),  # a request has one answer
-        )
-
-    def _computable_rows(self, manifest: Manifest) -> int:
-        """Return how many rows a model takes at a time if its configuration does not say it.
-
-        Its arenas take a share of the addresses for all arenas that leaves enough for others.
-        """
-        loaded = _native.MAX_MODELS - len(self._free_ids)
-        share_bytes = arenas_bytes() / (4 * (8 + loaded)) / lease_count(self._workers)
-        return computable_rows(manifest, min(share_bytes, memory_limit_bytes() / 16))
-
     async def _compile_again(self, spec: LoadModel) -> None:
         try:
             if spec.key in self._descriptions:
@@ -539,29 +534,6 @@ class ModelLoader:
         except LOAD_ERRORS as error:
             _log.error("%s: cannot be compiled again, so fewer workers serve it: %s", spec.name, error)
 
-    def _sessions(self, threads: int) -> int:
-        """Return how many sessions of onnxruntime all workers have of a file, for which so many threads are useful."""
-        return sum(len(thread_counts(min(cores, threads))) for cores in range(1, self._workers + 1))
-
-    def _require_memory(self, manifest: Manifest) -> None:
-        """Raise ModelLoadError if memory cannot hold the model and one row of a request.
-
-        Pages of weights count, although the kernel could take them back: it would read them again for every request.
-        """
-        row_bytes = sum(tensor.row_bytes for tensor in (*manifest.inputs, *manifest.outputs))
-        one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
-        threads = MOST_THREADS
-        if manifest.engine is Engine.NATIVE:
-            threads = max((layer.max_ranks for layer in manifest.islands), default=1)
-        weights_bytes = manifest.weights_bytes + self._sessions(threads) * manifest.session_bytes
-        budget = memory_budget()
-        left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
-        if weights_bytes + one_row_bytes > left_bytes:
-            raise ModelLoadError(
-                f"the model needs {weights_bytes >> 20} MiB for weights and {one_row_bytes >> 20} MiB for each row,"
-                f" but of {budget.limit} {max(0, left_bytes) >> 20} MiB are left"
-            )
-
 
 def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
     """Raise ConfigError for a model whose state is in the front end that got the request."""
@@ -570,20 +542,6 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
             "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
             f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
         )
-
-
-def _long_layers(manifest: Manifest) -> tuple[int, ...]:
-    """Return the layers that onnxruntime computes."""
-    return tuple(number for number, layer in enumerate(manifest.layers) if manifest.is_whole or layer.onnx_file)
-
-
-def _max_ranks(manifest: Manifest) -> int:
-    """Return beyond how many cores no layer gets faster; a profile says more about onnxruntime."""
-    if manifest.engine is Engine.PYTHON:
-        return 1
-    if manifest.engine is Engine.ONNXRUNTIME:
-        return MOST_THREADS
-    return max(layer.max_ranks for layer in manifest.layers)
 
 
 def _encoded(config: ModelConfig) -> str:

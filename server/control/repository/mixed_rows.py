@@ -5,7 +5,6 @@ the same every time, up to the rounding of other sizes: then requests may share 
 """
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,11 +14,11 @@ import numpy as np
 from gangway.artifact.datatypes import STORAGE
 from gangway.executor.frames import join_strings
 from gangway.python_backend.elements import split_texts
-from gangway.server.control.repository.trial_runs import SymbolSizes, TrialError, run_once, trial_shapes
+from gangway.server.control.repository.trial_runs import SymbolSizes, Trial, TrialError, TrialRunner, trial_shapes
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
 from gangway.server.requests.codecs import Codec
-from gangway.server.requests.data_plane import DataPlane, Submission
+from gangway.server.requests.data_plane import Submission
 
 INTEGERS: Final = ((0, 1), (1, 2), (0, 0))  # from, to: flags or first entries of a table; divisors; what is never wrong
 SCALES: Final = (1.0, 4.0, 0.25, 0.0)  # of numbers in each row: what depends on the range of all must show
@@ -29,20 +28,20 @@ HALF_TOLERANCE: Final = 1e-2  # of numbers with 16 bits
 Row = Sequence[Any]  # an array for each input, or each output
 
 
-def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event) -> str:
+def why_rows_mix(runner: TrialRunner, model: ServedModel, sizes: Sequence[SymbolSizes]) -> str:
     """Return how rows of a batched model influence each other; nothing if they do not.
 
-    Blocks until it is known. Raises TrialError if it cannot be tested, ModelLoadError if `stop` is set.
+    Blocks until it is known. Raises TrialError if it cannot be tested, ModelLoadError if the runner is stopped.
     """
     failure = "no sizes are known to try the model with"
     for some in sizes:
         for integers in INTEGERS:
             try:
-                return _Test(plane, model, some, stop).difference(integers)
+                return _Test(runner, model, some).difference(integers)
             except TrialError as error:
                 failure = str(error)
             except ModelLoadError as error:
-                if stop.is_set():
+                if runner.stop.is_set():
                     raise
                 raise TrialError(f"whether rows influence each other cannot be tested: {error}") from error
     raise TrialError(f"whether rows influence each other cannot be tested: {failure}")
@@ -52,10 +51,9 @@ def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSiz
 class _Test:
     """Runs of one model with these sizes of its symbolic dimensions."""
 
-    plane: DataPlane
+    runner: TrialRunner
     model: ServedModel
     sizes: SymbolSizes
-    stop: threading.Event
 
     def difference(self, integers: tuple[int, int]) -> str:
         """Return what differs, nothing if nothing does; `integers` are the least and the largest. Raises TrialError."""
@@ -100,7 +98,7 @@ class _Test:
                 outputs.append(_array(content, datatype, part.shape))
             return True
 
-        run_once(self.plane, codec, contents, self.stop, len(rows), read)
+        self.runner.run_once(Trial(codec, contents, len(rows)), read)
         return outputs
 
 

@@ -14,8 +14,9 @@ from typing import Protocol
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import BF16, DEADLINE, WantedPrecision
 from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.capacity import ModelCapacity
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
-from gangway.server.control.repository.loaded import IsolatedLatency, part_of, profile_message
+from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, part_of, profile_message
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady
@@ -25,22 +26,6 @@ _log = logging.getLogger(__name__)
 
 Attempt = Callable[[int], Awaitable[IsolatedLatency | None]]
 """Have the model of this number answer trial requests: how fast it is alone, None if that cannot be seen."""
-
-
-@dataclass(frozen=True)
-class InBf16:
-    """The artifact in bf16 of a model; None: there is none. `note`: how its answers agree, or why not."""
-
-    manifest: Manifest | None = None
-    note: str = ""
-
-    @property
-    def weights_bytes(self) -> int:
-        """Of its own weights, which count beside those in fp32."""
-        return 0 if self.manifest is None else self.manifest.weights_bytes
-
-
-NOT_WANTED = InBf16()
 
 
 class Profiles(Protocol):
@@ -55,12 +40,12 @@ class Profiles(Protocol):
 
 @dataclass(eq=False)
 class PrecisionPairs:
-    """What is loaded in bf16, by the same in fp32. `make_spec`: of a model by itself."""
+    """What is loaded in bf16, by the same in fp32."""
 
     compiler: Compiler
     scheduler: SchedulerControl
     profiles: Profiles
-    make_spec: Callable[[str, Manifest, int], LoadModel]
+    capacity: ModelCapacity
     _loaded: dict[int, LoadModel] = field(default_factory=dict, init=False)  # in bf16, by the same in fp32
 
     async def compiled(
@@ -92,19 +77,20 @@ class PrecisionPairs:
         ready: ModelReady,
         attempt: Attempt,
         qos_us: float | None,
-        require_memory: Callable[[Manifest], None] = lambda manifest: None,
+        is_counted: bool = False,
     ) -> int:
         """Load a model in bf16 beside the same in fp32, which is loaded; return its number.
 
         It is -1 if there is none, or it cannot be loaded, as the log says. `qos_us`: the latency target of both.
-        `require_memory` raises ModelLoadError if there is too little for it.
+        `is_counted`: there must be memory for it.
         """
         manifest = found.manifest
         if manifest is None:
             return -1
         try:
-            require_memory(manifest)
-            spec = self.make_spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
+            if is_counted:
+                self.capacity.require_memory(manifest)
+            spec = self.capacity.spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
             spec = part_of(exact, replace(spec, fp32_id=exact.model_id))
             await self.scheduler.load(spec)
         except ModelLoadError as error:
@@ -114,14 +100,16 @@ class PrecisionPairs:
         try:
             isolated = await attempt(spec.model_id)
         except ModelLoadError as error:
-            self.unload(exact.model_id)
+            self.unload_bf16(exact.model_id)
             _alone(exact.name, str(error))
             return -1
         except BaseException:
-            self.unload(exact.model_id)
+            self.unload_bf16(exact.model_id)
             raise
         self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, qos_us))
         self.profiles.add(spec.model_id, manifest)
+        if is_counted:
+            self.capacity.map_weights(spec.model_id, manifest)
         _log.info(
             "%s: in fp32 and in bf16, whose weights take %.1f MiB more; the scheduler chooses by deadlines (%s)",
             exact.name,
@@ -140,14 +128,17 @@ class PrecisionPairs:
         if (spec := self._loaded.get(model_id)) is not None:
             self.profiles.remove(spec.model_id)
 
-    def unload(self, model_id: int) -> int:
-        """Unload what is there beside a model in fp32; return its number, -1 if nothing is."""
-        spec = self._loaded.pop(model_id, None)
-        if spec is None:
-            return -1
-        self.profiles.remove(spec.model_id)
-        self.scheduler.unload(spec.model_id)
-        return spec.model_id
+    def unload(self, model_id: int) -> None:
+        """Unload a model, or it compiled for certain sizes, and what is there beside it in bf16."""
+        self.unload_bf16(model_id)
+        self.profiles.remove(model_id)
+        self.scheduler.unload(model_id)
+
+    def unload_bf16(self, model_id: int) -> None:
+        """Unload only what is there beside a model in fp32, if anything is."""
+        if (spec := self._loaded.pop(model_id, None)) is not None:
+            self.profiles.remove(spec.model_id)
+            self.scheduler.unload(spec.model_id)
 
     def failed(self, model_id: int, reason: str) -> bool:
         """No worker has a model any more, or it ended workers; say whether it was one in bf16 beside another."""

@@ -16,6 +16,7 @@ from typing import Final
 from google.protobuf import json_format
 
 from gangway.artifact.format import FORMAT_VERSION, ITEM_BYTES, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
+from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import DescriptionWriter
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
@@ -28,9 +29,12 @@ from gangway.server.models.python_settings import CODE_FILENAME, PythonSettings
 from gangway.server.models.sequences import SequenceSettings, complete_sequences, hidden_inputs
 from gangway.server.models.settings import ModelBatching, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
+from gangway.server.options.server import ModelOptions
 
 DATATYPES: Final = frozenset(ITEM_BYTES)
 COMPLETED_FIELDS: Final = ("max_batch_size", "input", "output", "model_transaction_policy")
+# Of the memory limit, the data of an instance: many hold their weights twice while they load.
+INSTANCE_MEMORY_SHARE: Final = 2 / 3
 INTERPRETERS: Final = ("bin/python3", "bin/python")
 
 
@@ -115,11 +119,9 @@ def plan_of(
     settings: PythonSettings,
     environment: Environment,
     completes: bool,
-    memory_bytes: int,
-    start_seconds: float,
-    strict_outputs: bool,
+    options: ModelOptions,
 ) -> InstancePlan:
-    """Return how to start the instances of a model. `memory_bytes`: of an instance whose configuration says nothing."""
+    """Return how to start the instances of a model. `completes`: they may complete its configuration."""
     config = ModelConfig()
     config.CopyFrom(entry.config)
     config.name, config.backend = entry.name, PYTHON_BACKEND
@@ -132,11 +134,11 @@ def plan_of(
         completes,
         settings.kinds,
         instance_names(entry.name, config),
-        settings.memory_mib << 20 or memory_bytes,
+        settings.memory_mib << 20 or int(memory_limit_bytes() * INSTANCE_MEMORY_SHARE),
         environment.python,
         dict(environment.variables),
-        start_seconds,
-        strict_outputs,
+        options.python_start_seconds,
+        options.strict_python_outputs,
     )
 
 

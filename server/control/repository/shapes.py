@@ -10,9 +10,8 @@ again; what has failed for another reason (a full disk, a killed job) is, when r
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -21,6 +20,7 @@ from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
 from gangway.scheduler.messages import LoadModel
+from gangway.server.control.repository.capacity import ModelCapacity
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.loaded import (
     IsolatedLatency,
@@ -37,11 +37,12 @@ from gangway.server.control.repository.loaded import (
 )
 from gangway.server.control.repository.precisions import PrecisionPairs
 from gangway.server.control.repository.profiles import BackgroundProfiler
+from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, VariantSizes
-from gangway.server.models.config import Qos
+from gangway.server.options.server import GeneralOptions
 
 MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
 NEVER_COMPILED = ("BYTES",)
@@ -92,18 +93,16 @@ def instances_of(manifest: Manifest, symbols: Sequence[str]) -> tuple[VariantSiz
 
 @dataclass(eq=False)
 class ShapeCache:
-    """Compiles models for sizes, at most `limit` of each, and unloads what was not used for long."""
+    """Compiles models for sizes, at most `options.max_shapes` of each, and unloads what was not used for long."""
 
     compiler: Compiler
     scheduler: SchedulerControl
     clients: Announcements
-    make_spec: Callable[[str, Manifest, int], LoadModel]
-    limit: int
-    computable_rows: Callable[[Manifest], int]
+    capacity: ModelCapacity
     trials: Trials
     profiles: BackgroundProfiler
     pairs: PrecisionPairs
-    ahead: int = 0  # up to this size of a symbol, spans are compiled before requests ask for them
+    options: GeneralOptions
     _models: dict[tuple[str, int], ModelVariants] = field(default_factory=dict, init=False)
     _queue: ShapeQueue = field(default_factory=ShapeQueue, init=False)
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -111,10 +110,9 @@ class ShapeCache:
     async def prepare(
         self,
         ready: ModelReady,
-        path: Path,
+        entry: ModelVersion,
         declared: Sequence[Sizes],
         spec: LoadModel,
-        qos: Qos,
         precision: WantedPrecision,
     ) -> ModelVariants | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
@@ -122,12 +120,12 @@ class ShapeCache:
         Clients are not told of it before `adopt`.
         """
         symbols = ready.symbols
-        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self.limit:
+        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self.options.max_shapes:
             return None
         if is_never_compiled(ready.inputs):
             return None
-        ahead = 0 if declared else self.ahead
-        model = ModelVariants(ready, path, symbols, spec, qos, precision, declared=set(declared), ahead=ahead)
+        ahead, path = 0 if declared else self.options.compile_ahead, entry.path
+        model = ModelVariants(ready, path, symbols, spec, entry.qos, precision, declared=set(declared), ahead=ahead)
         model.stamp = model_stamp(path)
         try:
             for sizes in declared:
@@ -207,7 +205,7 @@ class ShapeCache:
     async def _make_ahead(self) -> bool:
         """Compile what no request has asked for yet; return False if there is nothing."""
         for model in sorted(self._models.values(), key=lambda model: len(model.spans)):
-            if len(model.loaded) < self.limit and (found := model.next_ahead()):
+            if len(model.loaded) < self.options.max_shapes and (found := model.next_ahead()):
                 await self._make(model, *found)
                 return True
         return False
@@ -238,12 +236,12 @@ class ShapeCache:
             instances = instances_of(manifest, model.symbols)
             sizes = instances[0].sizes if instances else sizes
             self._drop_parts(model, instances)
-            while len(model.loaded) >= self.limit and self._drop_oldest(model):
+            while len(model.loaded) >= self.options.max_shapes and self._drop_oldest(model):
                 pass
             rows = model.ready.max_rows if manifest.batched else 1
-            for each in (manifest, in_bf16.manifest) if not model.ready.max_batch_size else ():
-                rows = rows if each is None else min(rows, self.computable_rows(each))
-            spec = part_of(model.spec, self.make_spec(title, manifest, rows))
+            if not model.ready.max_batch_size:
+                rows = min(rows, self.capacity.computable_rows(manifest, in_bf16.manifest))
+            spec = part_of(model.spec, self.capacity.spec(title, manifest, rows))
             await self.scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if span is not None:
@@ -281,7 +279,6 @@ class ShapeCache:
             await self.pairs.load(spec, in_bf16, ready, attempt, variant.qos_us)
         if model.is_dropped:
             self.pairs.unload(spec.model_id)
-            self.scheduler.unload(spec.model_id)
             return
         varies = len(instances) > 1
         self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us, varies))
@@ -314,8 +311,6 @@ class ShapeCache:
         model_id = model.loaded.pop(sizes).model_id
         model.forget_spans(sizes)
         self.pairs.unload(model_id)
-        self.profiles.remove(model_id)
-        self.scheduler.unload(model_id)
 
     def _drop_oldest(self, model: ModelVariants) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""

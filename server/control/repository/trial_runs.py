@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from gangway.executor.frames import example_bytes
@@ -22,8 +23,16 @@ from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Su
 from gangway.server.requests.regions import Contents
 
 SymbolSizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
-Trial: TypeAlias = tuple[Codec, Contents, int]  # and its rows
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A request to try a model with."""
+
+    call: Codec
+    contents: Contents
+    rows: int = 1
 
 
 class TrialError(ModelLoadError):
@@ -72,13 +81,10 @@ def trial_shapes(model: ServedModel, sizes: SymbolSizes, rows: int = 1) -> Shape
 
 
 def trial_of(model: ServedModel, sizes: SymbolSizes) -> Trial:
-    """Return a call to try a model with, its contents, which are zeros, and its rows: one, unless more are configured.
-
-    `sizes` of symbolic dimensions.
-    """
+    """Return a request of zeros with these sizes of symbolic dimensions: of one row, unless more are configured."""
     shapes = trial_shapes(model, sizes)
     contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
-    return codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
+    return Trial(codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows)
 
 
 REQUEST_TIMEOUT_SECONDS = 60.0
@@ -91,115 +97,98 @@ BUDGET_SECONDS = 0.1
 PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asleep
 
 
-def measure_isolated(
-    plane: DataPlane,
-    model: ServedModel,
-    sizes: Sequence[SymbolSizes],
-    stop: threading.Event,
-    request_cost_us: float,
-    is_brief: bool = False,
-) -> IsolatedLatency:
-    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
+@dataclass(frozen=True)
+class TrialRunner:
+    """Has models answer trials through the supervisor's own `plane`. All methods block, until `stop` is set at most."""
 
-    `is_brief`: it is to be served for minutes only, so one run is enough if that takes so long.
+    plane: DataPlane
+    stop: threading.Event
 
-    It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
-    outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in
-    another way.
-    """
-    outcomes = list(_outcomes(plane, model, sizes, stop, is_brief))
-    return IsolatedLatency(
-        statistics.median(outcome.compute_us for outcome in outcomes),
-        request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
-        request_cost_us,
-    )
+    def measure_isolated(
+        self, model: ServedModel, sizes: Sequence[SymbolSizes], request_cost_us: float, is_brief: bool = False
+    ) -> IsolatedLatency:
+        """Run a model alone, for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer.
 
+        `is_brief`: it is to be served for minutes only, so one run is enough if that takes so long.
 
-def _outcomes(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event, is_brief: bool
-) -> Iterator[SlotOutcome]:
-    warm_ups, least = (1, 1) if is_brief else (WARM_UP_RUNS, MIN_RUNS)
-    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), warm_ups, stop))
-    end = time.monotonic() + BUDGET_SECONDS
-    for run in range(MAX_RUNS):
-        if run >= least and time.monotonic() > end:
-            return
-        stop.wait(PAUSE_SECONDS)
-        yield run_once(plane, call, contents, stop, rows)
+        It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request
+        costs outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run
+        fails in another way.
+        """
+        outcomes = list(self._outcomes(model, sizes, is_brief))
+        return IsolatedLatency(
+            statistics.median(outcome.compute_us for outcome in outcomes),
+            request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
+            request_cost_us,
+        )
 
+    def run_once(self, trial: Trial, read: Callable[[Submission], bool] | None = None) -> SlotOutcome:
+        """Have a model compute once; return how it went.
 
-def _warmed_up(plane: DataPlane, trial: Trial, runs: int, stop: threading.Event) -> Trial:
-    call, contents, rows = trial
-    for _ in range(runs):
-        run_once(plane, call, contents, stop, rows)
-    return trial
+        `read` looks at the answer, and says whether there was room for it. Raises TrialError when the model cannot do
+        with these contents, ModelLoadError when it fails in another way.
+        """
+        try:
+            read = read or (lambda submission: trial.call.answer(b"", submission) is not None)
+            outcome = self._run(trial, LAST_CLASS, LAST_CLASS_SECONDS, read)
+            if outcome is None:  # the server is so busy that the last class never gets its turn
+                outcome = self._run(trial, 0, REQUEST_TIMEOUT_SECONDS, read)
+        except PoolExhaustedError as error:
+            raise ModelLoadError(f"no room for a trial run: {error}") from error
+        if outcome is None:
+            raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
+        return outcome
 
+    def _outcomes(self, model: ServedModel, sizes: Sequence[SymbolSizes], is_brief: bool) -> Iterator[SlotOutcome]:
+        warm_ups, least = (1, 1) if is_brief else (WARM_UP_RUNS, MIN_RUNS)
 
-def run_once(
-    plane: DataPlane,
-    call: Codec,
-    contents: Contents,
-    stop: threading.Event,
-    rows: int = 1,
-    read: Callable[[Submission], bool] | None = None,
-) -> SlotOutcome:
-    """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
+        def warmed_up(some: SymbolSizes) -> Trial:
+            trial = trial_of(model, some)
+            for _ in range(warm_ups):
+                self.run_once(trial)
+            return trial
 
-    `read` looks at the answer, and says whether there was room for it. Raises TrialError when the model cannot do with
-    these contents, ModelLoadError when it fails in another way.
-    """
-    try:
-        read = read or (lambda submission: call.answer(b"", submission) is not None)
-        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, LAST_CLASS_SECONDS, read)
-        if outcome is None:  # the server is so busy that the last class never gets its turn
-            outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS, read)
-    except PoolExhaustedError as error:
-        raise ModelLoadError(f"no room for a trial run: {error}") from error
-    if outcome is None:
-        raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
-    return outcome
+        trial = first_possible(sizes, warmed_up)
+        end = time.monotonic() + BUDGET_SECONDS
+        for run in range(MAX_RUNS):
+            if run >= least and time.monotonic() > end:
+                return
+            self.stop.wait(PAUSE_SECONDS)
+            yield self.run_once(trial)
 
+    def _run(
+        self, trial: Trial, priority: int, seconds: float, read: Callable[[Submission], bool]
+    ) -> SlotOutcome | None:
+        """Return None if the run did not end in this time."""
+        call, contents = trial.call, trial.contents
+        while True:
+            with self.plane.open(call.layout(contents), trial.rows) as request:
+                call.write(request, contents)
+                request.submit(priority=priority, alone=True)
+                outcome = self._wait(request, seconds)
+                if outcome is None:
+                    return None
+                if outcome.status is SlotStatus.INVALID and call.has_places:
+                    return outcome  # kernels refuse a number, but compute to the end
+                ending = f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts"
+                if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
+                    raise TrialError(f"{ending}: {outcome.reason}" if outcome.reason else ending)
+                if outcome.status is SlotStatus.NO_MEMORY:
+                    raise ModelLoadError(f"a trial run needs more than {memory_budget().limit} leave room for")
+                if outcome.status is not SlotStatus.OK:
+                    raise ModelLoadError(ending)
+                try:
+                    if read(request):
+                        return outcome  # else there was too little room for it
+                except RequestError as error:
+                    raise TrialError(error.message) from error
 
-def _run(
-    plane: DataPlane,
-    call: Codec,
-    contents: Contents,
-    stop: threading.Event,
-    rows: int,
-    priority: int,
-    seconds: float,
-    read: Callable[[Submission], bool],
-) -> SlotOutcome | None:
-    """Return None if the run did not end in this time."""
-    while True:
-        with plane.open(call.layout(contents), rows) as request:
-            call.write(request, contents)
-            request.submit(priority=priority, alone=True)
-            outcome = _await(request, stop, seconds)
-            if outcome is None:
-                return None
-            if outcome.status is SlotStatus.INVALID and call.has_places:
-                return outcome  # kernels refuse a number, but compute to the end
-            if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
-                why = f": {outcome.reason}" if outcome.reason else ""
-                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts{why}")
-            if outcome.status is SlotStatus.NO_MEMORY:
-                raise ModelLoadError(f"a trial run needs more than {memory_budget().limit} leave room for")
-            if outcome.status is not SlotStatus.OK:
-                raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
-            try:
-                if read(request):
-                    return outcome  # else there was too little room for it
-            except RequestError as error:
-                raise TrialError(error.message) from error
-
-
-def _await(request: Submission, stop: threading.Event, seconds: float) -> SlotOutcome | None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not stop.is_set():
-        outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)
-        if outcome is not None:
-            return outcome
-    if stop.is_set():
-        raise ModelLoadError("the server is stopping")
-    return None
+    def _wait(self, request: Submission, seconds: float) -> SlotOutcome | None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.stop.is_set():
+            outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)
+            if outcome is not None:
+                return outcome
+        if self.stop.is_set():
+            raise ModelLoadError("the server is stopping")
+        return None

@@ -29,10 +29,10 @@ from gangway.server.access import UNIX, socket_address
 from gangway.server.control.repository.loaded import IsolatedLatency, TrialResult
 from gangway.server.control.repository.trial_runs import (
     SymbolSizes,
+    Trial,
     TrialError,
-    measure_isolated,
+    TrialRunner,
     possible_sizes,
-    run_once,
 )
 from gangway.server.errors import ConfigError, ModelLoadError, RequestError
 from gangway.server.messages import ModelReady, VariantReady
@@ -63,12 +63,11 @@ class ModelTrials:
     """
 
     def __init__(self, plane: DataPlane, grpc: Callable[[], Awaitable[GrpcOptions]], way_back_us: float) -> None:
-        self._plane = plane
         self._grpc = grpc
         self._way_back_us = way_back_us
         self._turn = asyncio.Lock()
         self._isolated: dict[str, IsolatedLatency] = {}  # by key of the artifact: the least of all measurements
-        self._stop = threading.Event()
+        self._runner = TrialRunner(plane, threading.Event())
         self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
 
     async def try_model(
@@ -87,7 +86,7 @@ class ModelTrials:
             samples = await asyncio.to_thread(samples_of, config, folder)
             if not self.request_cost_us:  # before that, processes that start have the cores
                 self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, await self._grpc())
-            warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
+            warmed = await asyncio.to_thread(warm_up, self._runner, ready, samples)
             sizes = possible_sizes(ServedModel.of(ready), *declared, *warmed, manifest.trial_sizes)
             isolated = await self._measure(ready, manifest.key, sizes, manifest.is_stand_in)
             mixed_rows, is_untested = "", False
@@ -103,9 +102,7 @@ class ModelTrials:
         sizes = dict(zip(ready.symbols, variant.sizes, strict=True))
         async with self._turn:
             try:
-                isolated = await asyncio.to_thread(
-                    measure_isolated, self._plane, model, [sizes], self._stop, self.request_cost_us
-                )
+                isolated = await asyncio.to_thread(self._runner.measure_isolated, model, [sizes], self.request_cost_us)
             except ModelLoadError as error:
                 _log.info("%s, version %d: a compiled size is not measured: %s", ready.name, ready.version, error)
                 return None
@@ -117,7 +114,7 @@ class ModelTrials:
 
     def stop(self) -> None:
         """End what is being tried."""
-        self._stop.set()
+        self._runner.stop.set()
 
     @property
     def _busy_cost_us(self) -> float:
@@ -136,17 +133,11 @@ class ModelTrials:
             return ModelLoadError("a Python model gets no trial requests")
         try:
             isolated = await asyncio.to_thread(
-                measure_isolated,
-                self._plane,
-                ServedModel.of(ready),
-                sizes,
-                self._stop,
-                self.request_cost_us,
-                is_brief,
+                self._runner.measure_isolated, ServedModel.of(ready), sizes, self.request_cost_us, is_brief
             )
         except ModelLoadError as error:
             may_fail = ready.engine is Engine.ONNXRUNTIME or ready.tail  # zeros need not be valid there
-            if not may_fail or self._stop.is_set():
+            if not may_fail or self._runner.stop.is_set():
                 raise
             _log.info(
                 "%s, version %d: its time alone is not known before its first request, because no trial request"
@@ -188,7 +179,7 @@ class ModelTrials:
         from gangway.server.control.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
 
         try:
-            return await asyncio.to_thread(why_rows_mix, self._plane, ServedModel.of(ready), sizes, self._stop), False
+            return await asyncio.to_thread(why_rows_mix, self._runner, ServedModel.of(ready), sizes), False
         except TrialError as error:
             return str(error), True
 
@@ -214,10 +205,10 @@ def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
     return samples
 
 
-def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[SymbolSizes]:
+def warm_up(runner: TrialRunner, ready: ModelReady, samples: Sequence[Sample]) -> list[SymbolSizes]:
     """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
 
-    Blocks until it has, or `stop` is set. Raises ModelLoadError.
+    Blocks until it has, or the runner is stopped. Raises ModelLoadError.
     """
     planner = RequestPlanner(Models().updated(ready))
     sizes = []
@@ -232,7 +223,7 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             if isinstance(call, PythonCodec):
                 contents = call.with_about(contents)
             for _ in range(sample.count):
-                run_once(plane, call, contents, stop, plan.shapes.rows)
+                runner.run_once(Trial(call, contents, plan.shapes.rows))
         except (RequestError, ModelLoadError, ValueError) as error:
             raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
         sizes.append(plan.shapes.sizes)
