@@ -35,6 +35,7 @@ from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child
 from gangway.server.control.supervisor.scheduler import SchedulerControl
+from gangway.server.options.server import GeneralOptions
 
 QUIET_SECONDS = 2.0  # without a request, before a measurement begins; doubled by each one that was disturbed
 LONGEST_QUIET_SECONDS = 60.0
@@ -73,14 +74,12 @@ class _Wanted:
 
 @dataclass(eq=False)
 class BackgroundProfiler:
-    """Has loaded models measured on these cores. `seconds`: of each measurement, 0: none is made."""
+    """Has loaded models measured on the server's cores."""
 
-    cache_dir: Path
-    cores: tuple[int, ...]
+    options: GeneralOptions
     control: ControlSegment
     compiler: Compiler
     scheduler: SchedulerControl
-    seconds: float
     log: ServerLog
     jobs: Jobs
     _wanted: dict[int, _Wanted] = field(default_factory=dict, init=False)  # by model number, in order of their loading
@@ -89,7 +88,7 @@ class BackgroundProfiler:
     def add(self, model_id: int, manifest: Manifest) -> None:
         """A model has been loaded: use its profile, or make one later."""
         profile = self._use(model_id, manifest)
-        if self.seconds and pause_seconds(profile, 0) is not None:
+        if self.options.profile_seconds and pause_seconds(profile, 0) is not None:
             self._wanted[model_id] = _Wanted(manifest, asyncio.get_running_loop().time())
             self._news.set()
 
@@ -150,7 +149,7 @@ class BackgroundProfiler:
             return str(error)
         job = self.jobs.begin("profile", manifest.model_name)
         title = f"measuring {manifest.model_name}"
-        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self.cores)))
+        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self.options.cores)))
         try:
             disturbed = await self._watch(child)
         finally:
@@ -171,15 +170,15 @@ class BackgroundProfiler:
         return profile
 
     def _path(self, manifest: Manifest) -> Path:
-        machine = machine_id(cpu_name(), len(self.cores), manifest.target.name)
-        return profile_path(self.cache_dir, manifest.key, machine)
+        machine = machine_id(cpu_name(), len(self.options.cores), manifest.target.name)
+        return profile_path(self.options.cache_dir, manifest.key, machine)
 
     def _start(self, manifest: Manifest) -> Child:
         arguments = {
-            "cache-dir": self.cache_dir,
+            "cache-dir": self.options.cache_dir,
             "key": manifest.key,
-            "cores": ",".join(map(str, self.cores)),
-            "seconds": self.seconds,
+            "cores": ",".join(map(str, self.options.cores)),
+            "seconds": self.options.profile_seconds,
             "parent": os.getpid(),
         }
         start = start_of("gangway.measure.profiler", [f"--{name}={value}" for name, value in arguments.items()])
@@ -192,12 +191,12 @@ class BackgroundProfiler:
     async def _wait_until_quiet(self, seconds: float) -> bool:
         """Return when the server has been idle for so long; say whether the rest of the machine was so, too."""
         loop = asyncio.get_running_loop()
-        seen, since, idle = self._activity(), loop.time(), idle_seconds(self.cores)
+        seen, since, idle = self._activity(), loop.time(), idle_seconds(self.options.cores)
         while (passed := loop.time() - since) < seconds:
             await asyncio.sleep(LOOK_SECONDS)
             if self._activity() != seen or self.compiler.busy:
-                seen, since, idle = self._activity(), loop.time(), idle_seconds(self.cores)
-        return is_quiet(idle, idle_seconds(self.cores), passed)
+                seen, since, idle = self._activity(), loop.time(), idle_seconds(self.options.cores)
+        return is_quiet(idle, idle_seconds(self.options.cores), passed)
 
     async def _watch(self, child: Child) -> bool:
         """Return when the measurement has ended, killed if it must not go on; say whether it was disturbed."""
@@ -214,7 +213,7 @@ class BackgroundProfiler:
 
     def _activity(self) -> tuple[int, bool]:
         """Return what changes when a request arrives."""
-        statuses = [self.control.status(index) for index in range(len(self.cores))]
+        statuses = [self.control.status(index) for index in range(len(self.options.cores))]
         return sum(status.runs for status in statuses), any(status.busy for status in statuses)
 
 

@@ -96,13 +96,12 @@ class Announcements:
             self._models[key] = message
         self._send(message)
 
-    def announce_presence(self, model_id: int, reason: str) -> None:
-        """Tell that no instance of a Python model can answer, and why; an empty reason: that one can again."""
-        message = ModelPresence(model_id, reason)
-        if reason:
-            self._absent[model_id] = message
+    def announce_presence(self, message: ModelPresence) -> None:
+        """Tell whether an instance of a Python model can answer."""
+        if message.reason:
+            self._absent[message.model_id] = message
         else:
-            self._absent.pop(model_id, None)
+            self._absent.pop(message.model_id, None)
         self._send(message)
 
     def _note(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:

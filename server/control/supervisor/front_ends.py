@@ -14,6 +14,7 @@ import msgspec
 from gangway.executor.process import raise_priority
 from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.control.supervisor.events import EventQueue
 from gangway.server.control.supervisor.exporter import ExporterControl
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
@@ -279,13 +280,10 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     return held
 
 
-FrontEndEvent = ShapeWanted | FirstAnswer | RepositoryCall | LogSettings
-
-
 class FrontEndControl:
     """Starts the front ends, replaces those that die, and passes on what they say.
 
-    `announcements` is what all of them know of the models. `tell` gets what concerns other parts of the supervisor; a
+    `announcements` is what all of them know of the models. `events` get what concerns other parts of the supervisor; a
     call is answered by `answer`.
     """
 
@@ -298,14 +296,14 @@ class FrontEndControl:
         scheduler: SchedulerControl,
         exporter: ExporterControl,
         regions: RegionRegistry,
-        tell: Callable[[FrontEndEvent], None],
+        events: EventQueue,
     ) -> None:
         """Start nothing yet."""
         self.log = log
         self._memory = memory
         self._exporter = exporter
         self._regions = regions
-        self._tell = tell
+        self._events = events
         self._serve = options
         self._scheduler = scheduler
         self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
@@ -338,10 +336,10 @@ class FrontEndControl:
         for process in self.processes.values():
             process.send(message)
 
-    def attend(self, address: str) -> None:
+    def attend(self, message: InstanceAttended) -> None:
         """Have a front end that runs execute what an instance asks for while it has no request."""
         for index in sorted(self.present())[:1]:
-            self._send(index, InstanceAttended(address))
+            self._send(index, message)
 
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
@@ -434,11 +432,11 @@ class FrontEndControl:
             case Listening():
                 self._listens(process, message)
             case ShapeWanted() | FirstAnswer():
-                self._tell(message)
+                self._events.put(message)
             case RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
-                self._tell(msgspec.structs.replace(message, number=own))
+                self._events.put(msgspec.structs.replace(message, number=own))
             case ModelRetired(model_id):
                 self.announcements.front_end_retired(process.index, model_id)
             case Proposed(number, change):
@@ -470,7 +468,7 @@ class FrontEndControl:
     def _holds(self, change: Change) -> None:
         """All front ends have made a change."""
         if isinstance(change, LogSettings):
-            self._tell(change)
+            self._events.put(change)
 
 
 def _name(index: int, placement: Placement) -> str:

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gangway.server.control.supervisor.events import InstanceCall
 from gangway.server.messages import OK, RepositoryAnswer, RepositoryCall
 
 MOST_SECONDS: Final = 1800.0  # every wait ends; the load goes on
@@ -25,20 +26,31 @@ class ModelCalls:
     settle: Callable[[], Awaitable[None]]
     needs: Callable[[str], Awaitable[Sequence[str]]]
     most_bytes: int
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     # By models that are being loaded: those that they have loaded.
     _awaited: dict[str, list[str]] = field(default_factory=dict, init=False)
 
-    async def answer(self, asker: str, is_loading: bool, pid: int, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to an instance of model `asker`, in process `pid`, which `is_loading` itself or not.
+    def take(self, asked: InstanceCall) -> None:
+        """Answer a call, beside others."""
+        task = asyncio.get_running_loop().create_task(self._answer(asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        A model that is being loaded cannot wait for itself: that is an error. Raises KeyError, TypeError, ValueError
-        for what is no call.
-        """
+    async def _answer(self, asked: InstanceCall) -> None:
+        try:
+            answer = await self._answer_to(asked)
+        except Exception as error:  # what it asks for may be anything
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        asked.answer.set_result(answer)
+
+    async def _answer_to(self, asked: InstanceCall) -> dict[str, Any]:
+        """Return the answer. A model that is being loaded cannot wait for itself: that is an error."""
+        asker, is_loading, call = asked.asker, asked.is_loading, asked.call
         what, name = str(call["control"]), str(call["name"])
         if what == "check model readiness":
             await self.settle()
             return {"ready": self.is_ready(name, int(call["version"]))}
-        path = _path_of(pid, int(call.get("message", -1)))
+        path = _path_of(asked.pid, int(call.get("message", -1)))
         if path and os.stat(path).st_size > self.most_bytes:
             return {"error": f"config and files have more than {self.most_bytes} bytes"}
         kind = RepositoryCall(0, "load" if what == "load model" else "unload", name, path, bool(call.get("dependents")))

@@ -25,10 +25,11 @@ from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise
 from gangway.executor.python_process import python_environment
 from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics, MetricError, User
+from gangway.server.control.supervisor.events import EventQueue, InstanceCall
 from gangway.server.control.supervisor.log import ServerLog
-from gangway.server.control.supervisor.model_calls import ModelCalls
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess, end_left
 from gangway.server.errors import ModelLoadError, shortened
+from gangway.server.messages import InstanceAttended, ModelPresence
 
 _log = logging.getLogger(__name__)
 
@@ -85,18 +86,15 @@ class InstancePlan:
 
 @dataclass(frozen=True)
 class Services:
-    """What instances have of the supervisor. `tell_presence`: of a model number, why no instance can answer, if so.
+    """What instances have of the supervisor. `events` get what concerns other models, front ends and clients.
 
-    `attend`: has a front end come to the instance at an address, whose model makes requests while it has none.
     `cancellations_fd`: the memory that says which requests are cancelled (`server/cancellations.py`).
     """
 
     log: ServerLog
     metrics: CustomMetrics
-    models: ModelCalls
     addresses: InstanceAddresses
-    tell_presence: Callable[[int, str], None]
-    attend: Callable[[str], None]
+    events: EventQueue
     cancellations_fd: int
 
 
@@ -258,7 +256,7 @@ class _Instance(SupervisedProcess):
         elif "differences" in message:
             self._differs({kind: str(text) for kind, text in dict(message["differences"]).items()})
         elif "attends" in message:
-            self._services.attend(self._address)
+            self._services.events.put(InstanceAttended(self._address))
         elif "release" in message:
             self._release(*message["release"])
         else:
@@ -311,13 +309,12 @@ class _Instance(SupervisedProcess):
         task.add_done_callback(self._calls.discard)
 
     async def _answer_later(self, control: socket.socket, number: Any, call: Mapping[str, Any]) -> None:
+        answer = asyncio.get_running_loop().create_future()
         is_loading = not self.ready.done()
-        try:
-            answer = await self._services.models.answer(self._plan.name, is_loading, self._pid, call)
-        except Exception as error:  # what it asks for may be anything
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._services.events.put(InstanceCall(self._plan.name, is_loading, self._pid, call, answer))
+        content = await answer
         if control is self._control:  # else its process has ended
-            self._say(control, {"answer": number, **answer})
+            self._say(control, {"answer": number, **content})
 
     def _release(self, kind: str, what: Any) -> None:
         if kind == "family":
@@ -416,7 +413,7 @@ class ModelInstances:
             absence = f"no instance of it is ready; one is started again{''.join(refusals[:1])}"
         if absence != self._absence:
             self._absence = absence
-            self._services.tell_presence(self._model_id, absence)
+            self._services.events.put(ModelPresence(self._model_id, absence))
 
     def _tell_differences(self, found: Mapping[str, str]) -> None:
         """Warn of responses that are unlike the configuration: once of each kind, however many instances there are."""

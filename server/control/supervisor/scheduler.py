@@ -3,42 +3,35 @@
 import asyncio
 import logging
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from gangway.scheduler import messages as slow
-from gangway.scheduler.policies.per_node import Nodes
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.server.control.supervisor.events import EventQueue
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
 from gangway.server.control.supervisor.shared_memory import SLOTS, Placement, SharedMemory
 from gangway.server.errors import ModelLoadError
 from gangway.server.messages import LogSettings
+from gangway.server.options.server import GeneralOptions
 
 _log = logging.getLogger(__name__)
-
-
-SchedulerEvent = slow.WorkerStuck | slow.ModelUnloaded | slow.ModelFailed | slow.ArtifactLost
 
 
 class SchedulerControl(PeerProcess[slow.ControlMessage]):
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
 
-    `nodes`: the workers of each NUMA node. `tell` gets what concerns other parts of the supervisor. ModelFailed is of a
-    model that workers had.
+    `events` get what concerns other parts of the supervisor; ModelFailed is of a model that workers had.
     """
 
     def __init__(
         self,
         memory: SharedMemory,
-        policy: str,
+        options: GeneralOptions,
         placement: Placement,
         log: ServerLog,
-        trace: Path | None,
-        timeline: Path | None,
-        nodes: Nodes,
-        tell: Callable[[SchedulerEvent], None],
+        events: EventQueue,
     ) -> None:
         super().__init__("scheduler", slow.control_peer)
         self._memory = memory
@@ -49,16 +42,16 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
             memory.io_fds,
             -1,
             SLOTS,
-            policy,
+            options.scheduler,
             way_back_us=placement.way_back_us,
             dispatch_us=placement.dispatch_us,
-            trace=str(trace or ""),
-            timeline=str(timeline or ""),
-            nodes=nodes,
+            trace=str(options.trace_decisions or ""),
+            timeline=str(options.timeline or ""),
+            nodes=_worker_nodes(options),
             bell_fds=memory.bell_fds,
         )
         self._core = placement.scheduler
-        self._tell = tell
+        self._events = events
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
         self._measured: dict[int, slow.UseProfile] = {}
@@ -198,15 +191,15 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
             case slow.ModelFailed(model_id, reason):
                 self._forget(model_id)
                 if not self._settle(model_id, ModelLoadError(reason)):  # no worker has it any more, or it ends workers
-                    self._tell(message)
+                    self._events.put(message)
             case slow.ArtifactLost(model_id):
                 if model_id in self._specs:
-                    self._tell(message)
+                    self._events.put(message)
             case slow.FrontEndQuiet(front_end):
                 if not (quiet := self._quieting.pop(front_end)).done():
                     quiet.set_result(None)
             case slow.WorkerStuck():
-                self._tell(message)
+                self._events.put(message)
             case slow.Recovered(requests):
                 self.has_become_ready()
                 _log.info(
@@ -217,7 +210,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
                 self._unloading.remove(model_id)
                 if (done := self._unloads.get(model_id)) is not None and not done.done():
                     done.set_result(None)
-                self._tell(message)
+                self._events.put(message)
             case slow.ModelUnloaded():
                 pass  # said by a scheduler and by its successor
             case _:
@@ -245,3 +238,10 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         """Count it."""
         super().ended(child)
         self._memory.control.server_block.scheduler_restarted()
+
+
+def _worker_nodes(options: GeneralOptions) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the workers of each NUMA node, which are the places of its cores in all cores."""
+    return tuple(
+        tuple(number for number, core in enumerate(options.cores) if core in node) for node in options.numa_nodes
+    )

@@ -24,19 +24,28 @@ from gangway.server.control.repository.repository import BrokenModel, OverrideSt
 from gangway.server.control.repository.service import RepositoryService
 from gangway.server.control.repository.trials import ModelTrials
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics
+from gangway.server.control.supervisor.events import Event, EventQueue, InstanceCall
 from gangway.server.control.supervisor.exporter import ExporterControl
-from gangway.server.control.supervisor.front_ends import FrontEndControl, FrontEndEvent
+from gangway.server.control.supervisor.front_ends import FrontEndControl
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.control.supervisor.model_calls import ModelCalls
 from gangway.server.control.supervisor.processes import HeartbeatWatch, StartError, reap_adopted
 from gangway.server.control.supervisor.python_instances import PythonInstances, Services
 from gangway.server.control.supervisor.regions import RegionRegistry
-from gangway.server.control.supervisor.scheduler import SchedulerControl, SchedulerEvent
+from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import SharedMemory, place
 from gangway.server.control.supervisor.workers import WorkerSet
 from gangway.server.descriptors import allow_many_descriptors
-from gangway.server.messages import DUPLICATE, FirstAnswer, LogSettings, RepositoryCall, ShapeWanted
+from gangway.server.messages import (
+    DUPLICATE,
+    FirstAnswer,
+    InstanceAttended,
+    LogSettings,
+    ModelPresence,
+    RepositoryCall,
+    ShapeWanted,
+)
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.system import drop_unwritable
@@ -67,25 +76,14 @@ class Supervisor:
             _log.info("the cores are of %d NUMA nodes, which no gang crosses: %s", len(general.numa_nodes), nodes)
         self._exporter = ExporterControl(options.traces, log)
         self._regions = RegionRegistry(memory.control.lost_regions)
-        # What other processes say comes later, when all that it concerns is there.
-        self._scheduler = SchedulerControl(
-            memory,
-            general.scheduler,
-            placement,
-            log,
-            general.trace_decisions,
-            general.timeline,
-            worker_nodes(general.cores, general.numa_nodes),
-            self._heard,
-        )
+        self._events = EventQueue(self._handle)
+        self._scheduler = SchedulerControl(memory, general, placement, log, self._events)
         self._front_ends = FrontEndControl(
-            memory, options, placement, log, self._scheduler, self._exporter, self._regions, self._heard
+            memory, options, placement, log, self._scheduler, self._exporter, self._regions, self._events
         )
         self._announcements = self._front_ends.announcements
         addresses = InstanceAddresses.create()
-        self._workers = WorkerSet(
-            memory, general.cores, general.cache_dir, self._scheduler, log, self._regions, addresses
-        )
+        self._workers = WorkerSet(memory, general, self._scheduler, log, self._regions, addresses)
         jobs = Jobs(self._announcements.announce_jobs)
         self._compiler = Compiler(
             general.cache_dir,
@@ -95,29 +93,10 @@ class Supervisor:
             idle_seconds=IDLE_SECONDS,
             jobs=jobs,
         )
-        self._profiler = BackgroundProfiler(
-            general.cache_dir,
-            general.cores,
-            memory.control,
-            self._compiler,
-            self._scheduler,
-            general.profile_seconds,
-            log,
-            jobs,
-        )
+        self._profiler = BackgroundProfiler(general, memory.control, self._compiler, self._scheduler, log, jobs)
         self._trials = ModelTrials(memory.own_data_plane(), self._front_ends.serving_grpc, placement.way_back_us)
-        model_calls = ModelCalls(
-            perform=lambda call: self._repository.perform(call),
-            is_ready=self._announcements.is_ready,
-            settle=self._front_ends.settled,
-            needs=lambda name: self._models.needs(name),
-            most_bytes=options.grpc.max_message_bytes,
-        )
-        metrics, tell_presence = CustomMetrics(memory.custom_metrics), self._announcements.announce_presence
-        flags_fd = memory.cancellations.segment.fd
-        self._python = PythonInstances(
-            Services(log, metrics, model_calls, addresses, tell_presence, self._front_ends.attend, flags_fd)
-        )
+        metrics, flags_fd = CustomMetrics(memory.custom_metrics), memory.cancellations.segment.fd
+        self._python = PythonInstances(Services(log, metrics, addresses, self._events, flags_fd))
         self._loader = ModelLoader(
             options,
             self._compiler,
@@ -137,11 +116,18 @@ class Supervisor:
             self._models.unload,
             self._front_ends.answer,
         )
+        self._model_calls = ModelCalls(
+            self._repository.perform,
+            self._announcements.is_ready,
+            self._front_ends.settled,
+            self._models.needs,
+            options.grpc.max_message_bytes,
+        )
         self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler, self._front_ends.processes)
         self._statistics_log = StatisticsLog(self._announcements.counted, memory.statistics.figures)
 
-    def _heard(self, event: SchedulerEvent | FrontEndEvent) -> None:
-        """Pass on what another process has said to the part that it concerns."""
+    def _handle(self, event: Event) -> None:
+        """Pass an event on to the part that it concerns."""
         match event:
             case WorkerStuck(index, pid):
                 self._workers.kill(index, pid)
@@ -157,6 +143,12 @@ class Supervisor:
                 self._models.served.first_answer(event)
             case RepositoryCall():
                 self._repository.take(event)
+            case ModelPresence():
+                self._announcements.announce_presence(event)
+            case InstanceAttended():
+                self._front_ends.attend(event)
+            case InstanceCall():
+                self._model_calls.take(event)
             case LogSettings():
                 self._log.apply(event)
                 self._scheduler.set_log(event)
@@ -255,11 +247,6 @@ class Supervisor:
         await self._exporter.stop(EXIT_GRACE_SECONDS)
         await self._log.finish(1.0)
         _log.info("stopped after %.2f s", time.monotonic() - begin)
-
-
-def worker_nodes(cores: Sequence[int], nodes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of the workers of each node, which are the places of its cores in `cores`."""
-    return tuple(tuple(number for number, core in enumerate(cores) if core in node) for node in nodes)
 
 
 def serve(options: ServeOptions, log: ServerLog) -> int:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from gangway.executor.instance_addresses import InstanceAddresses
@@ -22,6 +21,7 @@ from gangway.server.control.supervisor.processes import Child, SupervisedProcess
 from gangway.server.control.supervisor.regions import RegionRegistry
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import SharedMemory
+from gangway.server.options.server import GeneralOptions
 
 EXIT_AGAIN_SECONDS: Final = 0.01
 # How a process ends by what it computes. SIGKILL comes from outside, also where memory runs out.
@@ -37,21 +37,21 @@ class WorkerSet:
     def __init__(
         self,
         memory: SharedMemory,
-        cores: tuple[int, ...],
-        cache_dir: Path,
+        options: GeneralOptions,
         scheduler: SchedulerControl,
         log: ServerLog,
         regions: RegionRegistry,
         instances: InstanceAddresses,
     ) -> None:
-        self.memory, self.cores, self.scheduler, self.log, self.regions = memory, cores, scheduler, log, regions
+        self.memory, self.scheduler, self.log, self.regions = memory, scheduler, log, regions
+        self.cores, cache_dir = options.cores, options.cache_dir
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [
             Worker(
                 self,
                 WorkerPlan(index, core, *fds, cache_dir, instances_fd=instances.fd, bell_fds=memory.bell_fds),
             )
-            for index, core in enumerate(cores)
+            for index, core in enumerate(self.cores)
         ]
 
     def start(self) -> None:

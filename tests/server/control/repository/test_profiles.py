@@ -18,6 +18,7 @@ from gangway.server.control.repository.profiles import BackgroundProfiler, is_qu
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.processes import Child
 from gangway.server.messages import Job, JobsUnderWay
+from gangway.server.options.server import GeneralOptions
 from tests.helpers.profiles import PROFILE
 
 WHOLE = replace(PROFILE, agreeing=1)
@@ -57,7 +58,8 @@ class Scripted(BackgroundProfiler):
         scheduler: Any = SimpleNamespace(use_profile=lambda _, path: self.used.append(read_profile(path)))
         control: Any = SimpleNamespace(status=lambda _: SimpleNamespace(runs=0, busy=False))
         nothing: Any = SimpleNamespace(busy=False)
-        super().__init__(cache_dir, (0, 1), control, nothing, scheduler, 1.0, nothing, Jobs(tell))
+        options = GeneralOptions(cores=(0, 1), cache_dir=cache_dir, profile_seconds=1.0)
+        super().__init__(options, control, nothing, scheduler, nothing, Jobs(tell))
 
     def _path(self, manifest: Manifest) -> Path:
         return profiles.profile_path(self.cache_dir, WHOLE.key, WHOLE.machine.machine_id)
