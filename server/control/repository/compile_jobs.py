@@ -285,12 +285,12 @@ class Compiler:
                 path = Path(report["found"])
                 self._found[path, stamps[path]] = report["folder"]
 
-        if stand_ins:
-            async with self._stand_ins.turn:
-                await self._run_kept(self._stand_ins, {"look_up": list(map(str, stamps))}, found, math.inf)
-            return
-        async with self._compilations.turn:
-            await self._run(["--look-up", *map(str, stamps)], found)
+        async with (self._stand_ins if stand_ins else self._compilations).turn:
+            if stand_ins:
+                asked = self._asked(self._stand_ins, {"look_up": list(map(str, stamps))})
+                await self._run(asked, found, lane=self._stand_ins)
+            else:
+                await self._run(self._start(["--look-up", *map(str, stamps)]), found)
 
     @property
     def busy(self) -> bool:
@@ -341,20 +341,30 @@ class Compiler:
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, request.path)
         job = request.kept_job
         if job is None:
-            ending = await self._run([*request.flags, *more_flags], take, timeout_seconds)
+            ending = await self._run(self._start([*request.flags, *more_flags]), take, timeout_seconds)
         else:
             lane = self._stand_ins if request.stand_in else self._compilations
-            ending = await self._run_kept(lane, job, take, timeout_seconds)
+            ending = await self._run(self._asked(lane, job), take, timeout_seconds, lane)
         return last or {"error": f"the compile job {ending}"}
 
     async def _run(
-        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], timeout_seconds: float = math.inf
+        self,
+        process: "CompilerProcess",
+        take: Callable[[dict[str, Any]], None],
+        timeout_seconds: float = math.inf,
+        lane: _Lane | None = None,
     ) -> str:
-        """Run a job to its end, or for `timeout_seconds`; return how it ended. All that it reports is taken."""
-        process = self._start(arguments)
+        """Run a job to its end, or for `timeout_seconds`; return how the process ended, if it did.
+
+        All that the job reports is taken. `lane`: keeps the process for the next job of its kind, if that is of use.
+        """
         self._jobs_running.add(process.child)
         try:
-            end = await self._attend(process, take, timeout_seconds, until_last=False)
+            end = await self._attend(process, take, timeout_seconds, until_last=lane is not None)
+            if lane is not None and process.is_open and self._idle_seconds and not self._stopping:
+                process.end_after(self._idle_seconds)
+                lane.kept = process
+                return ""
             process.close()
             await process.child.wait(JOB_END_SECONDS)
         except BaseException:
@@ -364,30 +374,14 @@ class Compiler:
             self._jobs_running.discard(process.child)
         return end or process.child.exit_text()
 
-    async def _run_kept(
-        self, lane: _Lane, job: Mapping[str, Any], take: Callable[[dict[str, Any]], None], timeout_seconds: float
-    ) -> str:
-        """Run a job in the process that is kept for jobs of its kind; return how that ended, if it did."""
+    def _asked(self, lane: _Lane, job: Mapping[str, Any]) -> "CompilerProcess":
+        """Return the process that is kept for jobs of a kind, or a new one, which has been asked for this one."""
         process, lane.kept = lane.kept, None
         if process is None or process.child.returncode is not None:
             process = self._start(["--serve"])
         process.stay()
         process.ask(job)
-        self._jobs_running.add(process.child)
-        try:
-            end = await self._attend(process, take, timeout_seconds, until_last=True)
-        except BaseException:
-            self._give_up(process)
-            raise
-        finally:
-            self._jobs_running.discard(process.child)
-        if process.is_open and self._idle_seconds and not self._stopping:
-            process.end_after(self._idle_seconds)
-            lane.kept = process
-            return ""
-        process.close()
-        await process.child.wait(JOB_END_SECONDS)
-        return end or process.child.exit_text()
+        return process
 
     def _start(self, arguments: Sequence[str]) -> "CompilerProcess":
         log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")

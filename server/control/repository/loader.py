@@ -78,7 +78,7 @@ from gangway.server.control.supervisor.python_instances import PythonInstances
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import arenas_bytes
 from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError
-from gangway.server.messages import ModelReady, ShapeWanted, to_json
+from gangway.server.messages import ModelReady, to_json
 from gangway.server.models.config import BUCKETS_PARAMETER, bucket_sizes, log_without_effect, require_complete
 from gangway.server.models.message_json import to_json as message_json
 from gangway.server.models.sequences import initial_state_files
@@ -105,13 +105,13 @@ class ReadModel:
     """
 
     entry: ModelVersion
-    labels: FilesByTensor
-    initial_states: FilesByTensor
     limits: ModelLimits
-    wanted: WantedPrecision
-    optional: tuple[str, ...]
-    at_once: bool
-    files: FilesStamp
+    labels: FilesByTensor
+    initial_states: FilesByTensor = ()
+    wanted: WantedPrecision = IN_FP32
+    optional: tuple[str, ...] = ()
+    at_once: bool = False
+    files: FilesStamp = ()
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,12 @@ class MadeModel:
     model.
     """
 
-    entry: ModelVersion
+    read: ReadModel
     config: ModelConfig
     manifest: Manifest
     spec: LoadModel
     batched: bool
-    labels: FilesByTensor = ()
-    initial_states: FilesByTensor = ()
     declared: Sequence[tuple[int, ...]] = ()
-    wanted: WantedPrecision = IN_FP32
     in_bf16: InBf16 = NOT_WANTED
     meanwhile: Meanwhile | None = None
 
@@ -183,7 +180,7 @@ class ModelLoader:
         self._trials = trials
         self._capacity = ModelCapacity(len(options.general.cores), arenas_bytes())
         self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._capacity)
-        self._variants = ShapeCache(
+        self.shapes = ShapeCache(
             compiler, scheduler, clients, self._capacity, trials, profiles, self._pairs, options.general
         )
         general = options.general
@@ -245,7 +242,7 @@ class ModelLoader:
         # The state of a sequence is an artifact's, and optional inputs are never compiled.
         at_once = at_once and is_wanted and not (optional or config.HasField("sequence_batching"))
         files = model_stamp(entry.path) if at_once else ()
-        return ReadModel(entry, labels, initial_states, limits, wanted, optional, at_once, files)
+        return ReadModel(entry, limits, labels, initial_states, wanted, optional, at_once, files)
 
     async def _compile(self, read: ReadModel) -> Manifest:
         """2. Compile the model, unless it is to be served before that. Raises CompileError, OSError."""
@@ -290,8 +287,7 @@ class ModelLoader:
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = read.limits.applied_to(batching.applied_to(self._capacity.spec(entry.title, manifest, rows)))
-        files = read.labels, read.initial_states
-        return MadeModel(entry, config, manifest, spec, batched, *files, declared, read.wanted, in_bf16, meanwhile)
+        return MadeModel(read, config, manifest, spec, batched, declared, in_bf16, meanwhile)
 
     async def _start(self, entry: ModelVersion) -> MadeModel:
         """1 to 4 of a Python model: start its instances, which complete its configuration. Raises LOAD_ERRORS."""
@@ -321,7 +317,7 @@ class ModelLoader:
         except BaseException:
             self.forget(model_id)
             raise
-        return MadeModel(entry, config, manifest, spec, manifest.batched, labels)
+        return MadeModel(ReadModel(entry, limits, labels), config, manifest, spec, manifest.batched)
 
     async def _place(self, made: MadeModel) -> None:
         """5. Return when all workers have the model. Raises ModelLoadError."""
@@ -330,7 +326,8 @@ class ModelLoader:
 
     async def _profile(self, made: MadeModel) -> ProfiledModel:
         """6. Have the model, and the same in bf16, answer trial requests. Raises ConfigError, ModelLoadError."""
-        entry, config, manifest, spec, in_bf16 = made.entry, made.config, made.manifest, made.spec, made.in_bf16
+        entry, config, manifest, spec = made.read.entry, made.config, made.manifest, made.spec
+        in_bf16 = made.in_bf16
         tell_engine(config, manifest, in_bf16)
         ready = ModelReady(
             model_id=spec.model_id,
@@ -344,8 +341,8 @@ class ModelLoader:
             batched=made.batched,
             engine=manifest.engine,
             weights_bytes=manifest.weights_bytes,
-            labels=made.labels,
-            initial_states=made.initial_states,
+            labels=made.read.labels,
+            initial_states=made.read.initial_states,
             tail=manifest.tail,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
@@ -376,20 +373,20 @@ class ModelLoader:
             qos_us=qos_us,
             isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
             weights_bytes=manifest.weights_bytes + in_bf16.weights_bytes,
-            chooses_precision=made.wanted.name == DEADLINE,
+            chooses_precision=made.read.wanted.name == DEADLINE,
         )
         return ProfiledModel(made, ready, tried, bf16_id)
 
     async def _describe(self, profiled: ProfiledModel) -> LoadedModel:
         """7. Tell the scheduler what trials have shown, and compile the declared sizes. Raises LOAD_ERRORS."""
         made, ready, tried = profiled.made, profiled.ready, profiled.tried
-        entry, manifest, spec = made.entry, made.manifest, made.spec
+        entry, manifest, spec = made.read.entry, made.manifest, made.spec
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         warn_of_difference(entry.title, manifest)
         shaped = None
         if made.meanwhile is None:
-            shaped = await self._variants.prepare(ready, entry, made.declared, spec, made.wanted)
+            shaped = await self.shapes.prepare(ready, entry, made.declared, spec, made.read.wanted)
             if shaped is not None:
                 ready = shaped.ready  # it may say how declared sizes differ
             elif bucket_sizes(made.config) and ready.symbols:
@@ -453,14 +450,13 @@ class ModelLoader:
     def announced(self, model: LoadedModel) -> None:
         """Clients have been told of a model: compile it for the sizes that they use."""
         if model.variants is not None:
-            self._variants.adopt(model.variants)
+            self.shapes.adopt(model.variants)
 
     def withdrawn(self, model: LoadedModel) -> None:
         """Clients get it no more, though requests that have begun may still use it."""
-        self._profiles.remove(model.ready.model_id)
         self._pairs.withdrawn(model.ready.model_id)
         if model.variants is not None:
-            self._variants.forget(model.variants)
+            self.shapes.forget(model.variants)
 
     async def discard(self, model: LoadedModel) -> None:
         """Remove what was in the cache for a model until it was compiled."""
@@ -476,12 +472,8 @@ class ModelLoader:
         """Give back all that a model takes, when no request uses it any more."""
         self.withdrawn(model)
         if model.variants is not None:
-            self._variants.drop(model.variants)
+            self.shapes.drop(model.variants)
         self._pairs.unload(model.ready.model_id)
-
-    def shape_wanted(self, message: ShapeWanted) -> None:
-        """A front end has answered a request of sizes that are not compiled."""
-        self._variants.want(message)
 
     def part_failed(self, model_id: int, reason: str, at_fault: bool) -> bool:
         """No worker has a model any more, or it has ended too many of them (`at_fault`).
@@ -491,7 +483,7 @@ class ModelLoader:
         if self._pairs.failed(model_id, reason):
             return True
         self._pairs.unload_bf16(model_id)
-        return self._variants.model_failed(model_id, at_fault)
+        return self.shapes.model_failed(model_id, at_fault)
 
     def artifact_missing(self, model_id: int, reason: str) -> None:
         """A worker cannot load what others serve; it tries again now and then."""
@@ -509,10 +501,6 @@ class ModelLoader:
         """No worker maps the model any more: its number may be another's."""
         self._capacity.unmap_weights(model_id)
         self._python.remove(model_id, then=partial(self._capacity.give_back, model_id))
-
-    async def compile_shapes(self) -> None:
-        """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
-        await self._variants.run()
 
     def stop(self) -> None:
         """End what is being compiled."""

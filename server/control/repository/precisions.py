@@ -125,6 +125,7 @@ class PrecisionPairs:
 
     def withdrawn(self, model_id: int) -> None:
         """A model is not served any more, though requests that have begun may still use it."""
+        self.profiles.remove(model_id)
         if (spec := self._loaded.get(model_id)) is not None:
             self.profiles.remove(spec.model_id)
 

@@ -227,6 +227,13 @@ class BindError(Exception):
     """An address cannot be listened on; the message says why."""
 
 
+ENDPOINTS = {
+    "grpc": "cannot listen on {}",
+    "http": "cannot listen on {} for HTTP",
+    "metrics": "cannot serve metrics on {}",
+}
+
+
 def share_ports(options: ServeOptions) -> tuple[ServeOptions, tuple[socket.socket, ...]]:
     """Take the ports of gRPC, HTTP and metrics; return options with which front ends share them, and what holds them.
 
@@ -237,24 +244,18 @@ def share_ports(options: ServeOptions) -> tuple[ServeOptions, tuple[socket.socke
     """
     held = []
     try:
-        if target := options.grpc.target:
-            held.append(_reserve(target, "cannot listen on {}", options.grpc.reuse_port))
-            options = replace(options, grpc=replace(options.grpc, port=_port(held[-1]), reuse_port=True))
-        if target := options.http.target:
-            held.append(_reserve(target, "cannot listen on {} for HTTP", options.http.reuse_port))
-            options = replace(options, http=replace(options.http, port=_port(held[-1]), reuse_port=True))
-        if target := options.metrics.target:
-            held.append(_reserve(target, "cannot serve metrics on {}"))
-            options = replace(options, metrics=replace(options.metrics, port=_port(held[-1]), reuse_port=True))
+        for kind, failure in ENDPOINTS.items():
+            endpoint = getattr(options, kind)
+            if target := endpoint.target:
+                is_shared = kind != "metrics" and endpoint.reuse_port
+                held.append(_reserve(target, failure, is_shared))
+                port = int(held[-1].getsockname()[1])
+                options = replace(options, **{kind: replace(endpoint, port=port, reuse_port=True)})
     except BaseException:
         for other in held:
             other.close()
         raise
     return options, tuple(held)
-
-
-def _port(held: socket.socket) -> int:
-    return int(held.getsockname()[1])
 
 
 def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
@@ -477,14 +478,13 @@ def _name(index: int, placement: Placement) -> str:
 
 def _with_ports(serve: ServeOptions, message: Listening) -> ServeOptions:
     """Return the options with the ports that the system has chosen."""
-    if message.address and not serve.grpc.target.startswith(UNIX):
-        serve = replace(serve, grpc=replace(serve.grpc, port=_port_of(message.address)))
-    if message.metrics_address:
-        serve = replace(serve, metrics=replace(serve.metrics, port=_port_of(message.metrics_address)))
-    if message.http_address:
-        serve = replace(serve, http=replace(serve.http, port=_port_of(message.http_address)))
-    return serve
-
-
-def _port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
+    grpc = "" if serve.grpc.target.startswith(UNIX) else message.address
+    addresses = {"grpc": grpc, "http": message.http_address, "metrics": message.metrics_address}
+    return replace(
+        serve,
+        **{
+            kind: replace(getattr(serve, kind), port=int(address.rpartition(":")[2]))
+            for kind, address in addresses.items()
+            if address
+        },
+    )

@@ -13,7 +13,6 @@ from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
 from gangway.server.control.supervisor.shared_memory import SLOTS, Placement, SharedMemory
 from gangway.server.errors import ModelLoadError
-from gangway.server.messages import LogSettings
 from gangway.server.options.server import GeneralOptions
 
 _log = logging.getLogger(__name__)
@@ -152,14 +151,6 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         """Tell that no compound task runs by this schedule any more."""
         if self._schedules.pop(number, None) is not None:
             self.send(slow.UseSchedule(number))
-
-    def set_log(self, settings: LogSettings) -> None:
-        """Tell which lines are wanted in the log."""
-        self.send(slow.SetLog(settings.levels.to_number()))
-
-    def worker_died(self, core: int, pid: int, crashed: bool, lease: int | None) -> None:
-        """Tell that a worker is dead and reaped. `crashed`: by what it did, as `slow.WorkerDied` says."""
-        self.send(slow.WorkerDied(core, pid, crashed, -1 if lease is None else lease))
 
     def worker_missing(self, core: int) -> None:
         """Tell that a worker that died has no successor for now."""

@@ -14,7 +14,7 @@ from gangway.artifact.format import Engine
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.process import missing_privilege, raise_own_priority
 from gangway.python_backend.keeper import adopt_orphans
-from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, WorkerStuck
+from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
 from gangway.server.control.repository.loaded import LoadedModel, config_of, policies_of
@@ -138,7 +138,7 @@ class Supervisor:
             case ArtifactLost(model_id, reason):
                 self._loader.artifact_missing(model_id, reason)
             case ShapeWanted():
-                self._loader.shape_wanted(event)
+                self._loader.shapes.want(event)
             case FirstAnswer():
                 self._models.served.first_answer(event)
             case RepositoryCall():
@@ -151,7 +151,7 @@ class Supervisor:
                 self._model_calls.take(event)
             case LogSettings():
                 self._log.apply(event)
-                self._scheduler.set_log(event)
+                self._scheduler.send(SetLog(event.levels.to_number()))
                 _log.info("log settings changed by a client: %s", event)
 
     async def run(self) -> None:
@@ -191,7 +191,7 @@ class Supervisor:
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)
         others = (self._profiler.run(), poller.run(), self._statistics_log.run())
-        await asyncio.gather(self._loader.compile_shapes(), *others)
+        await asyncio.gather(self._loader.shapes.run(), *others)
 
     async def _look_after_processes(self) -> None:
         while True:

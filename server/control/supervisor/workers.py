@@ -16,6 +16,7 @@ from typing import Final
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.messages import Exit
+from gangway.scheduler.messages import WorkerDied
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess
 from gangway.server.control.supervisor.regions import RegionRegistry
@@ -149,4 +150,5 @@ class Worker(SupervisedProcess):
         self.stuck_pid = 0  # another process may get the number
         control.server_block.worker_restarted(self.index)
         control.forget_worker(self.index)
-        self._set.scheduler.worker_died(self.index, child.pid, crashed, lease if crashed else None)
+        blamed = lease if crashed and lease is not None else -1
+        self._set.scheduler.send(WorkerDied(self.index, child.pid, crashed, blamed))
