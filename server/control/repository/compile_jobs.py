@@ -94,7 +94,7 @@ JOB_END_SECONDS = 10.0  # from the job's last word, or from SIGTERM, to its end
 STOP_SECONDS = 2.0  # from SIGTERM to its end when the server stops
 LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 IDLE_SECONDS = 60.0  # of a process that is kept for the next size
 MAX_REQUESTS = 8192  # more than models and variants can be loaded
 FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
@@ -427,7 +427,7 @@ async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:
     """Return after a job has had its time, and is killed for that."""
     blame = Blame(job.pid, timeout_seconds * 1e6, time.monotonic_ns() / 1e3)
     while not blame.is_too_much(time.monotonic_ns() / 1e3):
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     job.kill()
 
 

@@ -400,12 +400,12 @@ class RepositoryPoller:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by model that is being followed
 
     async def run(self) -> None:
-        """Look, until cancelled; not at all if the time is 0."""
+        """Poll, until cancelled; not at all if the time is 0."""
         while self._seconds:
             await asyncio.sleep(self._seconds)
-            await self.look()
+            await self.poll()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Follow what has changed since the last time. A model that takes long is looked at again when it is done."""
         try:
             found = await asyncio.to_thread(self._control.read_all)

@@ -182,7 +182,7 @@ class MissingModelError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Composition:
+class MadeEnsemble:
     """Of what an ensemble was made: the model of each step; how many steps that is with those of inner ensembles,
     and how deep these go. `schedules`: by which groups of its steps run.
     """
@@ -202,7 +202,7 @@ class EnsembleBuilder:
     def __init__(self, schedules: FoundSchedules) -> None:
         self._schedules = schedules
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}
-        self._made: dict[int, Composition] = {}  # by number
+        self._made: dict[int, MadeEnsemble] = {}  # by number
         self._numbers = itertools.count(_native.MAX_MODELS)  # none that the executor may know
 
     def want(self, name: str, entries: Iterable[Entry]) -> None:
@@ -286,7 +286,7 @@ class EnsembleBuilder:
         except MissingModelError:
             return False
 
-    def _isolated(self, steps: Sequence[StepConfig], made: Composition) -> IsolatedLatency | None:
+    def _isolated(self, steps: Sequence[StepConfig], made: MadeEnsemble) -> IsolatedLatency | None:
         busy = [self._schedules.busy_cores(member.ready.model_id) for member in made.members]
         return isolated_of(steps, [member.isolated for member in made.members], busy, made.schedules)
 
@@ -303,7 +303,7 @@ class EnsembleBuilder:
                 inner = self._wanted.get(name, ())
                 waiting += [(needed, name) for each in inner for needed in composing_models(each.config)]
 
-    def _made_of(self, entry: ModelVersion, members: Sequence[LoadedModel]) -> Composition:
+    def _made_of(self, entry: ModelVersion, members: Sequence[LoadedModel]) -> MadeEnsemble:
         inner = [self._made.get(member.ready.model_id) for member in members]
         steps = sum(1 if each is None else each.steps for each in inner)
         depth = 1 + max(0 if each is None else each.depth for each in inner)
@@ -312,7 +312,7 @@ class EnsembleBuilder:
                 f"ensemble {entry.name} has {steps} steps with those of inner ensembles, {depth} levels deep;"
                 f" at most {MAX_STEPS} and {MAX_DEPTH} are possible"
             )
-        return Composition(members, steps, depth)
+        return MadeEnsemble(members, steps, depth)
 
 
 def _members(entry: ModelVersion, served: Served) -> list[LoadedModel]:

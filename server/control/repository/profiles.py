@@ -39,7 +39,7 @@ from gangway.server.options.server import GeneralOptions
 
 QUIET_SECONDS = 2.0  # without a request, before a measurement begins; doubled by each one that was disturbed
 LONGEST_QUIET_SECONDS = 60.0
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 LONGEST_SECONDS = 60.0  # of one measurement: a large model's single run may take longer than planned
 AGAIN_SECONDS = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0)  # before each further measurement while in doubt
 BUSY_SECONDS = 60.0  # until the machine is looked at again, when other processes keep it busy
@@ -64,7 +64,7 @@ def is_quiet(before: Sequence[float] | None, now: Sequence[float] | None, second
 
 
 @dataclass
-class _Wanted:
+class _Pending:
     """A model to be measured, at `due_s` of the loop's clock or later, and how often it has been so far."""
 
     manifest: Manifest
@@ -82,14 +82,14 @@ class BackgroundProfiler:
     scheduler: SchedulerControl
     log: ServerLog
     jobs: Jobs
-    _wanted: dict[int, _Wanted] = field(default_factory=dict, init=False)  # by model number, in order of their loading
+    _wanted: dict[int, _Pending] = field(default_factory=dict, init=False)  # by model number, in order of their loading
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def add(self, model_id: int, manifest: Manifest) -> None:
         """A model has been loaded: use its profile, or make one later."""
         profile = self._use(model_id, manifest)
         if self.options.profile_seconds and pause_seconds(profile, 0) is not None:
-            self._wanted[model_id] = _Wanted(manifest, asyncio.get_running_loop().time())
+            self._wanted[model_id] = _Pending(manifest, asyncio.get_running_loop().time())
             self._news.set()
 
     def remove(self, model_id: int) -> None:
@@ -111,7 +111,7 @@ class BackgroundProfiler:
             elif not await self._measure(model_id, wanted, quiet_seconds):
                 quiet_seconds = min(2 * quiet_seconds, LONGEST_QUIET_SECONDS)
 
-    async def _measure(self, model_id: int, wanted: _Wanted, quiet_seconds: float) -> bool:
+    async def _measure(self, model_id: int, wanted: _Pending, quiet_seconds: float) -> bool:
         """Measure a model once the server is idle, or put that off; return False if a request disturbed it."""
         loop, manifest = asyncio.get_running_loop(), wanted.manifest
         others_idle = await self._wait_until_quiet(quiet_seconds)
@@ -193,7 +193,7 @@ class BackgroundProfiler:
         loop = asyncio.get_running_loop()
         seen, since, idle = self._activity(), loop.time(), idle_seconds(self.options.cores)
         while (passed := loop.time() - since) < seconds:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             if self._activity() != seen or self.compiler.busy:
                 seen, since, idle = self._activity(), loop.time(), idle_seconds(self.options.cores)
         return is_quiet(idle, idle_seconds(self.options.cores), passed)
@@ -208,7 +208,7 @@ class BackgroundProfiler:
                 child.kill()
                 await child.wait(1.0)
                 return disturbed
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return False
 
     def _activity(self) -> tuple[int, bool]:

@@ -46,7 +46,7 @@ class RemoteError(OSError):
 
 
 @dataclass(frozen=True)
-class _Object:
+class _RemoteFile:
     """A file of a model: where it is, and what tells whether it has changed. `size_bytes` -1: not known."""
 
     path: str
@@ -56,7 +56,7 @@ class _Object:
     sha256: str = ""
 
 
-_Model = Mapping[str, _Object]  # by the path within the model's folder
+_Model = Mapping[str, _RemoteFile]  # by the path within the model's folder
 
 
 def sync(sources: Sequence[RemoteSource], model: str = "", whole: bool = False) -> None:
@@ -131,16 +131,16 @@ class _Copy:
 
     def _one_file(self) -> dict[str, _Model]:
         file = f"{self._root}"
-        objects = {f"1/{DEFAULT_MODEL_FILENAME}": self._object(file, self._fs.info(file))}
+        objects = {f"1/{DEFAULT_MODEL_FILENAME}": self._remote_file(file, self._fs.info(file))}
         for suffix in DATA_SUFFIXES:
             if self._fs.exists(file + suffix):
                 name = file.rpartition("/")[2] + suffix
-                objects[f"1/{name}"] = self._object(file + suffix, self._fs.info(file + suffix))
+                objects[f"1/{name}"] = self._remote_file(file + suffix, self._fs.info(file + suffix))
         return {self._source.name: objects}
 
     def _models(self, only: str) -> dict[str, _Model]:
         root = self._root.rstrip("/")
-        found: dict[str, dict[str, _Object]] = {}
+        found: dict[str, dict[str, _RemoteFile]] = {}
         if "/" in only or only.startswith("."):  # the name is a client's
             return {}
         below = f"{root}/{quote(only) if self._is_web else only}" if only else root
@@ -152,7 +152,7 @@ class _Copy:
             if not parts or any(part in ("", "..") or part.startswith(".") or "\0" in part for part in (name, *parts)):
                 continue  # no part of a model
             details = self._fs.info(path) if self._is_web else info
-            found.setdefault(name, {})["/".join(parts)] = self._object(path, details)
+            found.setdefault(name, {})["/".join(parts)] = self._remote_file(path, details)
         return dict(found)
 
     def _web_files(self, root: str) -> dict[str, Mapping[str, Any]]:
@@ -179,11 +179,11 @@ class _Copy:
     def _is_web(self) -> bool:
         return self._source.protocol in ("http", "https")
 
-    def _object(self, path: str, info: Mapping[str, Any]) -> _Object:
+    def _remote_file(self, path: str, info: Mapping[str, Any]) -> _RemoteFile:
         size = info.get("size")
         stamp = {key: str(info[key]) for key in STAMPS if info.get(key) is not None}
         lfs = info.get("lfs") or {}
-        return _Object(
+        return _RemoteFile(
             path,
             -1 if size is None else int(size),
             json.dumps([size, stamp]),
@@ -226,7 +226,7 @@ class _Copy:
             "model %s: %d of %d files copied from %s", name, len(objects) - len(same), len(objects), self._source.url
         )
 
-    def _load(self, item: _Object, place: Path) -> str:
+    def _load(self, item: _RemoteFile, place: Path) -> str:
         """Copy a file; return its sha256. Raises RemoteError if it is not what the store has announced."""
         self._fs.get_file(item.path, str(place))
         if item.size_bytes not in (-1, place.stat().st_size):
@@ -245,7 +245,9 @@ def _state(link: Path) -> dict[str, dict[str, str]]:
         return {}
 
 
-def _is_same(link: Path, relative: str, item: _Object, before: Mapping[str, Mapping[str, str]], whole: bool) -> bool:
+def _is_same(
+    link: Path, relative: str, item: _RemoteFile, before: Mapping[str, Mapping[str, str]], whole: bool
+) -> bool:
     """Whether the copy of a file is what the store has. `whole`: read it."""
     known = before.get(relative)
     if known is None or known.get("stamp") != item.stamp:

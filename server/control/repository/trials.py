@@ -185,7 +185,7 @@ class ModelTrials:
 
 
 @dataclass(frozen=True)
-class Sample:
+class WarmUpSample:
     """One request, to be sent `count` times: a ModelInferRequest without contents, and the contents."""
 
     name: str
@@ -194,7 +194,7 @@ class Sample:
     count: int
 
 
-def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
+def samples_of(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
     """Return the samples of a completed configuration. Raises ConfigError, also where a file cannot be read."""
     samples, left_bytes = [], MAX_SAMPLES_BYTES
     for warmup in config.model_warmup:
@@ -205,7 +205,7 @@ def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
     return samples
 
 
-def warm_up(runner: TrialRunner, ready: ModelReady, samples: Sequence[Sample]) -> list[SymbolSizes]:
+def warm_up(runner: TrialRunner, ready: ModelReady, samples: Sequence[WarmUpSample]) -> list[SymbolSizes]:
     """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
 
     Blocks until it has, or the runner is stopped. Raises ModelLoadError.
@@ -230,7 +230,7 @@ def warm_up(runner: TrialRunner, ready: ModelReady, samples: Sequence[Sample]) -
     return sizes
 
 
-def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path, left_bytes: int) -> Sample:
+def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path, left_bytes: int) -> WarmUpSample:
     from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415 - numpy: few models have samples, every start waits
 
     where = f"model_warmup '{warmup.name}'"
@@ -256,7 +256,7 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path, left_bytes: 
             raise ConfigError(f"model_warmup: the samples have more than {MAX_SAMPLES_BYTES} bytes in all")
         request.inputs.add(name=name, datatype=datatype, shape=shape)
         contents.append(_content(given, datatype, math.prod(shape), f"{where}: input '{name}'", folder))
-    return Sample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))
+    return WarmUpSample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))
 
 
 def _content(given: ModelWarmup.Input, datatype: str, elements: int, where: str, folder: Path) -> bytes:

@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 @dataclass
-class _Family:
+class _CustomFamily:
     help: str
     kind: int
     users: set[User] = field(default_factory=set)
@@ -54,7 +54,7 @@ class _Family:
 
 
 @dataclass
-class _Metric:
+class _CustomMetric:
     family: str
     about: Description
     users: set[User] = field(default_factory=set)
@@ -65,8 +65,8 @@ class CustomMetrics:
 
     def __init__(self, table: CustomMetricsTable) -> None:
         self._table = table
-        self._families: dict[str, _Family] = {}
-        self._metrics: dict[int, _Metric] = {}  # by record
+        self._families: dict[str, _CustomFamily] = {}
+        self._metrics: dict[int, _CustomMetric] = {}  # by record
         self._samples: dict[str, str] = {}  # families by the names that their samples have
         self._counts: Counter[tuple[int, str]] = Counter()  # by model and kind
         self._free = list(range(RECORDS))
@@ -97,7 +97,7 @@ class CustomMetrics:
             other = next((self._samples[sample] for sample in samples if sample in self._samples), None)
             if other is not None:
                 raise MetricError(f"'{shortened(name)}' would have samples of the same name as '{shortened(other)}'")
-            family = _Family(description, kind)
+            family = _CustomFamily(description, kind)
         self._join(user, family.users, "families")
         self._families[name] = family
         self._samples |= dict.fromkeys(_samples_of(name, kind), name)
@@ -119,7 +119,7 @@ class CustomMetrics:
                 self._leave(user, users, "metrics")
                 raise
             family.metrics[text] = record
-            self._metrics[record] = _Metric(name, about, users)
+            self._metrics[record] = _CustomMetric(name, about, users)
         metric = self._metrics[record]
         self._join(user, metric.users, "metrics")
         return Made(record, metric.about.bounds)
@@ -180,7 +180,7 @@ class CustomMetrics:
             raise MetricError(str(error)) from error
         return heapq.heappop(self._free)
 
-    def _drop_unused(self, name: str, family: _Family) -> None:
+    def _drop_unused(self, name: str, family: _CustomFamily) -> None:
         if not family.users and not family.metrics:
             del self._families[name]
             for sample in _samples_of(name, family.kind):

@@ -20,7 +20,7 @@ from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
 from gangway.server.control.supervisor.regions import RegionRegistry
 from gangway.server.control.supervisor.scheduler import SchedulerControl
-from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
+from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, CorePlacement, SharedMemory
 from gangway.server.messages import (
     OK,
     Agreed,
@@ -292,7 +292,7 @@ class FrontEndControl:
         self,
         memory: SharedMemory,
         options: ServeOptions,
-        placement: Placement,
+        placement: CorePlacement,
         log: ServerLog,
         scheduler: SchedulerControl,
         exporter: ExporterControl,
@@ -472,7 +472,7 @@ class FrontEndControl:
             self._events.put(change)
 
 
-def _name(index: int, placement: Placement) -> str:
+def _name(index: int, placement: CorePlacement) -> str:
     return f"front end {index}" if len(placement.front_ends) > 1 else "front end"
 
 

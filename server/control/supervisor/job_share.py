@@ -18,7 +18,7 @@ from gangway.executor.process import leave_idle_priority, use_idle_priority
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 LEAST_SHARE: Final = 0.25  # of a core
 # Its weight is 423; a busy process of ordinary priority has 1024, so a job that shares a core with one has 29 %. Beside
 # several it gets as much as each of them in the end: never more, so workers (-1) always go first.
@@ -62,7 +62,7 @@ async def keep_share(name: str, pid: int, cores: int, is_brief: Callable[[], boo
     nice: int | None = None
     told, waited_for_requests_s = job, 0.0
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
         now_s, now_job, now_requests = loop.time(), core_time(pid), _requests(pid)
         passed_s, spent, requests_s = now_s - seen_s, now_job - job, (now_requests - requests).used_s
         job, requests, seen_s = now_job, now_requests, now_s

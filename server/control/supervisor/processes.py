@@ -122,8 +122,8 @@ class AsyncPeer(Generic[Message]):
 FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor at once
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
-LEFT_SECONDS: Final = 2.0
-LEFT_LOOK_SECONDS: Final = 0.01
+ORPHAN_SECONDS: Final = 2.0
+ORPHAN_POLL_SECONDS: Final = 0.01
 SETTLED_SECONDS: Final = 5.0  # of a process's life, after which its start counts as a success
 MOST_FIRST_TRIES: Final = 3  # of a process without which the server cannot start
 
@@ -211,12 +211,12 @@ def reap_adopted() -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-async def end_left(session: int, mark: bytes) -> None:
+async def end_orphans(session: int, mark: bytes) -> None:
     """End the orphans that a child of this process has left to it; return when there is none.
 
     They are of its session, or have `mark` in their environment. One that waits for a device ends later.
     """
-    end = time.monotonic() + LEFT_SECONDS
+    end = time.monotonic() + ORPHAN_SECONDS
     while time.monotonic() < end:
         left = [pid for pid, of in _adopted().items() if of == session or mark in _environment(pid)]
         if not left:
@@ -225,7 +225,7 @@ async def end_left(session: int, mark: bytes) -> None:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
-        await asyncio.sleep(LEFT_LOOK_SECONDS)
+        await asyncio.sleep(ORPHAN_POLL_SECONDS)
 
 
 def _adopted() -> dict[int, int]:
@@ -408,7 +408,7 @@ def pin(pid: int, core: int) -> None:
         os.sched_setaffinity(pid, {core})
 
 
-LOOK_SECONDS: Final = 0.15
+POLL_SECONDS: Final = 0.15
 STARTING_US: Final = 60e6  # until it is seen for the first time
 
 
@@ -451,15 +451,15 @@ class HeartbeatWatch:
         self._watched |= {number: (kept, FRONT_END) for number, kept in front_ends.items()}
         self._seen: dict[int, _Seen] = {}
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Give the supervisor's heartbeat, look at all others, then wait until it is time for the next look."""
         self._beats.beat(self._beats.SUPERVISOR)
         for number, (kept, bounds) in self._watched.items():
             if kept.is_running:
-                self._look_at(number, kept, bounds)
-        await asyncio.sleep(LOOK_SECONDS)
+                self._check(number, kept, bounds)
+        await asyncio.sleep(POLL_SECONDS)
 
-    def _look_at(self, number: int, kept: SupervisedProcess, bounds: Bounds) -> None:
+    def _check(self, number: int, kept: SupervisedProcess, bounds: Bounds) -> None:
         last_ns, now_us = self._beats.last_ns(number), time.monotonic_ns() / 1e3
         seen = self._seen.get(number)
         if seen is None or seen.pid != kept.pid:  # what stands there is of a predecessor

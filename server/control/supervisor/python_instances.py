@@ -27,7 +27,7 @@ from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics, MetricError, User
 from gangway.server.control.supervisor.events import EventQueue, InstanceCall
 from gangway.server.control.supervisor.log import ServerLog
-from gangway.server.control.supervisor.processes import Child, SupervisedProcess, end_left
+from gangway.server.control.supervisor.processes import Child, SupervisedProcess, end_orphans
 from gangway.server.errors import ModelLoadError, shortened
 from gangway.server.messages import InstanceAttended, ModelPresence
 
@@ -98,7 +98,7 @@ class Services:
     cancellations_fd: int
 
 
-class _Instance(SupervisedProcess):
+class _InstanceProcess(SupervisedProcess):
     """One instance, in one process after the other. `told`: the configuration that it is initialised with, in time.
 
     `changed` is called whenever there is a process that answers, from then on or no longer (`is_present`). `refusal`:
@@ -342,7 +342,7 @@ class _Instance(SupervisedProcess):
         self.is_present = False
         self._changed()
         mark = f"{MARK}={self._address[1:]}\0".encode()
-        self._ending = asyncio.get_running_loop().create_task(end_left(child.pid, mark))
+        self._ending = asyncio.get_running_loop().create_task(end_orphans(child.pid, mark))
         if self._control is not None:
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RD)  # a process that the model has forked may have the other end
@@ -382,7 +382,7 @@ class ModelInstances:
         self._absence = ""  # why no instance can answer
         self._told: set[str] = set()  # kinds of differences between responses and the configuration
         self._instances = [
-            _Instance(plan, User(model_id, number), sockets, services, self._changed, self._tell_differences)
+            _InstanceProcess(plan, User(model_id, number), sockets, services, self._changed, self._tell_differences)
             for number in range(len(plan.kinds))
         ]
 
@@ -431,7 +431,7 @@ class ModelInstances:
         self._changed()
         await asyncio.gather(*(instance.stop() for instance in self._instances))
 
-    def _start(self, instance: _Instance) -> None:
+    def _start(self, instance: _InstanceProcess) -> None:
         try:
             instance.start()
         except OSError as error:

@@ -78,14 +78,14 @@ class WorkerOrders:
 MAX_REGION_BYTES: Final = 16 << 30  # the workers' addresses have an end; a larger region is copied from
 
 
-class _State(Enum):
+class _RegionState(Enum):
     MAPPING = 0  # some workers have not answered yet
     MAPPED = 1
     UNMAPPING = 2
 
 
 @dataclass(eq=False)
-class _Shared:
+class _SharedRegion:
     """One region. `holders`: (front end, its token). `waiting`: workers that have not answered the last order."""
 
     number: int
@@ -93,7 +93,7 @@ class _Shared:
     descriptor: int
     waiting: set[int]
     holders: set[tuple[int, int]] = field(default_factory=set)
-    state: _State = _State.MAPPING
+    state: _RegionState = _RegionState.MAPPING
     failed: bool = False
 
     @property
@@ -107,7 +107,7 @@ class RegionRegistry:
 
     def __init__(self, lost: LostRegions) -> None:
         self._lost = lost
-        self._regions: dict[int, _Shared] = {}  # by number
+        self._regions: dict[int, _SharedRegion] = {}  # by number
         self._workers: dict[int, WorkerOrders] = {}
         self._front_ends: dict[int, AsyncPeer[RegionMessage]] = {}
 
@@ -118,10 +118,10 @@ class RegionRegistry:
             self._workers[index].close()
         orders = self._workers[index] = WorkerOrders(ours)
         for region in list(self._regions.values()):
-            if region.state is _State.UNMAPPING:
-                self._answered(region, index, _State.UNMAPPING, True)
+            if region.state is _RegionState.UNMAPPING:
+                self._answered(region, index, _RegionState.UNMAPPING, True)
             else:
-                orders.add(region.order, region.descriptor, self._hears(region, index, _State.MAPPED))
+                orders.add(region.order, region.descriptor, self._hears(region, index, _RegionState.MAPPED))
         orders.begin()
         return theirs
 
@@ -179,14 +179,14 @@ class RegionRegistry:
             self._tell(holder, 0)
             return
         region.holders.add(holder)
-        if region.state is _State.MAPPED:
+        if region.state is _RegionState.MAPPED:
             self._tell(holder, region.number)
         self._proceed(region)
 
-    def _usable(self) -> Iterator[_Shared]:
-        return (region for region in self._regions.values() if region.state is not _State.UNMAPPING)
+    def _usable(self) -> Iterator[_SharedRegion]:
+        return (region for region in self._regions.values() if region.state is not _RegionState.UNMAPPING)
 
-    def _release(self, region: _Shared, holders: set[tuple[int, int]]) -> None:
+    def _release(self, region: _SharedRegion, holders: set[tuple[int, int]]) -> None:
         if holders:
             region.holders -= holders
             self._proceed(region)
@@ -197,47 +197,49 @@ class RegionRegistry:
 
     # -- workers
 
-    def _map(self, place: tuple[int, int, int, int], descriptor: int) -> _Shared | None:
+    def _map(self, place: tuple[int, int, int, int], descriptor: int) -> _SharedRegion | None:
         free = (number for number in range(1, _native.MAX_REGIONS + 1) if number not in self._regions)
         number = next(free, None)
         if number is None or not 1 <= place[3] <= MAX_REGION_BYTES:
             os.close(descriptor)
             return None
         self._lost.forget(number)
-        region = self._regions[number] = _Shared(number, place, descriptor, set(self._workers))
+        region = self._regions[number] = _SharedRegion(number, place, descriptor, set(self._workers))
         for index, orders in self._workers.items():
-            orders.add(region.order, descriptor, self._hears(region, index, _State.MAPPED))
+            orders.add(region.order, descriptor, self._hears(region, index, _RegionState.MAPPED))
         return region
 
-    def _hears(self, region: _Shared, worker: int, order: _State) -> Callable[[bool], None]:
+    def _hears(self, region: _SharedRegion, worker: int, order: _RegionState) -> Callable[[bool], None]:
         return lambda ok: self._answered(region, worker, order, ok)
 
-    def _answered(self, region: _Shared, worker: int, order: _State, ok: bool) -> None:
+    def _answered(self, region: _SharedRegion, worker: int, order: _RegionState, ok: bool) -> None:
         """A worker has done what `order` (MAPPED, UNMAPPING) says, or could not."""
         if not ok:
             region.failed = True
             self._lost.lose(region.number)  # requests that use it learn it in this way
-        if order is _State.UNMAPPING or region.state is not _State.UNMAPPING:  # else it maps what it is to unmap next
+        if (
+            order is _RegionState.UNMAPPING or region.state is not _RegionState.UNMAPPING
+        ):  # else it maps what it is to unmap next
             region.waiting.discard(worker)
         self._proceed(region)
 
-    def _proceed(self, region: _Shared) -> None:
+    def _proceed(self, region: _SharedRegion) -> None:
         """Take the next step in a region's life, if nothing has to be waited for."""
         if region.waiting:
             return
-        if region.state is _State.MAPPING:
-            region.state = _State.MAPPED
+        if region.state is _RegionState.MAPPING:
+            region.state = _RegionState.MAPPED
             for holder in region.holders:
                 self._tell(holder, 0 if region.failed else region.number)
             if region.failed:
                 region.holders.clear()
             what = "not mapped" if region.failed else "mapped by all workers"
             _log.debug("region %d, %d bytes: %s", region.number, region.place[3], what)
-        if region.state is _State.MAPPED and not region.holders:
-            region.state = _State.UNMAPPING
+        if region.state is _RegionState.MAPPED and not region.holders:
+            region.state = _RegionState.UNMAPPING
             region.waiting = set(self._workers)
             for index, orders in self._workers.items():
-                orders.add(UnmapRegion(region.number), None, self._hears(region, index, _State.UNMAPPING))
-        if region.state is _State.UNMAPPING and not region.waiting:
+                orders.add(UnmapRegion(region.number), None, self._hears(region, index, _RegionState.UNMAPPING))
+        if region.state is _RegionState.UNMAPPING and not region.waiting:
             os.close(region.descriptor)
             del self._regions[region.number]

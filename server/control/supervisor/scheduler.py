@@ -11,7 +11,7 @@ from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.control.supervisor.events import EventQueue
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
-from gangway.server.control.supervisor.shared_memory import SLOTS, Placement, SharedMemory
+from gangway.server.control.supervisor.shared_memory import SLOTS, CorePlacement, SharedMemory
 from gangway.server.errors import ModelLoadError
 from gangway.server.options.server import GeneralOptions
 
@@ -28,7 +28,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         self,
         memory: SharedMemory,
         options: GeneralOptions,
-        placement: Placement,
+        placement: CorePlacement,
         log: ServerLog,
         events: EventQueue,
     ) -> None:

@@ -23,7 +23,7 @@ SHARED_DISPATCH_US = 450
 
 
 @dataclass(frozen=True)
-class Placement:
+class CorePlacement:
     """Where front ends and scheduler run: a CPU number for each."""
 
     front_ends: tuple[int, ...]
@@ -41,7 +41,7 @@ class Placement:
         return SHARED_DISPATCH_US if self.shared else 0
 
 
-def place(worker_cores: Sequence[int], front_ends: int = 1) -> Placement:
+def place(worker_cores: Sequence[int], front_ends: int = 1) -> CorePlacement:
     """Choose cores that no worker has, if there are any; otherwise those of the last workers, beginning with the last.
 
     A front end's threads share one interpreter lock. On one core handing it over is cheap; on several cores it costs
@@ -51,7 +51,7 @@ def place(worker_cores: Sequence[int], front_ends: int = 1) -> Placement:
     spare = sorted(os.sched_getaffinity(0) - set(worker_cores))
     cores = (spare or sorted(worker_cores))[::-1]
     chosen = [cores[number % len(cores)] for number in range(front_ends + 1)]
-    return Placement(front_ends=tuple(chosen[:-1]), scheduler=chosen[-1], shared=not spare)
+    return CorePlacement(front_ends=tuple(chosen[:-1]), scheduler=chosen[-1], shared=not spare)
 
 
 SUPERVISOR = 0  # the supervisor's own io segment, for measuring; those of front ends follow, from FRONT_END on

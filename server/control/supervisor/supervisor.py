@@ -159,7 +159,7 @@ class Supervisor:
         self._loop.set_exception_handler(self._fail)
         for number in ending_signals():
             self._loop.add_signal_handler(number, self._stop, number)
-        tasks = [self._loop.create_task(work) for work in (self._start(), self._look_after_processes())]
+        tasks = [self._loop.create_task(work) for work in (self._start(), self._watch_processes())]
         for task in tasks:
             task.add_done_callback(self._is_over)
         try:
@@ -193,9 +193,9 @@ class Supervisor:
         others = (self._profiler.run(), poller.run(), self._statistics_log.run())
         await asyncio.gather(self._loader.shapes.run(), *others)
 
-    async def _look_after_processes(self) -> None:
+    async def _watch_processes(self) -> None:
         while True:
-            await self._watch.look()
+            await self._watch.check()
             self._workers.follow_cores()
             reap_adopted()
 

@@ -48,7 +48,7 @@ class WorkerSet:
         self.cores, cache_dir = options.cores, options.cache_dir
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [
-            Worker(
+            WorkerProcess(
                 self,
                 WorkerPlan(index, core, *fds, cache_dir, instances_fd=instances.fd, bell_fds=memory.bell_fds),
             )
@@ -96,7 +96,7 @@ class WorkerSet:
             await worker.wait(0.0)
 
 
-class Worker(SupervisedProcess):
+class WorkerProcess(SupervisedProcess):
     """One of a set. `core`: where the running process is. `stuck_pid`: which one was killed as it made no progress."""
 
     def __init__(self, workers: WorkerSet, plan: WorkerPlan) -> None:

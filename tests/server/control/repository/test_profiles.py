@@ -87,7 +87,7 @@ Script = Callable[[Sequence[Profile | None]], Scripted]
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
     """A server with these outcomes of measurements, without pauses, on a machine with nothing else to do."""
-    for name in ("QUIET_SECONDS", "LOOK_SECONDS", "BUSY_SECONDS"):
+    for name in ("QUIET_SECONDS", "POLL_SECONDS", "BUSY_SECONDS"):
         monkeypatch.setattr(profiles, name, 0.0)
     monkeypatch.setattr(profiles, "AGAIN_SECONDS", (0.0,) * len(profiles.AGAIN_SECONDS))
     monkeypatch.setattr(profiles, "idle_seconds", lambda cores: None)
