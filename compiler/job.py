@@ -327,6 +327,6 @@ def _layer(step: Step, plan: KernelPlan, version: Version, offsets: Sequence[tup
         max_ranks=max_ranks(step, plan.tasks),
         row_ns=row_ns(step),
         checks=step.checks,
-        flushes_subnormals=step.spec.flushes_subnormals,
+        flushes_subnormals=step.spec.flushes_subnormals and not step.spec.has("bytes", "pixels"),
         onnx_file=onnx_file,
     )

@@ -26,7 +26,7 @@ layer over it is a 1x1 `ConvSpec`, residual and activation included.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,8 @@ less than 0 or of more steps than there are.
 class KernelSpec:
     """Base of all specs. Specs are frozen and hashable: equal specs share one kernel."""
 
-    @property
-    def flushes_subnormals(self) -> bool:
-        """Whether subnormal numbers count as zero: so in sums of products, which are very slow with them."""
-        return False
+    # Whether subnormal numbers count as zero, unless sums are integers: sums of products are very slow with them.
+    flushes_subnormals: ClassVar[bool] = False
 
     @property
     def flops(self) -> int:
@@ -199,6 +197,8 @@ class ConvSpec(KernelSpec):
     Sums of a depthwise convolution of integers are below 2^24.
     """
 
+    flushes_subnormals = True
+
     in_channels: int
     height: int
     width: int
@@ -221,11 +221,6 @@ class ConvSpec(KernelSpec):
     dynamic: bool = False
     weight_zeros: bool = False
     narrow: bool = False
-
-    @property
-    def flushes_subnormals(self) -> bool:
-        """Whether sums are float32."""
-        return self.precision != "int8"
 
     @property
     def is_depthwise(self) -> bool:
