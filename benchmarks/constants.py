@@ -25,8 +25,8 @@ NUMBERS: Mapping[str, Sequence[float]] = {
     "prediction.min_margin_factor": (1.0, 1.02, 1.08),
     "fairness.weight_per_share": (0.0, 50.0, 200.0),
     "restarts.max_stopped_per_core": (1, 4),
-    "shares.busy_efficiency": (0.7, 0.8, 0.85, 0.95),
-    "growth.idle_efficiency": (0.15, 0.45, 0.6),
+    "shares.busy_efficiency": (0.6, 0.75, 0.8, 0.9),
+    "growth.idle_efficiency": (0.05, 0.1, 0.2, 0.3),
     "trading.min_length_factor": (1.5, 3.0),
 }
 HELD_OUT = {

@@ -167,7 +167,7 @@ class Restarts:
 class Shares:
     """How many cores a query asks for."""
 
-    busy_efficiency: float = 0.8  # of each core of a gang, against one alone; measured by gangway simulate
+    busy_efficiency: float = 0.7  # that the last cores of a gang add, against one alone; measured by gangway simulate
     efficiency_step: float = 0.02  # efficiencies are rounded to it, since what follows is remembered; bound
 
 
@@ -183,7 +183,7 @@ class Growth:
     """Running queries grow into idle cores."""
 
     enabled: bool = True
-    idle_efficiency: float = 0.3  # of each core of a gang, against one alone; measured by gangway simulate
+    idle_efficiency: float = 0.15  # that the last cores of a gang add, against one alone; measured by gangway simulate
     min_gain_us: float = 150.0  # that growing saves; what joining costs, measured by benchmarks.live_gang
     min_gain_share: float = 0.03  # of the rest; bound
 

@@ -287,7 +287,7 @@ class Outlook:
     """
 
     __slots__ = (
-        "_efficient", "_of", "_rests", "cuts", "fastest_us", "has_versions", "isolated_us", "most", "table", "whole_us",
+        "_efficient", "_rests", "cuts", "fastest_us", "has_versions", "isolated_us", "most", "table", "whole_us",
     )  # fmt: skip
 
     def __init__(self, model: ModelProfile, level: float, rows: int, core_count: int) -> None:
@@ -298,25 +298,36 @@ class Outlook:
         self.isolated_us = self.whole_us[self.most - 1]
         layers = range(table.layers + 1) if rows == 1 else ()
         self.fastest_us = tuple([model.fastest_us(layer, self.most) for layer in layers])
-        self._of = (model, level, rows, core_count)
         self._efficient: dict[float, int] = {}
         self.cuts: dict[tuple[int, int, int, float], Any] = {}  # blocks, by those who cut them
-        self._rests: dict[int, Sequence[float]] = {}  # by layer: minus the time from it to the end, by cores, ascending
+        self._rests: dict[int, tuple[Sequence[float], Sequence[int]]] = {}  # by layer, see `_rest`
 
     def efficient_cores(self, efficiency: float) -> int:
         """Return what `efficient_cores` does for such a query."""
         known = self._efficient.get(efficiency)
         if known is None:
-            known = self._efficient[efficiency] = efficient_cores(*self._of, efficiency)
+            known = self._efficient[efficiency] = efficient_cores(self.whole_us[: self.most], efficiency)
         return known
 
-    def fewest_cores(self, layer: int, within_us: float) -> int:
-        """Return the fewest cores on which the layers from this one on take no longer; `most` if there are none."""
-        rests = self._rests.get(layer)
-        if rests is None:
-            rests = array("d", [times[layer] - times[-1] for times in self.table.time_us[: self.most]])
-            self._rests[layer] = rests
-        return min(bisect_left(rests, -within_us) + 1, self.most)
+    def cores_within(self, layer: int, within_us: float) -> int:
+        """Return on how many cores the layers from this one on take no longer, and the least cores x time of all such.
+
+        All that it can use if there are none.
+        """
+        rest = self._rests.get(layer)
+        if rest is None:
+            rest = self._rests[layer] = self._rest(layer)
+        times, cheapest = rest
+        return cheapest[min(bisect_left(times, -within_us), self.most - 1)]
+
+    def _rest(self, layer: int) -> tuple[Sequence[float], Sequence[int]]:
+        """Return minus the time from a layer to the end, by cores, ascending, and the cheapest of so many and more."""
+        times = array("d", [each[layer] - each[-1] for each in self.table.time_us[: self.most]])
+        cheapest = [self.most] * self.most
+        for count in range(self.most - 1, 0, -1):
+            wider = cheapest[count]
+            cheapest[count - 1] = count if -times[count - 1] * count < -times[wider - 1] * wider else wider
+        return times, cheapest
 
 
 def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Outlook:
@@ -331,9 +342,9 @@ def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Ou
 class Moment:
     """What all queries of a decision have in common.
 
-    `level`: of interference, as far as predictions follow it. `efficiency`: what each core of a gang must do, by the
-    profile, while others want it. `margin`: what times are multiplied by, at least, where a deadline depends on them;
-    `errors`: by model, where that is more. `kind`: what predictions depend on beside the query and its model.
+    `level`: of interference, as far as predictions follow it. `efficiency`: what a further core of a gang must add, by
+    the profile, while others want it. `margin`: what times are multiplied by, at least, where a deadline depends on
+    them; `errors`: by model, where that is more. `kind`: what predictions depend on beside the query and its model.
     """
 
     __slots__ = (
@@ -365,7 +376,7 @@ class Work:
     As it is decided: `due_us`: its place in the order. `weight`: of its deadline. `gang`: cores it asks for; `area_us`:
     how long the whole machine has to do with it then. `grant`: cores it shall have.
 
-    Always: `efficient`: the most cores of which each does enough while others want them; `idle`: while nobody does.
+    Always: `efficient`: as many cores as add enough while others want them; `idle`: while nobody does.
     `usual`: cores that it asks for where no deadline needs more.
     `request_us`: what the largest of its requests takes on all cores that it can use. A batch counts as no longer than
     that: else equal requests that come later, in smaller batches, would be shorter.
@@ -463,13 +474,13 @@ class Work:
         """Return how long the present layer of a running query still takes."""
         return max(0.0, self.outlook.table.span_us(self.layer, self.layer + 1, self.cores) - self.elapsed_us)
 
-    def fewest_cores(self, within_us: float) -> int:
-        """Return the fewest cores with which the rest takes no longer; all that it can use if there are none."""
+    def cores_within(self, within_us: float) -> int:
+        """Return the cheapest number of cores on which the rest takes no longer; all that it can use if none is."""
         known, elapsed_us = self.outlook, self.elapsed_us
         if elapsed_us <= 0:
-            return known.fewest_cores(self.layer, within_us)
-        by_now = known.fewest_cores(self.layer, within_us + elapsed_us)
-        return max(by_now, known.fewest_cores(self.layer + 1, within_us))  # the layer may take longer than predicted
+            return known.cores_within(self.layer, within_us)
+        by_now = known.cores_within(self.layer, within_us + elapsed_us)
+        return max(by_now, known.cores_within(self.layer + 1, within_us))  # the layer may take longer than predicted
 
 
 class WorkTable:
@@ -506,24 +517,19 @@ class WorkTable:
         return works
 
 
-def efficient_cores(model: ModelProfile, level: float, rows: int, core_count: int, efficiency: float) -> int:
-    """Return the most cores of which each does at least this share of the work that a single one does.
+def efficient_cores(times_us: Sequence[float], efficiency: float) -> int:
+    """Return on how many cores speed - `efficiency` x cores is largest. `times_us`: on 1, 2, ... cores.
 
-    Remembered for each model, like its demands.
+    Speed counts a single core as 1. So that is the widest gang that each step to it is worth: on the concave hull of
+    the speed the last cores add at least this share of what a single one does. The share that cores do on average would
+    let in those that add nothing.
     """
-    key = (efficient_cores, query_level(level), (rows - 1).bit_length(), core_count, efficiency)
-    known: int | None = model.derived.get(key)
-    if known is None:
-        table = demands(model, level, rows, True)
-        alone_us = table.time_us[0][-1]
-        counts = range(1, min(len(table.time_us), core_count) + 1)
-        known = max(count for count in counts if alone_us >= efficiency * count * table.time_us[count - 1][-1])
-        model.derived[key] = known
-    return known
+    speeds = [times_us[0] / time_us if time_us > 0 else 1.0 for time_us in times_us]
+    return max(range(1, len(speeds) + 1), key=lambda count: speeds[count - 1] - efficiency * count)
 
 
 def busy_efficiency(gang_slowdown: float, config: PolicyConfig) -> float:
-    """Return what each core of a gang must do by the profile, of which gangs of several cores fall short by so much."""
+    """Return what a further core must add by the profile, of which gangs of several cores fall short by so much."""
     slowdown = gang_slowdown if config.gang_slowdown.enabled else 1.0
     step = config.shares.efficiency_step
     return min(1.0, round(config.shares.busy_efficiency * slowdown / step) * step)

@@ -344,7 +344,7 @@ def ask(work: Work) -> None:
         and not (work.fixed or work.query.cores)
         and config.deadline_gangs.enabled
     ):
-        gang = max(gang, work.fewest_cores(slack_us / margin))
+        gang = max(gang, work.cores_within(slack_us / margin))
         rest_us = work.remaining_us(gang) * margin
     work.gang = gang
     work.area_us = rest_us * gang / moment.core_count

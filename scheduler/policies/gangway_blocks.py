@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Demands, Work, threshold_share
+from gangway.scheduler.prediction import Demands, Work, efficient_cores, threshold_share
 
 FEW_CORES = 2  # of a machine: there a query has one or all, and a decision says so
 REASON = "interference, load or free cores have changed"
@@ -31,7 +31,7 @@ class Cut:
 def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficiency: float) -> Cut:
     """Return the blocks of a query that begins on so many cores, and keeps some of them at least.
 
-    In each every core does at least the given share of what a single one does, unless the target needs more cores. A
+    Each has the cores that are efficient there, by the given share, unless the target needs more. A
     block has never more cores than the one before it: that takes a decision. Where it has as many, its beginning costs
     nothing.
     """
@@ -39,17 +39,11 @@ def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficien
     left, time_us = cores, 0.0
     for block in table.blocks(threshold_cores):
         if block.begin:
-            keep = max(least, block.cores, _efficient_cores(table, block.begin, block.end, left, efficiency))
-            left = min(left, keep)
+            times_us = [table.span_us(block.begin, block.end, count) for count in range(1, left + 1)]
+            left = min(left, max(least, block.cores, efficient_cores(times_us, efficiency)))
             found.append(PlannedBlock(block.begin, left))
         time_us += table.span_us(block.begin, block.end, left)
     return Cut(tuple(found), time_us - table.span_us(0, table.layers, cores))
-
-
-def _efficient_cores(table: Demands, begin: int, end: int, most: int, efficiency: float) -> int:
-    alone_us = table.span_us(begin, end, 1)
-    counts = range(most, 1, -1)
-    return next((count for count in counts if alone_us >= efficiency * count * table.span_us(begin, end, count)), 1)
 
 
 def narrowings(blocks: Sequence[PlannedBlock], layer: int, cores: int) -> tuple[PlannedBlock, ...]:

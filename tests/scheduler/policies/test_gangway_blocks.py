@@ -74,7 +74,7 @@ def test_a_query_begins_with_a_plan_of_blocks() -> None:
     times = tuple((one, tuple(0.99 * us for us in one)) for (one,) in MODEL.latency_us)
     tuned = replace(urgent, latency_us=times, slope=((1.0, 0.0),) * 6)
     for model, cores, planned in ((urgent, 6, True), (urgent, 2, False), (tuned, 2, True)):
-        waiting = [Query(number, 0, 1, 0.0, 100e3) for number in (1, 2)]
+        waiting = [Query(number, 0, 1, 0.0, 26e3) for number in (1, 2)]
         [start, *_] = decided(Gangway(), Snapshot(0.0, waiting, [], tuple(range(cores)), cores, {0: model}))
         assert isinstance(start, Start) and bool(start.blocks) == planned, (cores, model.latency_us[0])
 
