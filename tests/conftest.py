@@ -79,9 +79,11 @@ class CompiledZoo:
         return self.repository / name / "1" / "model.onnx"
 
     def linked_cache(self, folder: Path) -> Path:
-        """Make of an empty folder a cache that holds the same; a test can have more in it."""
+        """Make of a folder a cache that holds the same; a test can have more in it."""
         for name in os.listdir(self.repository):
-            (folder / self.artifact(name).name).symlink_to(self.artifact(name))
+            link = folder / self.artifact(name).name
+            if not link.is_symlink():
+                link.symlink_to(self.artifact(name))
         return folder
 
     def artifact(self, name: str) -> Path:
@@ -140,6 +142,31 @@ def _drop_outdated(zoo: CompiledZoo, last_run: Path) -> None:
     for folder in zoo.cache_dir.glob("?" * 64):
         if folder not in current:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def kept_folder(config: pytest.Config, others: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of what the compiler makes, in pytest's cache, like the zoo, until the compiler changes."""
+    from gangway.compiler.key import compiler_version
+
+    cache = getattr(config, "cache", None)  # absent with -p no:cacheprovider
+    root: Path = cache.mkdir(f"gangway-{name}") if cache else others.mktemp(name)
+    kept = root / compiler_version()
+    kept.mkdir(mode=0o755, exist_ok=True)
+    for folder in root.iterdir():
+        if folder != kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return kept
+
+
+@pytest.fixture(scope="session")
+def model_cache(
+    compiled_zoo: CompiledZoo, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A cache of the zoo, and of all that tests compile which are not about compilation: none compiles it again."""
+    cache = kept_folder(pytestconfig, tmp_path_factory, "models")
+    with (cache.parent.parent / "models.lock").open("w") as lock:  # of the processes of a test run
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compiled_zoo.linked_cache(cache)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import ctypes
 import itertools
 import mmap
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +22,12 @@ from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import KERNELS_FOLDER
-from gangway.compiler.key import compiler_version
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import read_frame
 from gangway.executor.island import Island, Tail
 from gangway.python_backend.elements import split_texts
+from tests.conftest import kept_folder
 
 Array = npt.NDArray[Any]
 GUARD_BYTES = 4096
@@ -179,18 +178,8 @@ def compile_into(
 
 @pytest.fixture(scope="session")
 def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of kernels that caches of tests share, as models share that of one cache.
-
-    It stays in pytest's cache, like the zoo, until the compiler changes.
-    """
-    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
-    root = cache.mkdir("gangway-kernels") if cache else tmp_path_factory.mktemp("kernels")
-    kernels: Path = root / compiler_version()
-    kernels.mkdir(mode=0o755, exist_ok=True)
-    for folder in root.iterdir():
-        if folder != kernels:
-            shutil.rmtree(folder, ignore_errors=True)
-    return kernels
+    """The folder of kernels that caches of tests share, as models share that of one cache."""
+    return kept_folder(pytestconfig, tmp_path_factory, "kernels")
 
 
 @pytest.fixture

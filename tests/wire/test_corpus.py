@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CompiledZoo
 from tests.helpers.whole_server import until
 from tests.wire.corpus import PROTOCOLS, Case, difference, load, path_of
 from tests.wire.differences import DELIBERATE
@@ -20,8 +19,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=FLAGS)
-def played(request: pytest.FixtureRequest, repository: Path, compiled_zoo: CompiledZoo) -> Iterator[Played]:
-    with playing(repository, request.param, compiled_zoo.cache_dir) as running:
+def played(request: pytest.FixtureRequest, repository: Path, model_cache: Path) -> Iterator[Played]:
+    with playing(repository, request.param, model_cache) as running:
         pids = running.server.pids()
         yield running
         assert running.server.pids() == pids, "no process has been replaced"

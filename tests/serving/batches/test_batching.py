@@ -143,18 +143,13 @@ def fill(repository: Path, zoo: CompiledZoo, cache_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache_dir(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
+def repository(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("batching") / "models", compiled_zoo, model_cache)
 
 
 @pytest.fixture(scope="module")
-def repository(compiled_zoo: CompiledZoo, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill(tmp_path_factory.mktemp("batching") / "models", compiled_zoo, cache_dir)
-
-
-@pytest.fixture(scope="module")
-def served(repository: Path, cache_dir: Path) -> Iterator[Served]:
-    flags = [f"--cache-dir={cache_dir}", "--max-shapes=0", "--cache-config=local,size=1048576"]
+def served(repository: Path, model_cache: Path) -> Iterator[Served]:
+    flags = [f"--cache-dir={model_cache}", "--max-shapes=0", "--cache-config=local,size=1048576"]
     with live_server(repository, flags) as server:
         yield Served(server)
 
@@ -432,8 +427,8 @@ def test_a_number_that_kernels_refuse_costs_no_other_request(served: Served, poo
     assert since(served.counts("tokens"), before) == (3, 3, 1)
 
 
-def test_the_server_can_do_without(repository: Path, cache_dir: Path, pool: ThreadPoolExecutor) -> None:
-    flags = [f"--cache-dir={cache_dir}", "--max-shapes=0", "--batching=off", "--model-control-mode=explicit"]
+def test_the_server_can_do_without(repository: Path, model_cache: Path, pool: ThreadPoolExecutor) -> None:
+    flags = [f"--cache-dir={model_cache}", "--max-shapes=0", "--batching=off", "--model-control-mode=explicit"]
     with live_server(repository, [*flags, "--load-model=joined", "--load-model=fours"]) as server:
         served = Served(server)
         with stopped_workers(server):
@@ -447,11 +442,11 @@ def test_the_server_can_do_without(repository: Path, cache_dir: Path, pool: Thre
 
 
 def test_requests_to_several_front_ends_make_one_batch(
-    repository: Path, cache_dir: Path, pool: ThreadPoolExecutor
+    repository: Path, model_cache: Path, pool: ThreadPoolExecutor
 ) -> None:
     """Each HTTP request has a connection of its own, which any front end may get."""
     rounds = 5
-    flags = [f"--cache-dir={cache_dir}", "--front-ends=2", "--model-control-mode=explicit", "--load-model=fours"]
+    flags = [f"--cache-dir={model_cache}", "--front-ends=2", "--model-control-mode=explicit", "--load-model=fours"]
     with live_server(repository, flags) as server:
         served = Served(server)
         before = served.counts("fours")

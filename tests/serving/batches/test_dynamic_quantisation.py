@@ -32,7 +32,7 @@ def integers_of_this_machine() -> str:
     return "AMX" if {"amx_int8", "amx_tile"} <= set(extended(detect()).extensions) else "VNNI"
 
 
-def test_rows_of_other_requests_change_no_answer(tmp_path: Path) -> None:
+def test_rows_of_other_requests_change_no_answer(tmp_path: Path, model_cache: Path) -> None:
     """Rows of very different size, in one request and in requests that are joined."""
     random = np.random.default_rng(5)
     model, repository = parser.parse_model(GRAPH), tmp_path / "models"
@@ -52,7 +52,7 @@ def test_rows_of_other_requests_change_no_answer(tmp_path: Path) -> None:
     (together,) = session.run(None, {"x": x})
     assert not np.allclose(alone, together, rtol=0.1), "onnxruntime's rows share a scale"
     with (
-        live_server(repository, [f"--cache-dir={tmp_path / 'cache'}"]) as server,
+        live_server(repository, [f"--cache-dir={model_cache}"]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -88,15 +89,14 @@ def inputs(model: str, rows: int = 1) -> list[triton.InferInput]:
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("metrics")
-    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
-    save_served(repository, "slow", cache_dir)
+    save_served(repository, "slow", model_cache)
     for name, (model, config) in MODELS.items():
         (repository / name).mkdir()
         (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
         (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
-    flags = [f"--cache-dir={cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
+    flags = [f"--cache-dir={model_cache}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
     flags += ["--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:

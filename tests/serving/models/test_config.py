@@ -110,12 +110,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def cache_dir(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def repository(compiled_zoo: CompiledZoo, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(compiled_zoo.repository / "mlp", folder / "mlp")
     config = folder / "mlp" / "config.pbtxt"
@@ -127,7 +122,7 @@ def repository(compiled_zoo: CompiledZoo, cache_dir: Path, tmp_path_factory: pyt
     write_model(folder, "simple_identity")
     save_optional(folder)
     save_bfloat16(folder)
-    cache, target = Cache(cache_dir), detect()
+    cache, target = Cache(model_cache), detect()
     for name in ("loop", "simple_identity", "bfloat16"):
         compile_model(folder / name / "1" / "model.onnx", name, cache, target, lambda *_: None)
     path = folder / "optional" / "1" / "model.onnx"
@@ -139,10 +134,10 @@ def repository(compiled_zoo: CompiledZoo, cache_dir: Path, tmp_path_factory: pyt
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(repository: Path, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of all of them. It never says that it is ready, since some models cannot be."""
     log = tmp_path_factory.mktemp("log") / "server.log"
-    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}"]
+    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={model_cache}"]
     command += ["--grpc-address=127.0.0.1", "--grpc-port=0", "--no-profile", "--max-shapes=0"]
     command += ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
     command += ["--cache-config=local,size=100000", "--rate-limit=execution_count", "--rate-limit-resource=r:2"]

@@ -132,16 +132,15 @@ def inputs(model: str, rows: int, task_us: float = 0) -> list[triton.InferInput]
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("deadlines")
-    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
     decisions = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
-    save_served(repository, "heavy", cache_dir, HEAVY)
+    save_served(repository, "heavy", model_cache, HEAVY)
     for name, (model, config) in MODELS.items():
         (repository / name).mkdir()
         (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
         (repository / name / "config.pbtxt").write_text(config)
-    flags = [f"--cache-dir={cache_dir}", "--scheduler=edf", f"--trace-decisions={decisions}"]
+    flags = [f"--cache-dir={model_cache}", "--scheduler=edf", f"--trace-decisions={decisions}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, decisions)
 

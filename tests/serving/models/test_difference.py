@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,17 +20,19 @@ MODELS = {"plain": (False, ["N"]), "fixed": (True, ["N"]), "declared": (True, ["
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, triton.InferenceServerClient]]:
-    repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, model_cache: Path
+) -> Iterator[tuple[LiveServer, triton.InferenceServerClient]]:
+    repository = tmp_path_factory.mktemp("repository")
     for name, (rounds, sizes) in MODELS.items():
         path = save_rounded(repository / name / "1" / "model.onnx", sizes, rounds)
         each = [{}, {"T": 3}, {"T": 5}] if name in ("declared", "later") else [{}]
         for dimensions in each:  # in this process: one import of TVM for all
-            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+            compile_model(path, name, Cache(model_cache), detect(), lambda *progress: None, dimensions)
     (repository / "declared" / "config.pbtxt").write_text(
         'parameters { key: "gangway_buckets" value { string_value: "T=3" } }\n'
     )
-    flags = [f"--cache-dir={cache_dir}"]
+    flags = [f"--cache-dir={model_cache}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield server, client
 

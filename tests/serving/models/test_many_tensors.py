@@ -139,8 +139,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("repository")
     save_sums(repository, "native", INPUTS, OUTPUTS, "max_batch_size: 8 dynamic_batching {}")
     save_sums(repository, "cached", INPUTS, OUTPUTS, "max_batch_size: 8 response_cache {enable: true}")
     save_sums(repository, "most_inputs", MAX_TENSORS, 1)
@@ -159,8 +159,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, steps in (("ensemble", [("python", *flow)]), ("twice", twice)):
         ensemble_configs.write(repository, name, ensemble_configs.config_of(given, made, steps, batch=8))
     for name in ("native", "cached", "most_inputs", "most_outputs", "texts", "places", "counts"):  # one import of TVM
-        compile_model(repository / name / "1" / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None)
-    flags = [f"--cache-dir={cache_dir}", "--no-profile", "--cache-config=local,size=1048576"]
+        compile_model(repository / name / "1" / "model.onnx", name, Cache(model_cache), detect(), lambda *_: None)
+    flags = [f"--cache-dir={model_cache}", "--no-profile", "--cache-config=local,size=1048576"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client)
 

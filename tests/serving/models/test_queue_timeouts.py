@@ -22,7 +22,6 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
-from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.python_models import inputs_of
 from tests.helpers.scraped_metrics import Scraped
@@ -133,20 +132,19 @@ def inputs(name: str, seconds: float) -> list[triton.InferInput]:
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("queues")
     hold = tmp_path_factory.mktemp("hold") / "hold"
     sleeps = SLEEPS.replace("HOLD", str(hold))
-    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
     for name, config in CONFIGS.items():
-        save_served(repository, f"heavy_{name}", cache_dir, f"max_batch_size: 8 {config}")
+        save_served(repository, f"heavy_{name}", model_cache, f"max_batch_size: 8 {config}")
         written = python_models.config_of("x:FP32:1", "y:FP32:1", 4, config)
         python_models.write(repository, f"python_{name}", sleeps, written)
     python_models.write(repository, "python_alone", sleeps, python_models.config_of("x:FP32:1", "y:FP32:1", 0, ALONE))
     steps = [("python_alone", "x=x", "y=y")]
     ensemble_configs.write(repository, "ensemble", ensemble_configs.config_of("x:FP32:1", "y:FP32:1", steps, batch=0))
     with (
-        live_server(repository, [f"--cache-dir={cache_dir}"]) as server,
+        live_server(repository, [f"--cache-dir={model_cache}"]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         yield Served(server, client, hold)

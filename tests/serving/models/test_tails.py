@@ -100,8 +100,8 @@ def assert_same(answer: Array, expected: Array) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("repository")
     detector(repository / "detector" / "1")
     detector(repository / "open_detector" / "1", rows="N")
     places(repository / "places" / "1")
@@ -121,9 +121,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ensemble_configs.write(repository, "both", ENSEMBLE)
     for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
         for sizes in ({}, {"N": 1}) if path.parts[-3] in ("open_detector", "numbered") else ({},):
-            compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None, sizes)
+            compile_model(path, path.parts[-3], Cache(model_cache), detect(), lambda phase, done, total: None, sizes)
     with (
-        live_server(repository, [f"--cache-dir={cache_dir}", "--backend-config=default-max-batch-size=0"]) as server,
+        live_server(repository, [f"--cache-dir={model_cache}", "--backend-config=default-max-batch-size=0"]) as server,
         triton.InferenceServerClient(server.url) as client,
         triton_http.InferenceServerClient(server.http_url) as http_client,
     ):

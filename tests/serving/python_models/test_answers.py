@@ -162,10 +162,10 @@ def write_all(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     write_all(repository)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--cache-config=local,size=100000000", "--no-profile"]
+    flags = [f"--cache-dir={model_cache}", "--cache-config=local,size=100000000", "--no-profile"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository)
 

@@ -127,10 +127,10 @@ def write_onnx(folder: Path, config: str, shape: list[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     fill(repository)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--cache-config=local,size=67108864"]
+    flags = [f"--cache-dir={model_cache}", "--cache-config=local,size=67108864"]
     with (
         live_server(repository, flags, cwd=repository.parent) as server,
         triton.InferenceServerClient(server.url) as client,

@@ -217,11 +217,10 @@ def fill(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     fill(repository)
-    cache = tmp_path_factory.mktemp("cache")
-    flags = [f"--cache-dir={cache}", "--strict-readiness=false", "--model-control-mode=explicit"]
+    flags = [f"--cache-dir={model_cache}", "--strict-readiness=false", "--model-control-mode=explicit"]
     names = [folder.name for folder in repository.iterdir() if folder.name not in (*BROKEN, "syntax")]
     flags += [f"--load-model={name}" for name in names]
     with (
