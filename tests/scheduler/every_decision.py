@@ -24,8 +24,8 @@ from gangway.workload.mix import capacity_per_s, read_mix
 from gangway.workload.qos import Qos
 from tests.scheduler.policies.test_contract import answered, situation
 
-SITUATIONS = 120  # for each policy
-QUERIES = 250  # of each simulation
+SITUATIONS = 60  # for each policy
+QUERIES = 150  # of each simulation
 SIMULATED = (  # mix, cores, share of the capacity, rows of a batch at most
     ("mix", 2, 0.3, 1),
     ("mix", 2, 1.6, 1),

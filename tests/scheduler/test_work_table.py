@@ -94,7 +94,7 @@ def _times(snapshot: Snapshot, number: int, factor: float) -> tuple[tuple[tuple[
 def test_remembered_works_are_as_new_ones(contention: Contention | None, rate_per_s: float) -> None:
     scenario = make_scenario(read_mix("mix"), 16, contention=contention)
     policy = Compared(1)
-    simulate(policy, scenario.models, scenario.arrivals(rate_per_s, 300, 1), scenario.machine)
+    simulate(policy, scenario.models, scenario.arrivals(rate_per_s, 200, 1), scenario.machine)
     assert policy.compared > 1000 and policy.remembered > 300
 
 
