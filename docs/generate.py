@@ -18,7 +18,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from benchmarks.differential.known.all import KNOWN
-from benchmarks.papers import fidelity
+from benchmarks.papers.fidelity import reproduced as papers_reproduced
+from benchmarks.papers.results import Results
 from gangway.artifact.command_line import TITLE, parser_of
 from gangway.artifact.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
@@ -300,7 +301,7 @@ def differences_from_triton() -> Iterator[str]:
 def reproduced() -> Iterator[str]:
     """Yield what the papers claim beside what `python -m benchmarks.papers` found."""
     yield from ("| claim | here |", "|---|---|")
-    yield from (f"| {claim} | {here} |" for claim, here in fidelity.reproduced(fidelity.Results(FIGURES)))
+    yield from (f"| {claim} | {here} |" for claim, here in papers_reproduced(Results(FIGURES)))
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {

@@ -6,7 +6,6 @@ It is made of the CSV files that the figures' modules wrote; nothing is simulate
 number, ours on the measured machine and on the one of VELTAIR's premise, and one sentence why they differ.
 """
 
-import csv
 import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,28 +15,17 @@ from statistics import fmean
 
 from benchmarks.papers import veltair_numbers as paper
 from benchmarks.papers.figures import FigureRequest
-from benchmarks.papers.packrat_splits import BATCHES, MEAN_SPEEDUP, MODELS
+from benchmarks.papers.packrat_splits import BATCHES, MEAN_SPEEDUP, MODELS, SERVED_MEAN
+from benchmarks.papers.results import NOT_RUN, Results, best, range_of, ratio_text
 from benchmarks.papers.veltair_latency import FILE as LATENCY_FILE
 from benchmarks.papers.veltair_latency import LOADS, OTHERS
-from benchmarks.papers.veltair_rates import (
-    BASELINE,
-    DEFAULT,
-    MACHINES,
-    MIXES,
-    RATES,
-    VELTAIRS,
-    capacity_bounds,
-    latency_over_isolated,
-    of_goal,
-    read_rates,
-    read_rows,
-)
+from benchmarks.papers.veltair_rates import BASELINE, DEFAULT, MACHINES, MIXES, RATES, VELTAIRS, read_rows
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.rates import RateEstimate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import VELTAIR_QOS_MS, read_mix
 
-NOT_RUN = "not run"  # of a mix that the files do not have
+OVER = ("over_gang", "over_isolated")  # columns of the latencies below the highest rate
 GOALS = {"all": "95 % of all", "each": "95 % of each"}
 ORDER = (
     ("veltair", "fixed_block:11"),
@@ -47,7 +35,6 @@ ORDER = (
     ("veltair", "protean"),
     ("protean", "model_fcfs"),
 )
-Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -60,60 +47,6 @@ class Claim:
     measured: str
     contended: str
     why: str
-
-
-class Results:
-    """What the figures' modules wrote."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rates = read_rates(folder)
-        self.bounds = capacity_bounds(folder)
-
-    def rows(self, name: str) -> list[Row]:
-        """Return the rows of a file. Raises OSError."""
-        with (self.folder / f"{name}.csv").open(newline="") as file:
-            return list(csv.DictReader(file))
-
-    def of(self, machine: str, mix: str, goal: str) -> Mapping[str, RateEstimate]:
-        """Return the policies' rates."""
-        return of_goal(self.rates, machine, mix, goal)
-
-    def over(self, machine: str, mix: str, goal: str, policy: str, other: str) -> str:
-        """Return a policy's rate over another's, with its interval."""
-        found = self.of(machine, mix, goal)
-        if policy not in found or other not in found:
-            return NOT_RUN
-        return _ratio(found[policy], found[other])
-
-    def range_over(self, machine: str, policy: str, other: str) -> str:
-        """Return the least and the largest ratio of two policies' rates over the mixes, 95 % of all in time."""
-        found = [self.of(machine, mix, "all") for mix in MIXES]
-        ratios = [_over(rates[policy], rates[other]).mean_per_s for rates in found if {policy, other} <= set(rates)]
-        return _range(ratios) if ratios else NOT_RUN
-
-    def range_over_best(self, machine: str) -> str:
-        """Return the least and the largest ratio of the default policy's rate to the best other one's, 95 % of each."""
-        ratios = []
-        for mix in MIXES:
-            found = dict(self.of(machine, mix, "each"))
-            ours = found.pop(DEFAULT, None)
-            if ours and found:
-                ratios.append(_over(ours, found[_best(found)]).mean_per_s)
-        return _range(ratios) if ratios else NOT_RUN
-
-    def latency(self, mix: str, policy: str, load: float, over: str) -> RateEstimate:
-        """Return the mean of the models' latencies below the highest rate, by seed, over the gang or all cores."""
-        found: dict[str, list[float]] = {}
-        for row in self.rows(LATENCY_FILE):
-            if (row["mix"], row["policy"], float(row["load"])) == (mix, policy, load):
-                found.setdefault(row["seed"], []).append(float(row[over]))
-        return RateEstimate(tuple(map(fmean, found.values())))
-
-    def over_baseline(self, policy: str, mix: str) -> tuple[str, str]:
-        """Return a policy's rate over the baseline's on the two machines, 95 % of all in time."""
-        measured, contended = (self.over(machine, mix, "all", policy, BASELINE) for machine in MACHINES)
-        return measured, contended
 
 
 def draw(request: FigureRequest) -> None:
@@ -192,7 +125,7 @@ def veltair_claims(results: Results) -> list[Claim]:
     )  # fmt: skip
     for policy in (*VELTAIRS, DEFAULT):
         theirs = f"{paper.LATENCY_OVER_ISOLATED.get(policy.partition(':')[0], '')}"
-        measured, contended = (_latency(results, machine, policy) for machine in MACHINES)
+        measured, contended = (results.over_isolated(machine, policy) for machine in MACHINES)
         what = f"`{policy}`, mix, latency over isolated"
         claims.append(Claim("Fig. 13", what, theirs, measured, contended, WHY_LATENCY[policy]))
     for policy, gap in paper.CORE_USE_GAP.items():
@@ -245,16 +178,21 @@ def layerweaver_claims(results: Results) -> list[Claim]:
 def packrat_claims(results: Results) -> list[Claim]:
     """Return the numbers of Packrat."""
     splits = [row for row in results.rows("packrat_fig4") if row["cores"] == "16" and int(row["batch"]) in BATCHES]
-    claims = []
+    claims, means = [], []
     for model in MODELS:
         some = [row for row in splits if row["model"] == model]
         if some:
             mean, neighbours = (fmean(float(row[name]) for row in some) for name in ("speedup", "neighbours"))
+            means.append(mean)
             claims.append(
                 Claim("Fig. 4", f"{model}: one gang over the split, 16 cores, mean", f"{MEAN_SPEEDUP[model]}",
                       f"{mean:.2f} ({neighbours:.2f})", "",
                       "A split gains what a wide gang loses as serial. In brackets: if neighbours are the cause.")
             )  # fmt: skip
+    claims.append(
+        Claim("Abstract", "the same through a server, least and largest of the models", range_of(SERVED_MEAN),
+              range_of(means), "", "Ours are those of Fig. 4, without a server around them.")
+    )  # fmt: skip
     for row in results.rows("packrat_fig1"):
         if row["paper"]:
             what = f"{row['model']}, {row['batch']} rows, {row['threads']} threads over half as many"
@@ -373,14 +311,14 @@ def _best_other(results: Results) -> str:
             for mix in MIXES:
                 found = dict(results.of(machine, mix, goal))
                 ours = found.pop(DEFAULT, None)
-                other = _best(found) if ours and found else ""
-                cells.append(f"{_ratio(ours, found[other])} (`{other}`)" if ours and other else NOT_RUN)
+                other = best(found) if ours and found else ""
+                cells.append(f"{ratio_text(ours, found[other])} (`{other}`)" if ours and other else NOT_RUN)
             rows.append((f"{machine}, {title}", *cells))
     for machine in MACHINES:
         others = [len(set(results.of(machine, mix, "each")) - {DEFAULT}) for mix in MIXES]
         rows.append((f"{machine}, other policies searched", *map(str, others)))
         for goal, title in GOALS.items():
-            shares = [share_of_bound(results, machine, mix, goal) for mix in MIXES]
+            shares = [results.share_of_bound(machine, mix, goal) for mix in MIXES]
             cells = [f"{share:.2f}" if share else NOT_RUN for share in shares]
             rows.append((f"{machine}, {title}: share of the capacity bound", *cells))
     return f"### `{DEFAULT}` over the best other policy that was searched\n\n" + _table(("", *MIXES), rows)
@@ -388,9 +326,10 @@ def _best_other(results: Results) -> str:
 
 def _below_the_rate(results: Results) -> str:
     places = dict.fromkeys((row["mix"], row["policy"], row["highest_per_s"]) for row in results.rows(LATENCY_FILE))
+    now = {(mix, policy): one for mix in MIXES for policy, one in results.of("measured", mix, "each").items()}
     rows = [
-        (mix, f"`{policy}`", str(RateEstimate((float(highest),))), *(
-            " / ".join(str(results.latency(mix, policy, load, over)) for over in OVER) for load in LOADS
+        (mix, f"`{policy}`", _highest(float(highest), now[mix, policy]), *(
+            " / ".join(str(results.below_the_rate(mix, policy, load, over)) for over in OVER) for load in LOADS
         ))
         for mix, policy, highest in places
     ]  # fmt: skip
@@ -405,13 +344,10 @@ time, per second; compared are `{DEFAULT}` and the {OTHERS} others that carry mo
 {_table(header, rows)}"""
 
 
-OVER = ("over_gang", "over_isolated")
-
-
-def share_of_bound(results: Results, machine: str, mix: str, goal: str) -> float | None:
-    """Return the default policy's rate over the capacity bound; None if it was not run."""
-    ours = results.of(machine, mix, goal).get(DEFAULT)
-    return ours.mean_per_s / results.bounds[machine, mix] if ours else None
+def _highest(then_per_s: float, now: RateEstimate) -> str:
+    """Return the rate that the loads are shares of, and the present one where it was searched again since."""
+    then = str(RateEstimate((then_per_s,)))
+    return then if abs(now.mean_per_s / then_per_s - 1) < 1e-3 else f"{then} (now {now})"
 
 
 def reproduced(results: Results) -> list[tuple[str, str]]:
@@ -437,13 +373,13 @@ def reproduced(results: Results) -> list[tuple[str, str]]:
     ]
     lines += [
         (f"VELTAIR: latency over isolated 1.1 (`{policy}`, mix)",
-         "; ".join(f"{machine}: {_latency(results, machine, policy)}" for machine in MACHINES))
+         "; ".join(f"{machine}: {results.over_isolated(machine, policy)}" for machine in MACHINES))
         for policy in ("veltair", "veltair:use")
     ]  # fmt: skip
-    over_gang = [[results.latency(mix, DEFAULT, load, OVER[0]).mean_per_s for mix in MIXES] for load in LOADS]
+    over_gang = [[results.below_the_rate(mix, DEFAULT, load, OVER[0]).mean_per_s for mix in MIXES] for load in LOADS]
     lines.append(
         (f"the same over the gang that just meets the target (`{DEFAULT}`, at {_comma(LOADS)} of its highest rate)",
-         f"measured: {', '.join(map(_range, over_gang))}")
+         f"measured: {', '.join(map(range_of, over_gang))}")
     )  # fmt: skip
     lines += [
         (f"{paper}: {one.figure}, {one.what}: {one.paper}", one.measured)
@@ -462,37 +398,13 @@ def _comma(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _ratio(one: RateEstimate, other: RateEstimate) -> str:
-    return f"{_over(one, other)}" if other.mean_per_s else "no rate"
-
-
-def _over(one: RateEstimate, other: RateEstimate) -> RateEstimate:
-    """Return the ratios of the seeds that both have: each has the first ones."""
-    count = min(len(one.rates_per_s), len(other.rates_per_s))
-    return RateEstimate(one.rates_per_s[:count]).over(RateEstimate(other.rates_per_s[:count]))
-
-
-def _best(rates: Mapping[str, RateEstimate]) -> str:
-    return max(rates, key=lambda policy: rates[policy].mean_per_s)
-
-
 def headline(results: Results) -> str:
     """Return what the overview says: the default policy's rates with 95 % of each model in time."""
-    shares = [share_of_bound(results, "measured", mix, "each") for mix in MIXES]
+    shares = [results.share_of_bound("measured", mix, "each") for mix in MIXES]
     over = "; ".join(f"{machine} {results.range_over_best(machine)}" for machine in MACHINES)
     listed = ", ".join(f"{mix} {share:.2f}" for mix, share in zip(MIXES, shares, strict=True) if share)
     seeds = min(len(one.rates_per_s) for one in results.rates.values())
     return f"{over}; seeds: {seeds}; share of the capacity bound, measured: {listed}"
-
-
-def _latency(results: Results, machine: str, policy: str) -> str:
-    found = latency_over_isolated(results.folder, machine, MIXES[-1], policy)
-    return str(found) if found else NOT_RUN
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

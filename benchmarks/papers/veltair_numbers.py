@@ -6,8 +6,6 @@ Its machine: Threadripper 3990X, 64 cores at 2.9 GHz, AVX2, 256 MB of shared cac
 
 CONFLICT_RATE = {("planaria", 300): 0.238}  # Fig. 5a, section 3.2: layer-wise, ResNet-50, by arrivals per second
 LATENCY_MS = {("planaria", 300): 21.4}  # Fig. 3b, section 3.2; 18.54 without what growing costs
-CONFLICT_COST_US = {"mean": 220.0, "median": 100.0}  # Fig. 5b, section 3.2: of a layer that starts with too few cores
-BEST_BLOCKS = {150: "fixed_block:6", 200: "fixed_block:11"}  # Fig. 3a, section 3.2, by arrivals per second
 
 # Fig. 12, section 5.2: highest rate with 95 % of the queries in time, over that of Planaria's scheduling.
 RATE_OVER_PLANARIA = {
