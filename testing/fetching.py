@@ -53,29 +53,45 @@ def succeeds(command: list[str], environment: dict[str, str] | None = None) -> b
     return subprocess.run(command, check=False, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
-def debian_package(package: str, scratch: Path, otherwise: str) -> Path:
+def debian_package(package: str, scratch: Path, otherwise: str, suite: str = "") -> Path:
     """Return a folder with the content of a package of Debian, which is not installed: root is not needed.
 
-    Raises FetchError, with what to do `otherwise` on a machine that has no packages of this kind.
+    `suite`: a release of Debian, if not the system's own. Raises FetchError, with what to do `otherwise` on a machine
+    that has no packages of this kind.
     """
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise FetchError(f"this machine has no apt-get for Debian's package {package}: {otherwise}")
     folder = scratch / package
     folder.mkdir()
-    run([*_apt(package, scratch), "download", package], package, folder)
+    run([*_apt(package, scratch, suite), "download", package], package, folder)
     (archive,) = folder.glob("*.deb")
     run(["dpkg", "--extract", str(archive), str(folder / "content")], package)
     return folder / "content"
 
 
-def _apt(package: str, scratch: Path) -> list[str]:
+def _apt(package: str, scratch: Path, suite: str) -> list[str]:
     """Return the apt-get command: with the system's lists if they know the package, else with lists of our own."""
-    if succeeds(["apt-cache", "show", package]):
+    if not suite and succeeds(["apt-cache", "show", package]):
         return ["apt-get"]
-    lists = scratch / "apt/lists/partial"
-    apt = ["apt-get", f"-oDir::State::lists={scratch}/apt/lists", f"-oDir::Cache={scratch}/apt/cache"]
+    lists = scratch / f"apt{suite}/lists/partial"
+    apt = ["apt-get", f"-oDir::State::lists={lists.parent}", f"-oDir::Cache={lists.parents[1]}/cache"]
+    if suite:
+        told = subprocess.run(
+            ["apt-get", "indextargets", "--format=$(LABEL) $(REPO_URI)"], check=False, capture_output=True
+        )
+        mirrors = {line.split()[1] for line in told.stdout.decode().splitlines() if line.startswith("Debian ")}
+        if not mirrors:
+            raise FetchError(f"this machine's apt-get knows no mirror of Debian for {suite}: run `apt-get update`")
+        sources = scratch / f"{suite}.list"
+        signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+        sources.write_text(f"deb {signed} {min(mirrors)} {suite} main\n")
+        apt += [
+            f"-oDir::Etc::sourcelist={sources}",
+            "-oDir::Etc::sourceparts=/dev/null",
+            "-oDir::State::status=/dev/null",
+        ]
     if not lists.exists():
         lists.mkdir(parents=True)
-        (scratch / "apt/cache/archives/partial").mkdir(parents=True)
+        (lists.parents[1] / "cache/archives/partial").mkdir(parents=True)
         run([*apt, "update"], "Debian's package lists")
     return apt

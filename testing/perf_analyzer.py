@@ -65,7 +65,14 @@ class Result:
 
 
 def run_one(
-    url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "", protocol: str = GRPC
+    url: str,
+    model: str,
+    name: str,
+    mode: Mode,
+    interval_ms: int,
+    metrics_url: str = "",
+    protocol: str = GRPC,
+    program: Path = BINARY,
 ) -> Result:
     """Run perf_analyzer once.
 
@@ -79,8 +86,8 @@ def run_one(
             target += ["--collect-metrics", "--metrics-interval", "50", "--verbose-csv"]
             target += ["--metrics-url", metrics_url.removeprefix("http://")]
         done = subprocess.run(
-            [str(BINARY), *target, *mode.flags, *windows],
-            env=perf_analyzer_environment(),
+            [str(program), *target, *mode.flags, *windows],
+            env=perf_analyzer_environment() if program == BINARY else None,
             check=False,
             capture_output=True,
             text=True,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
 
+from benchmarks.other_clients.generators import GENERATORS, ask_generator
 from benchmarks.other_clients.messages import FORWARDED, write_python_models
 from benchmarks.other_clients.programs import OVER_HTTP, PROGRAMS, ask_http
 from benchmarks.other_clients.programs import ask as ask_program
@@ -103,6 +104,8 @@ def ask_programs(names: Sequence[str], proxies: Sequence[str]) -> Iterator[Row]:
                 if through in proxies:
                     found = ask_http(OVER_HTTP[name](), "" if through == STRAIGHT else through)
                     yield from rows_of(name, found, through)
+        elif name in GENERATORS:
+            yield from rows_of(name, _ask_generator(name))
         elif name in PROGRAMS:
             for through, secure in product(proxies, (False, True)):
                 found = ask_program(name, "" if through == STRAIGHT else through, secure)
@@ -112,6 +115,12 @@ def ask_programs(names: Sequence[str], proxies: Sequence[str]) -> Iterator[Row]:
 def _ask_python() -> Iterator[tuple[str, str]]:
     script = Path(__file__).with_name(HTTP.script)
     yield from ask_http([str(HTTP.python()), str(script)])
+
+
+def _ask_generator(name: str) -> Iterator[tuple[str, str]]:
+    generator = GENERATORS[name]
+    python = Library((generator.requirement,), generator.module, "").python()
+    yield from ask_generator(generator, python)
 
 
 def ask_libraries(names: Sequence[str], zoo: Path) -> Iterator[Row]:
@@ -135,7 +144,7 @@ def main() -> int:
     """Run every check; return 1 if one failed."""
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
-    names = [*LIBRARIES, *PROGRAMS, *OVER_HTTP, "python-http"]
+    names = [*LIBRARIES, *GENERATORS, *PROGRAMS, *OVER_HTTP, "python-http"]
     add = parser.add_argument
     add("--clients", nargs="+", default=list(LIBRARIES), choices=names, help="which clients")
     add(

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.perf_analyzer.cases import CASES, Case, models, write_files
 from gangway.clients.connection import Connection
 from gangway.zoo import DEFAULT_NAMES
-from testing.fetch.perf_analyzer import fetch
+from testing.fetch.perf_analyzer import BINARY, fetch, fetch_newest
 from testing.live_server import live_server
 from testing.perf_analyzer import GRPC, HTTP, MODES, Result, run_one
 from testing.report import Report, add_repository_option, option_parser, start_report
@@ -20,27 +20,36 @@ CALL_TIMEOUT_S = 10
 WORST_RATE = 1 / 3  # how far the rate may be from the one that was asked for, as a share of it
 
 
-def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str) -> list[Result]:
+def run_all(
+    url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str, program: Path
+) -> list[Result]:
     """Run every mode on every model, one after the other."""
-    return [run_one(url, model, mode, MODES[mode], interval_ms, metrics_url) for model in models for mode in modes]
+    runs = [(model, mode) for model in models for mode in modes]
+    return [run_one(url, *run, MODES[run[1]], interval_ms, metrics_url, program=program) for run in runs]
 
 
-def run_cases(urls: Mapping[str, str], names: Sequence[str], interval_ms: int) -> list[Result]:
+def run_cases(urls: Mapping[str, str], names: Sequence[str], interval_ms: int, program: Path) -> list[Result]:
     """Run the cases, one after the other. `urls`: of both protocols."""
     with tempfile.TemporaryDirectory() as name, Connection(urls[GRPC], CALL_TIMEOUT_S) as connection:
         folder = Path(name)
         write_files(folder)
-        return [_run_case(connection, urls, folder, name, CASES[name], interval_ms) for name in names]
+        return [_run_case(connection, urls, folder, name, CASES[name], interval_ms, program) for name in names]
 
 
 def _run_case(
-    connection: Connection, urls: Mapping[str, str], folder: Path, name: str, case: Case, interval_ms: int
+    connection: Connection,
+    urls: Mapping[str, str],
+    folder: Path,
+    name: str,
+    case: Case,
+    interval_ms: int,
+    program: Path,
 ) -> Result:
     """Run a case; the server itself must have answered something, and have refused nothing."""
     flags = tuple(flag.format(folder=folder) for flag in case.mode.flags)
     before = _counts(connection, case.model)
     mode = replace(case.mode, flags=flags)
-    result = run_one(urls[case.protocol], case.model, name, mode, interval_ms, protocol=case.protocol)
+    result = run_one(urls[case.protocol], case.model, name, mode, interval_ms, protocol=case.protocol, program=program)
     answered, failed = (after - b for after, b in zip(_counts(connection, case.model), before, strict=True))
     problem = result.problem
     if not problem and (failed or not answered):
@@ -77,14 +86,16 @@ def main() -> int:
         "--cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="NAME", help="calls with other flags"
     )
     parser.add_argument("--interval-ms", type=int, default=500, help="length of a measurement window")
+    parser.add_argument("--newest", action="store_true", help="the newest perf_analyzer, not that of tritonclient 2.50")
     options = parser.parse_args()
     report = start_report("perf_analyzer, the real one")
     fetch()
+    program = fetch_newest() if options.newest else BINARY
 
     def run(urls: Mapping[str, str], metrics_url: str) -> None:
-        modes = run_all(urls[GRPC], options.models, options.modes, options.interval_ms, metrics_url)
+        modes = run_all(urls[GRPC], options.models, options.modes, options.interval_ms, metrics_url, program)
         report_results(report, "perf_analyzer over gRPC", modes)
-        report_results(report, "its other flags", run_cases(urls, options.cases, options.interval_ms))
+        report_results(report, "its other flags", run_cases(urls, options.cases, options.interval_ms, program))
 
     if options.url:
         run({GRPC: options.url, HTTP: options.http_url}, options.metrics_url)
