@@ -66,6 +66,11 @@ class ModelCapacity:
         arena_bytes = min(share_bytes, memory_limit_bytes() / 16)
         return min(_computable_rows(manifest, arena_bytes) for manifest in manifests if manifest is not None)
 
+    def rows_of(self, manifest: Manifest, in_bf16: Manifest | None) -> int:
+        """Return how many rows a model takes at a time. Raises ModelLoadError if memory cannot hold it and one row."""
+        self.require_memory(manifest)
+        return self.computable_rows(manifest, in_bf16)
+
     def map_weights(self, model_id: int, manifest: Manifest) -> None:
         """Workers map the weights of a model."""
         self._mapped_bytes[model_id] = manifest.weights_bytes

@@ -37,9 +37,9 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.models.sequences import check_hidden, complete_sequences, hidden_inputs, hidden_outputs
-from gangway.server.models.settings import response_bounds_ns
+from gangway.server.models.settings import response_bounds_ns, tell_batching
 from gangway.server.models.tensors import datatype_name, datatype_value
-from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
+from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE, ModelOptions
 from gangway.server.options.values import INT32_MAX
 
 MOST_ROWS: Final = INT32_MAX
@@ -99,18 +99,15 @@ def complete_config(
     return complete
 
 
-def completed_by(manifest: Manifest, config: ModelConfig, name: str, default_max_batch_size: int) -> ModelConfig:
+def completed_by(manifest: Manifest, config: ModelConfig, name: str, options: ModelOptions) -> ModelConfig:
     """Return what `complete_config` does of a compiled model. A first dimension that may be a size is no batch."""
     is_known = manifest.is_compilable or manifest.apart_rows
     may_differ = not is_known and not is_one_batch(manifest.inputs)
     is_size = may_differ or names_first_dimension(config, manifest.inputs)
-    default = 0 if is_size else default_max_batch_size
-    return complete_config(config, name, manifest.inputs, manifest.outputs, manifest.batched, default)
-
-
-def is_only_whole(config: ModelConfig, manifest: Manifest) -> bool:
-    """Whether first dimensions of several names are sizes by a completed config, so what is compiled is of no use."""
-    return not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs)
+    default = 0 if is_size else options.default_max_batch_size
+    completed = complete_config(config, name, manifest.inputs, manifest.outputs, manifest.batched, default)
+    tell_batching(completed, options.batching)
+    return completed
 
 
 def optional_inputs(config: ModelConfig) -> tuple[str, ...]:
@@ -200,22 +197,31 @@ def declared_sizes(
 
 
 @dataclass(frozen=True)
-class ConfiguredSizes:
-    """What a completed config says of a model's symbolic dimensions.
+class CompletedModel:
+    """A configuration with everything that the compiled model determines.
 
-    `batched`: whether its first dimension counts rows. `fixed`: sizes that dims give. `declared`: of all `symbols`, in
-    their order, which are compiled before the model is ready.
+    `batched`: whether the first dimension counts rows. `only`: the sizes of symbolic dimensions, if dims allow no
+    others. `declared`: those of `symbols`, in their order, that are compiled before the model is ready.
     """
 
+    config: ModelConfig
+    manifest: Manifest
     batched: bool
     symbols: tuple[str, ...]
-    fixed: Mapping[str, int]
+    only: Mapping[str, int]
     declared: Sequence[tuple[int, ...]]
 
-    @property
-    def only(self) -> Mapping[str, int]:
-        """The only sizes that the model has; nothing if others are possible."""
-        return self.fixed if len(self.fixed) == len(self.symbols) else {}
+    @classmethod
+    def of(cls, config: ModelConfig, manifest: Manifest, most: int) -> "CompletedModel":
+        """Return what follows from a completed config, which may declare `most` sizes. Raises ConfigError."""
+        batched = counts_rows(config, manifest)
+        symbols = open_symbols(manifest.inputs, batched)
+        fixed = fixed_sizes(config, manifest.inputs, symbols)
+        declared = declared_sizes(config, manifest, symbols, fixed, most)
+        if bucket_sizes(config) and config.HasField("sequence_batching"):
+            what = "a model with sequences is compiled for one shape or none"
+            raise ConfigError(f"parameter {BUCKETS_PARAMETER}: {what}")
+        return cls(config, manifest, batched, symbols, fixed if len(fixed) == len(symbols) else {}, declared)
 
     @property
     def known(self) -> list[Mapping[str, int]]:
@@ -223,15 +229,10 @@ class ConfiguredSizes:
         return [self.only] if self.only else [dict(zip(self.symbols, each, strict=True)) for each in self.declared]
 
 
-def configured_sizes(config: ModelConfig, manifest: Manifest, most: int) -> ConfiguredSizes:
-    """Return the sizes in a completed config, of which at most `most` are declared. Raises ConfigError."""
+def row_limit(config: ModelConfig, manifest: Manifest, most_rows: int) -> tuple[bool, int]:
+    """Return whether a completed config's first dimension counts rows, and how many a request may have."""
     batched = counts_rows(config, manifest)
-    symbols = open_symbols(manifest.inputs, batched)
-    fixed = fixed_sizes(config, manifest.inputs, symbols)
-    declared = declared_sizes(config, manifest, symbols, fixed, most)
-    if bucket_sizes(config) and config.HasField("sequence_batching"):
-        raise ConfigError(f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none")
-    return ConfiguredSizes(batched, symbols, fixed, declared)
+    return batched, max_rows(config, batched, most_rows)
 
 
 def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:

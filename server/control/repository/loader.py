@@ -31,13 +31,12 @@ from gangway.server.control.repository.capacity import ModelCapacity
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.completed_config import (
     MOST_ROWS,
-    ConfiguredSizes,
+    CompletedModel,
     completed_by,
-    configured_sizes,
-    counts_rows,
-    is_only_whole,
+    is_one_batch,
     max_rows,
     optional_inputs,
+    row_limit,
     tell_engine,
     tell_target,
     tell_trials,
@@ -112,15 +111,6 @@ class ReadModel:
     optional: tuple[str, ...] = ()
     at_once: bool = False
     files: FilesStamp = ()
-
-
-@dataclass(frozen=True)
-class CompletedModel:
-    """3. The configuration with everything that the compiled model determines, and the sizes that it names."""
-
-    config: ModelConfig
-    manifest: Manifest
-    sizes: ConfiguredSizes
 
 
 @dataclass(frozen=True)
@@ -232,8 +222,9 @@ class ModelLoader:
         """1. Read what lies beside the model. Raises ConfigError, OSError."""
         config, options = entry.config, self._options.models
         require_one_front_end(config, self._options.general.front_ends)
-        labels = tuple(label_files(entry.folder, config).items())
-        initial_states = tuple(initial_state_files(entry.folder, config).items())
+        folder = entry.folder
+        labels = tuple(label_files(folder, config).items())
+        initial_states = tuple(initial_state_files(folder, config).items())
         limits = ModelLimits.of(config, entry.name, entry.version, options.rates)
         log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(config)
@@ -261,28 +252,26 @@ class ModelLoader:
     async def _complete(self, read: ReadModel, manifest: Manifest) -> CompletedModel:
         """3. Complete the configuration by the compiled model's signature. Raises ConfigError, CompileError."""
         entry, options = read.entry, self._options.models
-        config = completed_by(manifest, entry.config, entry.name, options.default_max_batch_size)
-        if is_only_whole(config, manifest):
+        config = completed_by(manifest, entry.config, entry.name, options)
+        # First dimensions of several names are sizes then, so what is compiled is of no use.
+        if not config.max_batch_size and manifest.is_compilable and not is_one_batch(manifest.inputs):
             manifest = await self._compiler.compile(CompileRequest(entry.name, entry.path, whole=True))
-        tell_batching(config, options.batching)
-        return CompletedModel(config, manifest, configured_sizes(config, manifest, self._options.general.max_shapes))
+        return CompletedModel.of(config, manifest, self._options.general.max_shapes)
 
     async def _specialize(self, read: ReadModel, completed: CompletedModel) -> MadeModel:
         """4. Compile the model for the only sizes that it has, and in bf16. Raises LOAD_ERRORS.
 
         Without either this looks whether it has to be compiled at all before it is served.
         """
-        entry, config, manifest, sizes = read.entry, completed.config, completed.manifest, completed.sizes
-        declared, only = sizes.declared, sizes.only
+        entry, config, manifest = read.entry, completed.config, completed.manifest
+        declared, only = completed.declared, completed.only
         meanwhile = Meanwhile(read.files, manifest.key) if manifest.is_stand_in else None
-        if read.at_once and not meanwhile and not await self._are_cached(read, manifest, sizes):
+        if read.at_once and not meanwhile and not await self._are_cached(read, completed):
             meanwhile, declared, only = Meanwhile(read.files), [], {}
         elif only:
-            manifest, declared = await self._compiled_for(read, manifest, sizes), []
+            manifest, declared = await self._compiled_for(read, completed), []
         in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, read.wanted, only)
-        self._capacity.require_memory(manifest)
-        batched, computable = counts_rows(config, manifest), self._capacity.computable_rows(manifest, in_bf16.manifest)
-        rows = max_rows(config, batched, computable)
+        batched, rows = row_limit(config, manifest, self._capacity.rows_of(manifest, in_bf16.manifest))
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
@@ -364,7 +353,7 @@ class ModelLoader:
             return (await self._trials.try_model(again, manifest, config, entry.folder, sizes)).isolated
 
         bf16_id = await self._pairs.load(spec, in_bf16, ready, attempt, qos_us, is_counted=True)
-        if bf16_id < 0:
+        if bf16_id < 0 and in_bf16.manifest is not None:
             in_bf16 = replace(in_bf16, manifest=None)
             tell_engine(config, manifest, in_bf16)
         ready = replace(
@@ -383,7 +372,7 @@ class ModelLoader:
         entry, manifest, spec = made.read.entry, made.manifest, made.spec
         warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
-        warn_of_difference(entry.title, manifest)
+        warn_of_difference(spec.name, manifest)
         shaped = None
         if made.meanwhile is None:
             shaped = await self.shapes.prepare(ready, entry, made.declared, spec, made.read.wanted)
@@ -396,29 +385,30 @@ class ModelLoader:
                 self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, profiled.bf16_id, made.meanwhile)
 
-    async def _are_cached(self, read: ReadModel, manifest: Manifest, sizes: ConfiguredSizes) -> bool:
+    async def _are_cached(self, read: ReadModel, completed: CompletedModel) -> bool:
         """Whether the model need not be compiled for any of the sizes that it is to have at once, or cannot be."""
-        if is_never_compiled(manifest.inputs):
+        if is_never_compiled(completed.manifest.inputs):
             return True
         name, path, precision = read.entry.name, read.entry.path, read.wanted.each[0]
         try:
-            for each in sizes.known:
+            for each in completed.known:
                 await self._compiler.compile(CompileRequest(name, path, each, precision=precision, stand_in=True))
         except CompileError:
             return False
         return True
 
-    async def _compiled_for(self, read: ReadModel, manifest: Manifest, sizes: ConfiguredSizes) -> Manifest:
+    async def _compiled_for(self, read: ReadModel, completed: CompletedModel) -> Manifest:
         """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
+        manifest, sizes = completed.manifest, completed.only
         if is_never_compiled(manifest.inputs):
             return manifest
-        title = f"{read.entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.only.items())}"
-        request = CompileRequest(title, read.entry.path, sizes.only, precision=read.wanted.each[0])
+        title = f"{read.entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
+        request = CompileRequest(title, read.entry.path, sizes, precision=read.wanted.each[0])
         try:
             compiled = await self._compiler.compile(request)
         except CompileError as error:
             return replace(manifest, fallback_reason=str(error))
-        return compiled if compiled.batched == sizes.batched else manifest
+        return compiled if compiled.batched == completed.batched else manifest
 
     # -- after the load
 
