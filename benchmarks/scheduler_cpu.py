@@ -5,6 +5,7 @@ times capacity, one network without a target. `pipeline`: an ensemble of Python,
 counts whether it is answered or refused. The time is that of the scheduler's process, from the kernel.
 """
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,12 +22,12 @@ from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s
 from gangway.workload.qos import Qos
 from testing.isolated import Reference
-from testing.live_server import LiveServer, live_server
+from testing.live_server import QUIET, LiveServer, live_server
 from testing.load import Load, LoadProcess, Outcome
 from testing.processes import CoreUse, core_use
 from testing.reference import Example, example_of
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
-from testing.repository import ensure_zoo, onnx_file
+from testing.repository import GANGWAY, ensure_zoo, onnx_file
 
 TINY, BEST_EFFORT = "mlp", "googlenet"
 LIGHT = ("efficientnet_b0", "mobilenetv2", "tiny_yolov2")
@@ -104,8 +105,16 @@ def serve(checkout: Path, models: Path, targets_ms: Mapping[str, float | None], 
         write_repository(Path(folder), models, targets_ms)
         if pipeline:
             write_pipeline(Path(folder), INSTANCES)
-        with live_server(Path(folder), cwd=checkout, python=str(checkout / ".venv" / "bin" / "python")) as server:
+        python, quiet = str(checkout / ".venv" / "bin" / "python"), known_flags(checkout, QUIET)
+        with live_server(Path(folder), cwd=checkout, python=python, quiet=quiet) as server:
             yield server
+
+
+def known_flags(checkout: Path, flags: Sequence[str]) -> list[str]:
+    """Return those flags of `gangway serve` that a checkout has: one that it lacks does what it stands for anyway."""
+    command = [str(checkout / ".venv" / "bin" / "python"), *GANGWAY[1:], "serve", "--help-all"]
+    words = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.split()
+    return [flag for flag in flags if flag.partition("=")[0] in words]
 
 
 def table(report: Report, found: Mapping[tuple[str, str], Sequence[Stretch]], sides: Sequence[str]) -> None:

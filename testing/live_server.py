@@ -24,6 +24,7 @@ from testing.processes import command_of, descendants_of
 from testing.repository import GANGWAY
 
 ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
+QUIET = ("--no-profile", "--compile-ahead=0")  # nothing begins in the background
 START_TIMEOUT_S = 300  # a cold cache compiles every model first
 STOP_TIMEOUT_S = 40
 CALL_TIMEOUT_S = 1
@@ -89,6 +90,7 @@ def live_server(
     cwd: Path | None = None,
     path: str = "",
     python: str = sys.executable,
+    quiet: Sequence[str] = QUIET,
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
 
@@ -96,7 +98,7 @@ def live_server(
     `prefix`: words before the command, of a program that becomes it.
     `path`: of a Unix socket for gRPC, in place of a port.
     `cwd`: where the server is started; the repository is named relative to it then.
-    `python`: whose Gangway it is; of another checkout `cwd` must be that one.
+    `python`: whose Gangway it is; of another checkout `cwd` must be that one, and `quiet` those flags that it knows.
 
     Raises RuntimeError with the log's end if it fails.
     """
@@ -109,8 +111,7 @@ def live_server(
         options = [f"--model-repository={named}", f"--grpc-address={url if path else address}", f"--grpc-port={port}"]
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += [f"--http-address={address}", f"--http-port={http_port}"]
-        # Nothing shall begin in the background unless it is asked for.
-        options += ["--no-profile", "--compile-ahead=0", *flags]
+        options += [*quiet, *flags]
         begin = time.monotonic()
         command = [*prefix, python, *GANGWAY[1:], "serve", *options]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd)
