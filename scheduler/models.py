@@ -139,9 +139,8 @@ class Limits:
         """Return the waiting queries that may run now, in the given order; all of those returned may run together.
 
         `under_way` has the model of each query that has begun, but for those that go on with what is held; there can be
-        `most` of them. Where not all may begin,
-        models that had fewer turns, times their priority of Triton's rate limiter, go first; then counts how urgent the
-        query is.
+        `most` of them. Where not all may begin, models that had fewer turns, times their priority of Triton's rate
+        limiter, go first; then counts how urgent the query is.
         """
         binding = self._binding.get(most)
         if binding is None:
@@ -149,36 +148,36 @@ class Limits:
         if self._held or self._kept:
             binding = binding.union(self._held, self._kept)
         self._refused = {}
-        limited: defaultdict[int, list[tuple[Urgency, Query]]] = defaultdict(list)
+        limited: dict[int, list[tuple[Urgency, Query]]] = {}
         for query in waiting:
             if query.model_id in binding and not _has_its_own(query):
-                limited[query.model_id].append((_urgency(query), query))
+                limited.setdefault(query.model_id, []).append((_urgency(query), query))
         if not limited:
             return waiting
         admitted = self._admitted(limited, self._free(under_way))
         return [
             query
             for query in waiting
-            if _has_its_own(query) or query.model_id not in binding or query.query_id in admitted
+            if query.model_id not in binding or query.query_id in admitted or _has_its_own(query)
         ]
 
-    def _admitted(self, limited: dict[int, list[tuple[Urgency, Query]]], free: Counter[str]) -> set[int]:
+    def _admitted(self, limited: dict[int, list[tuple[Urgency, Query]]], free: dict[str, int]) -> set[int]:
         """Give what is free to one query after the other. Queries of one model need the same, so one stands for all."""
         for queries in limited.values():
             heapq.heapify(queries)
         admitted: set[int] = set()
-        turns: Counter[int] = Counter()
+        turns = dict.fromkeys(limited, 0)
         while limited:
             model_id = min(limited, key=lambda model: (self._share(model, turns[model]), limited[model][0]))
-            limits = self._models[model_id].limits
-            if all(free[name] >= amount for name, amount, _ in limits):
-                free.subtract({name: amount for name, amount, _ in limits})
-                admitted.add(heapq.heappop(limited[model_id])[1].query_id)
+            queries = limited[model_id]
+            if all(free[name] >= amount for name, amount, _ in self._models[model_id].limits):
+                self._take(free, model_id)
+                admitted.add(heapq.heappop(queries)[1].query_id)
                 turns[model_id] += 1
             else:
-                self._refused[model_id] = limited[model_id][0][0]
-                limited[model_id].clear()
-            if not limited[model_id]:
+                self._refused[model_id] = queries[0][0]
+                queries.clear()
+            if not queries:
                 del limited[model_id]
         return admitted
 
@@ -188,15 +187,22 @@ class Limits:
     def _share(self, model_id: int, more: int = 0) -> int:
         return (self._turns[model_id] + more) * self._priority(model_id)
 
-    def _free(self, under_way: Iterable[int]) -> Counter[str]:
-        free = Counter(self._available)
+    def _free(self, under_way: Iterable[int]) -> dict[str, int]:
+        """Return what is free of each resource; less than nothing, if there was more of it before."""
+        free = dict(self._available)
         for model_id in under_way:
-            if model_id in self._models:
-                free.subtract({name: amount for name, amount, _ in self._models[model_id].limits})
-        for model_id in self._held.keys() | self._kept.keys():
-            count = sum(self._held.get(model_id, {}).values()) + len(self._kept.get(model_id, ()))
-            free.subtract({name: count * amount for name, amount, _ in self._models[model_id].limits})
+            self._take(free, model_id)
+        for model_id, counts in self._held.items():
+            self._take(free, model_id, sum(counts.values()))
+        for model_id, ends_us in self._kept.items():
+            self._take(free, model_id, len(ends_us))
         return free
+
+    def _take(self, free: dict[str, int], model_id: int, count: int = 1) -> None:
+        """Take what so many queries of a model hold from what is free."""
+        spec = self._models.get(model_id)
+        for name, amount, _ in spec.limits if spec is not None else ():
+            free[name] -= count * amount
 
     def _review(self) -> None:
         """There is as much of a resource as the model says that says most."""
