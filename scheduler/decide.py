@@ -124,7 +124,7 @@ class Dispatcher:
         if not execution.changed and not woken and not (turn_ends and execution.queue_changed):
             if not execution.queue_changed:
                 if turn_ends:  # the policy has seen all there is
-                    self._end_turns(now_us)
+                    self._end_turns(self._holders(), now_us)
                 return
             until_us = self._next_us[self._came]
             if now_us < until_us and not self._workers.free:
@@ -144,7 +144,6 @@ class Dispatcher:
             running = [block for block in running if block.query.model_id in self._models.profiles]
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
-            self._space_decisions(now_us, time.monotonic_ns() / 1e3)
 
     def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
@@ -160,17 +159,20 @@ class Dispatcher:
         self._execution.gangs.begin_together()
         if wake_us is not None:
             self._wake_at(wake_us)
-        if not self._workers.free and self._execution.gangs.yielding():
+        holders = self._holders()
+        if holders and not self._workers.free:
             begun = {each.query_id for each in decisions if isinstance(each, Start)}
             self._left = [query for query in snapshot.waiting if query.query_id not in begun]
-            self._end_turns(now_us)
+            holders = self._end_turns(holders, now_us)
+        self._space_decisions(holders, now_us, time.monotonic_ns() / 1e3)
 
-    def _end_turns(self, now_us: float) -> None:
-        """Have those leave whose turn is over, if others wait for their cores."""
+    def _end_turns(self, holders: list[turns.Holder], now_us: float) -> list[turns.Holder]:
+        """Have those leave whose turn is over, if others wait for their cores; return those that stay."""
         leaving = sum(gang.leaving for gang in self._execution.gangs.all())
-        ended, self._turn_end_us = turns.over(self._left, self._holders(), leaving, now_us)
+        ended, self._turn_end_us = turns.over(self._left, holders, leaving, now_us)
         for query_id in ended:
             self._execution.stop(Stop(query_id))
+        return [holder for holder in holders if holder.query.query_id not in ended] if ended else holders
 
     def _holders(self) -> list[turns.Holder]:
         return [self._holder(gang) for gang in self._execution.gangs.yielding() if not gang.stopping]
@@ -181,11 +183,10 @@ class Dispatcher:
         usual_us = profile.rows_us(1, query.rows) if profile and profile.latency_us else 0.0
         return turns.Holder(query, gang.started_us, usual_us)
 
-    def _space_decisions(self, begin_us: float, end_us: float) -> None:
-        """Set until when newcomers of each kind wait, after a decision that took so long."""
+    def _space_decisions(self, holders: Sequence[turns.Holder], begin_us: float, end_us: float) -> None:
+        """Set until when newcomers of each kind wait, after a decision that took so long and left these holders."""
         config = self._policy.config
         gap, yielding = config.decision_gap, config.yield_gap
-        holders = self._holders()
         yields_from_us = None if self._workers.free else self._policy.yields_from_us()
         factor = gap.min_gap_factor if yields_from_us is None else gap.yielding_gap_factor
         gap_us = min(factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
