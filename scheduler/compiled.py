@@ -16,22 +16,31 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-# What a decision and its application consist of. No two have the same last name, which names their `PyInit`.
+# What a turn of the scheduler consists of. No two have the same last name, which names their `PyInit`.
 MODULES: Final = (
+    "admission",
     "apply",
     "batching.former",
     "decide",
+    "fast_path",
     "gangs",
+    "interference",
+    "loop",
+    "models",
+    "observability",
     "policies.arrival_rate",
     "policies.baselines",
     "policies.gangway",
     "policies.gangway_blocks",
     "policies.gangway_overload",
     "policies.layerweaver",
+    "policies.precision_choice",
+    "policies.turns",
     "policies.veltair",
     "policy",
     "prediction",
     "requests",
+    "resources",
     "units",
     "waiting",
 )

@@ -258,30 +258,34 @@ class LiveScheduler:
     def _hear_supervisor(self) -> None:
         while (message := self.supervisor.receive()) is not None:
             self._execution.changed = True
-            match message:
-                case slow.LoadModel():
-                    self.model_jobs.load(message)
-                case slow.UnloadModel(model_id):
-                    self.model_jobs.unload(model_id)
-                case slow.SetProfile():
-                    self._models.set_profile(message)
-                case slow.UseProfile(model_id, path):
-                    self.model_jobs.use_profile(model_id, Path(path))
-                case slow.UseSchedule(number, model_ids, path):
-                    self.compounds.use(number, self._plan(model_ids, Path(path)) if path else None)
-                case slow.WorkerDied():
-                    self._worker_died(message)
-                case slow.WorkerMissing(core):
-                    self.workers.miss(core)
-                    self.model_jobs.worker_missing()
-                case slow.FrontEndDied(front_end):
-                    self._front_end_died(front_end)
-                case slow.SetLog(levels):
-                    self._set_log(LogLevels.from_number(levels))
-                case slow.Stop():
-                    self._stop()
-                case _:
-                    raise ValueError(f"unexpected {message}")
+            self._obey(message)
+
+    def _obey(self, message: slow.ControlMessage) -> None:
+        """Do what the supervisor says. No `match`: mypyc has none for msgspec's classes."""
+        if isinstance(message, slow.LoadModel):
+            self.model_jobs.load(message)
+        elif isinstance(message, slow.UnloadModel):
+            self.model_jobs.unload(message.model_id)
+        elif isinstance(message, slow.SetProfile):
+            self._models.set_profile(message)
+        elif isinstance(message, slow.UseProfile):
+            self.model_jobs.use_profile(message.model_id, Path(message.path))
+        elif isinstance(message, slow.UseSchedule):
+            plan = self._plan(message.model_ids, Path(message.path)) if message.path else None
+            self.compounds.use(message.number, plan)
+        elif isinstance(message, slow.WorkerDied):
+            self._worker_died(message)
+        elif isinstance(message, slow.WorkerMissing):
+            self.workers.miss(message.core)
+            self.model_jobs.worker_missing()
+        elif isinstance(message, slow.FrontEndDied):
+            self._front_end_died(message.front_end)
+        elif isinstance(message, slow.SetLog):
+            self._set_log(LogLevels.from_number(message.levels))
+        elif isinstance(message, slow.Stop):
+            self._stop()
+        else:
+            raise ValueError(f"unexpected {message}")
 
     def _plan(self, model_ids: Sequence[int], path: Path) -> Plan | None:
         """Return the schedule in a file; None if it cannot be used, as the log says."""
@@ -317,17 +321,16 @@ class LiveScheduler:
                 if self._execution.left(core, message, now_us):
                     self._gang_ended()
                 continue
-            match message:
-                case Loaded(model_id, ok, error):
-                    self.model_jobs.loaded(core, model_id, ok, error)
-                case Unloaded(model_id):
-                    self.model_jobs.unloaded(core, model_id)
-                case Ready(pid):
-                    self.worker_ready(core, pid)
-                case Kept(model_id):  # nobody can begin because of it
-                    self._models.limits.keep(model_id, now_us)
-                    self._note_held(model_id)
-                    continue
+            if isinstance(message, Loaded):
+                self.model_jobs.loaded(core, message.model_id, message.ok, message.error)
+            elif isinstance(message, Unloaded):
+                self.model_jobs.unloaded(core, message.model_id)
+            elif isinstance(message, Ready):
+                self.worker_ready(core, message.pid)
+            elif isinstance(message, Kept):  # nobody can begin because of it
+                self._models.limits.keep(message.model_id, now_us)
+                self._note_held(message.model_id)
+                continue
             self._execution.changed = True
         return bool(messages)
 
