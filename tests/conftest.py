@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,6 +30,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+if TYPE_CHECKING:
+    from gangway.compiler.pipeline import Compiled
+
+CompileKept = Callable[..., "Compiled"]
 LONG_FIRST = (
     "docs", "measure", "wire", "serving", "compiler", "scheduler", "benchmarks", "executor", "packaging", "simulator",
     "clients", "zoo", "server",
@@ -167,6 +172,26 @@ def model_cache(
     with (cache.parent.parent / "models.lock").open("w") as lock:  # of the processes of a test run
         fcntl.flock(lock, fcntl.LOCK_EX)
         return compiled_zoo.linked_cache(cache)
+
+
+@pytest.fixture(scope="session")
+def compile_kept(model_cache: Path) -> CompileKept:
+    """Return the function that compiles a model for a cache of a test's own: a copy of what `model_cache` keeps.
+
+    It takes the path, a name, the folder of that cache, and options of `compile_model`.
+    """
+    from gangway.artifact.cache import Cache
+    from gangway.compiler.pipeline import compile_model
+    from gangway.compiler.target import detect
+
+    def compile_kept(path: Path, name: str, cache_dir: Path, **options: Any) -> "Compiled":
+        compiled = compile_model(path, name, Cache(model_cache), detect(), lambda *_: None, **options)
+        own = cache_dir / compiled.folder.name
+        if not own.exists():  # of an equal model
+            shutil.copytree(compiled.folder, own)
+        return replace(compiled, folder=own)
+
+    return compile_kept
 
 
 @pytest.fixture(scope="session")

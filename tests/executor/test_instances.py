@@ -10,12 +10,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
 from gangway.artifact.instances import SHIFT, Span
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -31,6 +28,7 @@ from testing.decoders import (
     save_translator,
     translator_feeds,
 )
+from tests.conftest import CompileKept
 from tests.executor.conftest import two_workers
 
 FIRST, LAST = 13, 18
@@ -135,13 +133,15 @@ MODELS: dict[str, tuple[Any, Any, str, dict[str, int]]] = {
 @pytest.fixture(
     scope="module", params=["decoder", "encoder", "recurrent", pytest.param("translator", marks=pytest.mark.long)]
 )
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept
+) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("model")
     save, feeds, symbol, dimensions = MODELS[request.param]
     path: Path = save(folder / "model.onnx")
     span = Span(symbol, FIRST, LAST)
     cache_dir = tmp_path_factory.mktemp("cache")
-    compiled = compile_model(path, "spanned", Cache(cache_dir), detect(), lambda *_: None, dimensions, span=span)
+    compiled = compile_kept(path, "spanned", cache_dir, dimensions=dimensions, span=span)
     with two_workers(cache_dir) as executor:
         executor.load(MODEL_ID, compiled.manifest.key)
         executor.arena.allocate(0, 1 << 24)

@@ -10,10 +10,8 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from testing.live_server import LiveServer
+from tests.conftest import CompileKept
 
 TIMEOUT_S = 60  # a job that gives way to everybody may take long
 COMPILED = (1, 2, 3)  # numbers that are in the cache
@@ -44,12 +42,13 @@ def replace(path: Path, content: bytes) -> None:
     beside.rename(path)
 
 
-def fill_cache(folder: Path, *others: Path) -> Path:
-    """Compile the models here, and others: one import of TVM for all."""
+def fill_cache(folder: Path, compile_kept: CompileKept, *others: Path) -> Path:
+    """Compile adders and others; return the cache that has them, below the folder."""
     for number in COMPILED:
         (folder / f"{number}.onnx").write_bytes(adder(number))
+    (folder / "cache").mkdir(mode=0o755)
     for path in (*folder.glob("*.onnx"), *others):
-        compile_model(path, "adder", Cache(folder / "cache"), detect(), lambda *progress: None)
+        compile_kept(path, "adder", folder / "cache")
     return folder / "cache"
 
 

@@ -14,10 +14,8 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper, parser
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from testing.live_server import LiveServer, live_server
+from tests.conftest import CompileKept
 
 MANY = 12  # requests that wait at the same time
 BATCH = 6
@@ -135,19 +133,19 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
     repository, cache_dir = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("cache")
     for name, model in MODELS.items():
         path = repository / name / "1" / "model.onnx"
         save(path, model)
         (repository / name / "config.pbtxt").write_text(model.config)
-        for sizes in model.sizes:  # in this process: one import of TVM for all
-            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, sizes)
+        for sizes in model.sizes:
+            compile_kept(path, name, cache_dir, dimensions=sizes)
     for name, config in ENSEMBLES.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
     path = repository / "two" / "1" / "model.onnx"
-    compile_model(path, "two", Cache(cache_dir), detect(), lambda *progress: None, whole=True)
+    compile_kept(path, "two", cache_dir, whole=True)
     flags = [f"--cache-dir={cache_dir}", f"--backend-config=onnxruntime,default-max-batch-size={BATCH}"]
     flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in (*LOADED, *ENSEMBLES))]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:

@@ -23,6 +23,7 @@ from gangway.zoo import write_model
 from gangway.zoo.catalog import ENSEMBLES
 from gangway.zoo.repository import write_ensemble
 from testing.live_server import live_server
+from tests.conftest import CompileKept
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache, flags
 from tests.helpers.ensemble_configs import config_of
@@ -66,9 +67,9 @@ def repository_of(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Controlled]:
     repository, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    cache = fill_cache(tmp_path_factory.mktemp("compiled"), *repository_of(repository))
+    cache = fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept, *repository_of(repository))
     start = [f"--load-model={name}" for name in ("simple_ensemble", "nested", "texts", "strict")]
     more = [*start, "--model-control-mode=explicit", "--cache-config=local,size=100000", "--max-shapes=0"]
     file = tmp_path_factory.mktemp("traces") / "trace.json"

@@ -13,10 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import parser
 
-from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, TensorSpec
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
@@ -26,6 +23,7 @@ from gangway.server.models.served import Models
 from gangway.server.requests.codecs import Codec
 from gangway.server.requests.validation import RequestPlanner
 from testing.live_server import LiveServer, live_server
+from tests.conftest import CompileKept
 
 TIMEOUT_S = 60
 # The branches fit other lengths of x: no graph with both of them is valid for any length.
@@ -73,7 +71,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     for name, text in (("branches", BRANCHES), ("length", LENGTH)):
         path = repository / name / "1" / "model.onnx"
@@ -84,10 +82,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "branches": [{}, {"L": 8, "rate": 16000}, {"L": 4, "rate": 8000}],
         "length": [{}, *({"count": count} for count in range(1, 3))],
     }
-    for name, each in sizes.items():  # in this process: one import of TVM for all
+    for name, each in sizes.items():
         for dimensions in each:
             path = repository / name / "1" / "model.onnx"
-            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+            compile_kept(path, name, cache_dir, dimensions=dimensions)
     flags = [f"--cache-dir={cache_dir}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository)

@@ -35,6 +35,7 @@ from gangway.zoo import write_model
 from testing.live_server import LiveServer, live_server
 from testing.processes import cpu_ns
 from testing.repository import GANGWAY
+from tests.conftest import CompileKept
 from tests.helpers.island_networks import control_flow
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
@@ -75,11 +76,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(repository: Path, tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
     networks = {name: make() for name, make in NETWORKS.items()}
     cache_dir = tmp_path_factory.mktemp("cache")
-    for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
-        compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None)
+    for path in repository.glob("*/1/model.onnx"):
+        compile_kept(path, path.parts[-3], cache_dir)
     flags = [f"--cache-dir={cache_dir}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, repository, networks)

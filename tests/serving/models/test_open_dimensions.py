@@ -14,10 +14,8 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from testing.live_server import LiveServer, live_server
+from tests.conftest import CompileKept
 
 TIMEOUT_S = 30
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -72,7 +70,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
     repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
     for name, config in CONFIGS.items():
         folder = repository / name / "1"
@@ -81,8 +79,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         (folder.parent / "config.pbtxt").write_text((config % buckets if "%s" in config else config) + QOS)
         if name in GRAPHS:
             save(folder / "model.onnx", name)
-            for dimensions in ({}, *COMPILED.get(name, ())):  # in this process: one import of TVM for all
-                compile_model(folder / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None, dimensions)
+            for dimensions in ({}, *COMPILED.get(name, ())):
+                compile_kept(folder / "model.onnx", name, cache_dir, dimensions=dimensions)
     with live_server(repository, [f"--cache-dir={cache_dir}"]) as server, triton.InferenceServerClient(server.url) as c:
         yield Served(server, c)
     assert server.process.returncode == 0

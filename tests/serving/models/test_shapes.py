@@ -16,11 +16,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
 from gangway.artifact.instances import Span
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.loaded import FIRST_PAUSE_SECONDS, ModelVariants
@@ -30,6 +27,7 @@ from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, Varian
 from gangway.server.models.config import buckets_of
 from testing.live_server import LiveServer, live_server
 from testing.processes import running_below
+from tests.conftest import CompileKept
 from tests.helpers.http_requests import ask_http
 
 TIMEOUT_S = 60
@@ -142,7 +140,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("repository")
     for name in ("sequence", "declared"):
         save(folder / name / "1" / "model.onnx")
@@ -168,10 +166,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "centre": [{}, {"N": 1, "S": 5}, {"N": 3, "S": 5}],
         "classifier": [{}, {"H": 8, "W": 8}, {"H": 12, "W": 8}],
     }
-    for name, each in sizes.items():  # in this process: one import of TVM for all
+    for name, each in sizes.items():
         for dimensions in each:
             path = folder / name / "1" / "model.onnx"
-            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+            compile_kept(path, name, cache_dir, dimensions=dimensions)
     flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
     with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, folder)

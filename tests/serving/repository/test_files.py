@@ -11,14 +11,15 @@ from onnx.external_data_helper import set_external_data
 
 from testing.live_server import live_server
 from testing.repository import GANGWAY
+from tests.conftest import CompileKept
 from tests.helpers.adder_models import Controlled, adder, fill_cache, replace
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_cache(tmp_path_factory.mktemp("compiled"))
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Path:
+    return fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept)
 
 
 def save_beside(path: Path, number: float) -> None:

@@ -20,6 +20,7 @@ from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer, live_server
 from testing.resources import resources_of
+from tests.conftest import CompileKept
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, adder, fill_cache, flags, replace, write
 from tests.helpers.onnx_networks import FOREIGN
 from tests.helpers.stopped_workers import stopped_workers
@@ -30,13 +31,15 @@ CONFIG = json.dumps({"max_batch_size": 2})
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Controlled]:
     repository, second = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     write(repository, "first", 1)
     write(repository, "other", 2)
     whole = FOREIGN["topk_vector"]().save(repository / "whole" / "1" / "model.onnx")
     temporary = tmp_path_factory.mktemp("temporary")
-    more = flags(fill_cache(tmp_path_factory.mktemp("compiled"), whole), second, "--model-control-mode=explicit")
+    more = flags(
+        fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept, whole), second, "--model-control-mode=explicit"
+    )
     patch = pytest.MonkeyPatch()
     patch.setenv("TMPDIR", str(temporary))  # of the server alone: this process knows its own already
     with (

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.server.control.supervisor.model_life import TRANSITIONS
 from testing.live_server import live_server
+from tests.conftest import CompileKept
 from tests.helpers import adder_models, ensemble_configs, python_models
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache
 from tests.helpers.python_models import ADD, config_of, four, inputs_of
@@ -98,8 +99,8 @@ class Walk:
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_cache(tmp_path_factory.mktemp("compiled"))
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Path:
+    return fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from gangway.server.options.command_line import parse_options
 from gangway.server.options.server import RepositoryOptions
 from testing.live_server import live_server
 from testing.repository import GANGWAY
+from tests.conftest import CompileKept
 from tests.helpers.adder_models import Controlled, fill_cache, flags, replace, write
 
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--strict-readiness=false")
@@ -21,8 +22,8 @@ DUPLICATE = "model appears in two or more repositories"
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_cache(tmp_path_factory.mktemp("compiled"))
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Path:
+    return fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
 from testing.repository import GANGWAY
+from tests.conftest import CompileKept
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 
 pytestmark = pytest.mark.long
@@ -31,8 +32,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "A
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_cache(tmp_path_factory.mktemp("compiled"))
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Path:
+    return fill_cache(tmp_path_factory.mktemp("compiled"), compile_kept)
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import MANIFEST_FILE, Engine
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.compiler.key import model_key
-from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_file
 from testing.live_server import live_server
 from testing.processes import command_of, descendants_of
+from tests.conftest import CompileKept
 from tests.helpers import ensemble_configs
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 
@@ -79,12 +79,12 @@ class Kitchen:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+def full(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Cache:
     folder = tmp_path_factory.mktemp("full")
-    cache = Cache(fill_cache(folder))
+    cache = Cache(fill_cache(folder, compile_kept))
     path = folder / "text.onnx"
     path.write_bytes(text())
-    compile_model(path, "text", cache, detect(), lambda *_: None, {"S": LENGTH})
+    compile_kept(path, "text", cache.root, dimensions={"S": LENGTH})
     return cache
 
 
