@@ -335,7 +335,7 @@ def _below_the_rate(results: Results) -> str:
     now = {(mix, policy): one for mix in MIXES for policy, one in results.of("measured", mix, "each").items()}
     rows = [
         (mix, f"`{policy}`", _highest(float(highest), now[mix, policy]), *(
-            " / ".join(str(results.below_the_rate(mix, policy, load, over)) for over in OVER) for load in LOADS
+            " / ".join(_rounded(results.below_the_rate(mix, policy, load, over)) for over in OVER) for load in LOADS
         ))
         for mix, policy, highest in places
     ]  # fmt: skip
@@ -348,6 +348,10 @@ its target; what is below 1 had more cores than that. The rate is each policy's 
 time, per second; compared are `{DEFAULT}` and the {OTHERS} others that carry most in a mix. Seeds: {seeds}.
 
 {_table(header, rows)}"""
+
+
+def _rounded(one: RateEstimate) -> str:
+    return f"{one.mean_per_s:.2f}" + (f" ± {one.half_per_s:.2f}" if len(one.rates_per_s) > 1 else "")
 
 
 def _highest(then_per_s: float, now: RateEstimate) -> str:

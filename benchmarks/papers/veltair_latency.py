@@ -18,7 +18,7 @@ from gangway.simulator.runs import run_steady
 
 MACHINE = "measured"
 LOADS = (0.5, 0.7, 0.9)  # of the highest rate
-SEEDS = 1
+SEEDS = 3
 OTHERS = 2
 FILE = "veltair_latency"
 HEADER = ("mix", "policy", "highest_per_s", "load", "seed", "model", "gang", "gang_ms", "mean_ms", "over_gang",
