@@ -11,7 +11,7 @@ ROOMS := artifact clients cluster compiler executor measure protos python_backen
 SOURCES := $(ROOMS) benchmarks deploy docs testing tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install compiled serve check test test-long lint image image-test ray-test bench tools format docs docs-serve wheels wheel-test clean
+.PHONY: help install compiled serve check test test-long lint image image-test ray-test canary bench tools format docs docs-serve wheels wheel-test clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
 	@echo "make image     build the container images gangway and gangway:serve; make image-test runs them"
 	@echo "make ray-test  run the example of servers on Ray"
+	@echo "make canary    what the newest release of every dependency breaks or slows down, as a table"
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make wheels    wheel and source package, in build/dist; make wheel-test installs and serves in fresh environments"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
@@ -112,6 +113,10 @@ image-test: $(VENV)/.installed-test
 ray-test: $(VENV)/.installed-test
 	-$(BIN)/python -m testing.fetch.ray
 	$(BIN)/python -m pytest -m ray $(TEST_FLAGS) tests/deploy/test_ray.py
+
+# The newest release of every dependency in an environment of its own, below build/canary. CANARY_FLAGS="--reuse ..."
+canary: $(VENV)/.installed-test $(VENV)/.compiled
+	$(BIN)/python -m benchmarks.canary $(CANARY_FLAGS)
 
 # Generated pages first: commands, flags, fields, metrics, routes.
 docs: $(VENV)/.installed-docs

@@ -15,7 +15,7 @@ from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.subgraphs import all_nodes
 
 OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
-NEWEST_IR_VERSION = 13  # that onnxruntime opens
+NEWEST_IR_VERSION = 13  # that onnxruntime opens in the oldest version that pyproject.toml admits
 NEWEST_OPSETS: Mapping[str, int] = {"": 26, "ai.onnx.ml": 5}
 REVIEWED_OPSETS: Mapping[str, int] = {"": 28, "ai.onnx.ml": 5}  # up to which _REDEFINED is complete
 LAST_KERNELS: Mapping[str, int] = {  # the last opset in which onnxruntime computes what it lacks in newer ones

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,19 @@ def test_every_dependency_has_bounds_that_its_pin_meets(dependency: Requirement)
     assert dependency.specifier.contains(pins()[canonicalize_name(dependency.name)])
     assert not dependency.specifier.contains("9999"), "no upper bound"
     assert not dependency.specifier.contains("0.0.1"), "no lower bound"
+
+
+def test_protobuf_has_the_bound_that_tritonclient_has() -> None:
+    """Both are in one environment of many users. Once it admits a later protobuf, so can we."""
+    wanted = [Requirement(text) for text in requires("tritonclient") or []]
+    (theirs,) = (
+        each.specifier
+        for each in wanted
+        if each.name == "protobuf" and each.marker is not None and each.marker.evaluate({"extra": "grpc"})
+    )
+    (ours,) = (each.specifier for each in DEPENDENCIES if each.name == "protobuf")
+    versions = (pins()["protobuf"], "6.99", "7.0", "7.36.2", "8.0")
+    assert [ours.contains(each) for each in versions] == [theirs.contains(each) for each in versions]
 
 
 def test_errors_name_extras_that_exist() -> None:
