@@ -212,13 +212,6 @@ class Trading:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescue:
-    """A query that was given up yields if more deadlines would be lost by its end than its own."""
-
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class LatencyPreemption:
     """A query yields, though no deadline is saved, if latencies in sum become shorter and none is lost."""
 
@@ -332,7 +325,6 @@ class PolicyConfig:
     blocks: Blocks = Blocks()
     preemption: Preemption = Preemption()
     trading: Trading = Trading()
-    rescue: Rescue = Rescue()
     latency_preemption: LatencyPreemption = LatencyPreemption()
     stop_at_once: StopAtOnce = StopAtOnce()
     decision_gap: DecisionGap = DecisionGap()

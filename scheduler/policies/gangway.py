@@ -462,9 +462,7 @@ def _make_room(
             break
         if victim.block is None or victim.fixed or victim.grant >= victim.cores:
             continue
-        if should_preempt(first, victim, config) or (
-            config.rescue.enabled and _saves_several(ordered, victim, snapshot.core_count)
-        ):
+        if should_preempt(first, victim, config):
             decisions.append(_yield(victim, first.tier == BRIEF, planner, config.stop_at_once))
             victim.fixed = True
             missing -= victim.cores - victim.grant
@@ -525,22 +523,6 @@ def can_spare(victim: Work, first_us: float, cores: int) -> bool:
     """Return whether a running query is in time if it goes on with so many cores; none: later, after `first_us`."""
     delay_us = 0.0 if cores else first_us + SWITCH_US
     return delay_us + victim.remaining_us(cores or victim.cores) * victim.margin <= victim.slack_us
-
-
-def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bool:
-    """Return whether taking its cores from a query that was given up saves more deadlines than its own.
-
-    Counted are those that are in time by the plan, which is without it, and late if it goes on to its end.
-    """
-    if victim.tier not in (AT_RISK, BACKFILL):
-        return False
-    planned_us = victim.remaining_us(victim.cores) * victim.cores / core_count
-    late = 0
-    for work in ordered:
-        if work.tier == ON_TIME and work.block is None and work.query.priority == victim.query.priority:
-            planned_us += work.area_us
-            late += planned_us > work.slack_us
-    return late > (not victim.is_lost)
 
 
 def _resize(work: Work, cores: tuple[int, ...], reason: str, planner: BlockPlanner) -> Resize:

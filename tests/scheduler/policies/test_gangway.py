@@ -119,14 +119,6 @@ def test_one_that_was_given_up_yields_to_one_that_takes_far_less() -> None:
     assert isinstance(stop, Stop) and stop.query_id == 1
 
 
-def test_one_that_was_given_up_yields_if_that_saves_two() -> None:
-    # As first, but two SHORT would be late if they waited for LONG: together they need 8000 of their 9500.
-    late_start = query(1, LONG, -113_000.0, layer=17)
-    both = [query(2, SHORT, -2500.0), query(3, SHORT, -2500.0)]
-    [stop, *_] = decide(0.0, both, [running(late_start, 0.0, layer=17)])
-    assert isinstance(stop, Stop) and stop.query_id == 1
-
-
 def test_best_effort_yields_to_a_deadline() -> None:
     [stop, *_] = decide(0.0, [query(2, SHORT, 0.0)], [running(query(1, LAZY, -100.0), 0.0)])
     assert isinstance(stop, Stop) and stop.query_id == 1
