@@ -17,6 +17,7 @@ from gangway.compiler.kernels.plain_specs import PointwiseSpec
 from gangway.compiler.kernels.specs import (
     MOST_LANES,
     PIXELS_CHANNELS,
+    Array,
     ConvSpec,
     KernelSpec,
     PackSpec,
@@ -155,18 +156,27 @@ class DynamicProducts:
         return blocked
 
 
+def in_integers(spec: ConvSpec, integers: Array, pixels: bool, target: TargetSpec) -> ConvSpec | None:
+    """Return the convolution with these weights, of a tensor of bytes or `pixels`; None if no kernel computes it."""
+    new = replace(spec, input_layout="pixels" if pixels else "bytes", precision="int8")
+    if spec.is_depthwise:
+        return new if int8_depthwise.computes(new, target) else None
+    new = int8_work.suited(new, integers, target)
+    return new if int8_work.computes(new, target) else None
+
+
 def _product(
     spec: ConvSpec, weights: RawWeights, pixels: bool, target: TargetSpec
 ) -> tuple[ConvSpec | None, RawWeights]:
     """Return the product of integers and its weights; None if no kernel computes it."""
     integers, zeros = weights["integers"], weights["zeros"]
     raw = {name: weights[name] for name in ("scales", "bias")}
-    new = replace(spec, input_layout="pixels" if pixels else "bytes", precision="int8", dynamic=True)
     if spec.is_depthwise:
-        exact = math.prod(spec.kernel) * _MOST_PRODUCT < int8_depthwise.MOST_SUM
-        whole = (integers - zeros.reshape(-1, 1, 1, 1)).astype(np.int16)
-        possible = exact and not spec.residual and int8_depthwise.computes(new, target)
-        return new if possible else None, {**raw, "weights": whole}
-    new = int8_work.suited(replace(new, weight_zeros=bool(zeros.any())), integers, target)
-    possible = spec.groups == spec.diagonal_blocks == 1 and int8_work.computes(new, target)
-    return new if possible else None, {**raw, "weights": integers, "zeros": zeros}
+        possible = math.prod(spec.kernel) * _MOST_PRODUCT < int8_depthwise.MOST_SUM and not spec.residual
+        new, whole = replace(spec, dynamic=True), integers - zeros.reshape(-1, 1, 1, 1)
+        raw["weights"] = whole.astype(np.int16)
+    else:
+        possible = spec.groups == spec.diagonal_blocks == 1
+        new = replace(spec, dynamic=True, weight_zeros=bool(zeros.any()))
+        raw = {**raw, "weights": integers, "zeros": zeros}
+    return in_integers(new, integers, pixels, target) if possible else None, raw

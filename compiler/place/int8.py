@@ -29,7 +29,6 @@ from gangway.compiler.kernels.specs import (
     Array,
     BlockedElementwiseSpec,
     ConvSpec,
-    ElementwiseOperator,
     GlobalPoolSpec,
     KernelSpec,
     Layout,
@@ -44,7 +43,7 @@ from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8 import work as int8_work
-from gangway.compiler.place.dynamic_int8 import DynamicProducts, rounds
+from gangway.compiler.place.dynamic_int8 import DynamicProducts, in_integers, rounds
 from gangway.compiler.place.integers import (
     MOST,
     STEPS,
@@ -54,7 +53,7 @@ from gangway.compiler.place.integers import (
     integer_weights,
     quantisation,
 )
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.place.memory import Buffer, Step, copied
 
 LEAST_VECTOR_WEIGHTS = 1 << 13  # of a layer of one pixel: below, steps between bytes and float32 take longer
 MOST_SUM = (1 << 31) - 1
@@ -249,7 +248,7 @@ class _Rewriting:
             operator = self._writers[buffer].operator
             self.steps.append(Step(name, operator, table_spec, (source,), self._bytes[buffer], {"table": found}))
             return self._bytes[buffer]
-        spec = self._elementwise_spec("copy", buffer, ("blocked",), (False,), "bytes")
+        spec = replace(copied(buffer.image), input_layouts=("blocked",), output_layout="bytes")
         self._bytes[buffer] = _bytes_of(buffer, result)
         self.steps.append(
             Step(name, "Quantise", spec, (self._floats(buffer),), self._bytes[buffer], self._factors([None], result))
@@ -275,7 +274,8 @@ class _Rewriting:
 
     def _dequantise(self, step: Step) -> None:
         output = step.output
-        spec = self._elementwise_spec("copy", output, ("bytes",), (False,), "blocked")
+        assert output.image is not None
+        spec = replace(copied(output.image), input_layouts=("bytes",))
         factors = self._factors([self._found[output]], None)
         self.steps.append(Step(f"{step.name}:float", "Dequantise", spec, (self._bytes[output],), output, factors))
 
@@ -293,36 +293,23 @@ class _Rewriting:
         result = self._found.get(step.output)
         if result is None and spec.activation.name not in ("none", "clip"):
             return False
-        new = self._spec(spec, pixels, result is not None)
-        raw = self._integers(step, new, found, result) if new else None
-        if new is None or raw is None:
+        if result is None and spec.is_depthwise:
             return False
-        if not new.is_depthwise:
-            new = int8_work.suited(new, raw["weights"], self._target)
-            if not int8_work.computes(new, self._target):
-                return False
-        x = self._input(source, pixels)
-        if x is None:
+        raw = self._integers(step, spec, found, result)
+        if raw is None:
             return False
-        if result is None:
-            self.steps.append(replace(step, spec=new, inputs=(x,), weights=raw))
-            return True
-        self.steps.append(replace(step, spec=new, inputs=(x,), weights=raw, output=self._give(step, result)))
-        self._finish(step)
+        wanted = replace(spec, diagonal_blocks=1)
+        if result:
+            wanted = replace(wanted, output_layout="bytes", activation=NONE)
+        new = in_integers(wanted, raw["weights"], pixels, self._target)
+        x = self._input(source, pixels) if new else None
+        if new is None or x is None:
+            return False
+        output = self._give(step, result) if result else step.output
+        self.steps.append(replace(step, spec=new, inputs=(x,), weights=raw, output=output))
+        if result:
+            self._finish(step)
         return True
-
-    def _spec(self, spec: ConvSpec, pixels: bool, quantised: bool) -> ConvSpec | None:
-        new = replace(
-            spec,
-            diagonal_blocks=1,
-            activation=NONE if quantised else spec.activation,
-            input_layout="pixels" if pixels else "bytes",
-            output_layout="bytes" if quantised else "blocked",
-            precision="int8",
-        )
-        if not spec.is_depthwise:
-            return new
-        return new if quantised and int8_depthwise.computes(new, self._target) else None
 
     def _integers(self, step: Step, spec: ConvSpec, x: Quantisation, y: Quantisation | None) -> RawWeights | None:
         """Integer weights, biases that count for the zero point of x, and factors of the sums."""
@@ -408,10 +395,9 @@ class _Rewriting:
             return False
         known = [self._found[buffer] if here else None for buffer, here in zip(step.inputs, stored, strict=True)]
         layouts: tuple[Layout, ...] = tuple("bytes" if here else "blocked" for here in stored)
-        new = replace(
-            self._elementwise_spec(spec.operator, output, layouts, spec.vectors, "bytes" if result else "blocked"),
-            activation=NONE if result else spec.activation,
-        )
+        new = replace(spec, input_layouts=layouts)
+        if result:
+            new = replace(new, output_layout="bytes", activation=NONE)
         into = self._give(step, result) if result else output
         self.steps.append(
             replace(
@@ -486,22 +472,6 @@ class _Rewriting:
         new = replace(spec, input_layout="bytes")
         self.steps.append(replace(step, spec=new, inputs=(x,), weights={"factors": factors}))
         return True
-
-    def _elementwise_spec(
-        self,
-        operator: ElementwiseOperator,
-        output: Buffer,
-        inputs: tuple[Layout, ...],
-        vectors: tuple[bool, ...],
-        layout: Layout,
-    ) -> BlockedElementwiseSpec:
-        image = output.image
-        assert image is not None
-        halos = tuple(0 for _ in inputs)
-        return BlockedElementwiseSpec(
-            operator, image.channels, image.height, image.width, vectors, halos,
-            input_layouts=inputs, output_layout=layout,
-        )  # fmt: skip
 
     def _steps_factors(self, inputs: Sequence[Quantisation | None], output: Quantisation | None) -> RawWeights:
         """The same in steps of the output's scale."""

@@ -73,7 +73,7 @@ from gangway.compiler.place.dynamic_int8 import without_integers
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
 from gangway.compiler.place.int8 import with_filled_halos, with_int8
 from gangway.compiler.place.limits import with_limits
-from gangway.compiler.place.memory import Buffer, Memory, Step, datatype, unpack_spec
+from gangway.compiler.place.memory import Buffer, Memory, Step, copied, datatype, unpack_spec
 from gangway.compiler.place.recurrent import place_recurrent
 from gangway.compiler.place.written import require_sizes
 
@@ -573,8 +573,7 @@ def _join_blocked(memory: Memory, name: str, source: Buffer, whole: Buffer, begi
     image = source.image
     assert image is not None
     part = Buffer(source.kind, "blocked", image, parent=whole, skipped=begin)
-    spec = BlockedElementwiseSpec("copy", image.channels, image.height, image.width, (False,), (0,))
-    memory.steps.append(Step(name, "Copy", spec, (source,), part))
+    memory.steps.append(Step(name, "Copy", copied(image), (source,), part))
 
 
 def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:

@@ -200,14 +200,14 @@ class Memory:
         """Return an image as a blocked sequence of its pixels, which has no halo."""
         image = self.image(name)
         return self._copy(
-            self.blocked(name), "blocked", sequence(image.channels, image.height * image.width), "Copy", _copied(image)
+            self.blocked(name), "blocked", sequence(image.channels, image.height * image.width), "Copy", copied(image)
         )
 
     def join_pixels(self, name: str) -> None:
         """Make an image of a tensor that was computed as a sequence of pixels."""
         image, source, kind = self.image(name), self.homes[name], self.program.type(name)
         self.homes[name] = Buffer(kind, "blocked", image)
-        self.steps.append(Step(f"{name}:image", "Copy", _copied(image), (source,), self.homes[name]))
+        self.steps.append(Step(f"{name}:image", "Copy", copied(image), (source,), self.homes[name]))
 
     def planar(self, name: str) -> Buffer:
         """Return an image in planar layout."""
@@ -230,7 +230,8 @@ class Memory:
         return self._copies[key]
 
 
-def _copied(image: Geometry) -> KernelSpec:
+def copied(image: Geometry) -> BlockedElementwiseSpec:
+    """Return what copies a blocked image."""
     return BlockedElementwiseSpec("copy", image.channels, image.height, image.width, (False,), (0,))
 
 

@@ -14,7 +14,7 @@ rows in place of packed panels. Weights are packed as for one row; outputs hold 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ from gangway.compiler.kernels.specs import (
     PackedWeights,
     RawWeights,
 )
+from gangway.compiler.kernels.templates.bf16.words import stored_argument
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
@@ -55,7 +56,6 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
-    Band,
     Cut,
     Image,
     Priced,
@@ -66,10 +66,10 @@ from gangway.compiler.kernels.templates.tiling import (
     balanced_sizes,
     cut_line,
     cut_rows,
-    each_tile,
     is_line,
     knob,
     make_plan,
+    planned_tasks,
     registers,
     spread,
     tasks_cost,
@@ -189,6 +189,19 @@ class Geometry:
         weights = self.output.blocks * self.output.lanes * self.reduction
         return Traffic(weights * FLOAT_BYTES, self.input.elements * FLOAT_BYTES, self.output.elements * FLOAT_BYTES)
 
+    def arguments(self, weights: Argument, rows: int = 1) -> list[Argument]:
+        """What a kernel is given: x, weights, bias, [residual,] y, of so many rows."""
+        spec, bias = self.spec, Argument("bias", self.output.blocks * self.target.lanes)
+        given = [stored_argument("x", self.input.elements * rows, spec.input_layout), weights, bias]
+        if spec.residual:
+            given.append(stored_argument("residual", self.residual.elements * rows, spec.residual_layout))
+        return [*given, stored_argument("y", self.output.elements * rows, spec.output_layout)]
+
+    @property
+    def weights(self) -> Argument:
+        """Weights of float32."""
+        return Argument("weights", self.output.blocks * self.target.lanes * self.reduction)
+
     def cut(self, tile_pixels: int) -> Cut:
         """The output cut into register tiles of at most `tile_pixels`."""
         if is_line(self.spec):
@@ -232,13 +245,8 @@ def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> Kerne
     weights = blocks * geometry.target.lanes * geometry.reduction * FLOAT_BYTES
     inputs = geometry.traffic.input * tasks.bands_per_task // tasks.bands
     order = "pixels" if tasks.pixels_first else "weights"
-    knobs: dict[str, int | str] = {
-        "tile_pixels": tile_pixels,
-        "groups": tasks.groups_per_task,
-        "bands": tasks.bands_per_task,
-        "pixels_first": int(tasks.pixels_first),
-    }
     text = f"conv {pixels}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task} {order} first"
+    knobs = {"tile_pixels": tile_pixels, **tasks.knobs}
     return make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
 
 
@@ -317,20 +325,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(plan.spec, ConvSpec)
     geometry = Geometry(plan.spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = Tasks(geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), knob(plan, "pixels_first"))
-    lanes = target.lanes
-    arguments = [
-        Argument("x", geometry.input.elements),
-        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
-        Argument("bias", geometry.output.blocks * lanes),
-        *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
-        Argument("y", geometry.output.elements),
-    ]
+    tasks = planned_tasks(plan, geometry.groups, cut.bands)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(RegisterTiles(geometry, cut, buffers), geometry, tasks, number)
 
-    return kernel(symbol, arguments, task)
+    return kernel(symbol, geometry.arguments(geometry.weights), task)
 
 
 def write_tiles(writer: "RegisterTiles", geometry: Geometry, tasks: Tasks, number: Expr) -> None:
@@ -366,14 +366,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
     assert isinstance(plan.spec, ConvSpec)
     geometry = Geometry(plan.spec, target)
-    lanes, rows = target.lanes, plan.rows
-    arguments = [
-        Argument("x", geometry.input.elements * rows),
-        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
-        Argument("bias", geometry.output.blocks * lanes),
-        *([Argument("residual", geometry.residual.elements * rows)] if plan.spec.residual else []),
-        Argument("y", geometry.output.elements * rows),
-    ]
+    arguments = geometry.arguments(geometry.weights, plan.rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         tiles = _BatchTiles(geometry, plan.rows, buffers)
@@ -398,16 +391,7 @@ class RegisterTiles:
 
     def bands(self, group: Expr, blocks: int, first_band: Expr, count: int) -> None:
         """All tiles of up to `count` bands, for one group of channel blocks."""
-
-        def band(number: Expr, shape: Band) -> None:
-            is_line = self._cut.row_pixels
-            row, start = (0, self._cut.pixel(number, shape)) if is_line else (number * self._cut.full.rows, 0)
-            each_tile(
-                shape.segments,
-                lambda column, width: self._tile(group, blocks, row, start + column, shape.rows, width),
-            )
-
-        self._cut.each(first_band, count, band)
+        self._cut.each_tile(first_band, count, partial(self._tile, group, blocks))
 
     def _pixels(self, image: Image, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
         """Where the tile's pixels lie in a plane of `image`."""
@@ -541,10 +525,10 @@ class _BatchTile:
     rows: int
 
 
-class _BatchTiles:
-    """Writes the register tiles of one task."""
+class BatchWriter:
+    """Writes the code for several rows, whose number and distances the last argument has."""
 
-    def __init__(self, geometry: Geometry, most_rows: int, buffers: tuple[Buffer, ...]):
+    def __init__(self, geometry: Geometry, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
         self._g, self._most_rows = geometry, most_rows
         self._x, self._weights, self._bias, *self._residual, self._y = tensors
@@ -553,6 +537,10 @@ class _BatchTiles:
         self._x_stride, self._y_stride = bind(strides[0]), bind(strides[-1])
         self._residual_stride = bind(strides[3]) if self._residual else 0
         self._lanes = geometry.target.lanes
+
+
+class _BatchTiles(BatchWriter):
+    """Writes the register tiles of one task."""
 
     def group(self, group: Expr, blocks: int) -> None:
         """All rows of one group of channel blocks: every tile over a block of weights, then over the next one."""

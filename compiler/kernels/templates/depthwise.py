@@ -281,8 +281,7 @@ def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
     first = Work(plan.spec, target).geometry
-    weights = Argument("weights", first.output.blocks * target.lanes * first.reduction)
-    return pair_kernel(plan, target, symbol, Lines, weights)
+    return pair_kernel(plan, target, symbol, Lines, first.weights)
 
 
 def pair_kernel(
@@ -334,9 +333,9 @@ class Lines:
         self._work, self._scratch, self._group, self._blocks = work, scratch, group, blocks
         self._lanes = work.target.lanes
         self._first_block = group * work.geometry.group_blocks
-        self._first = x, weights, bias, y
+        self._first = {"x": x, "weights": weights, "bias": bias, "y": y}
         cut = cut_rows(*work.spec.conv.output_size, work.geometry.tile_pixels)
-        self._tiles = RegisterTiles(work.geometry, cut, self._first)
+        self._tiles = RegisterTiles(work.geometry, cut, (x, weights, bias, y))
 
     def write(self, first: Expr, tasks: Tasks) -> None:
         """The lines of y of a task, from line `first` on."""

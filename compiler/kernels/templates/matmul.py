@@ -72,6 +72,7 @@ FEW_ROWS = 3  # for so few rows tiles as wide as panels: more sums hide the late
 PACKING_OPERATIONS = 16  # moving a number into a panel takes as long as so many operations, at most
 MOST_ELEMENTS = 1 << 31
 Sums = list[list[Register]]
+MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a vector of sums, and two that are multiplied
 
 
 @dataclass(frozen=True)
@@ -511,13 +512,19 @@ def zero_sums(numbers: int, vectors: int, lanes: int) -> Sums:
     return [[Register(lanes, constant(0.0, lanes)) for _ in range(vectors)] for _ in range(numbers)]
 
 
-def multiply_add(sums: Sums, numbers: Sequence[Expr], vectors: Sequence[Expr], lanes: int) -> None:
-    """Add every number times every vector."""
+def multiply_add(
+    sums: Sums,
+    numbers: Sequence[Expr],
+    vectors: Sequence[Expr],
+    lanes: int,
+    add: MultiplyAdd = lambda total, a, b: total + a * b,
+) -> None:
+    """Add every number times every vector, by an instruction for numbers of this kind."""
     vectors = [bind(vector) for vector in vectors]
     for row, number in zip(sums, numbers, strict=True):
         spread = splat(number, lanes)
         for total, vector in zip(row, vectors, strict=True):
-            total.add(spread * vector)
+            total.set(add(total.value, spread, vector))
 
 
 def unrolled(count: int, body: Callable[[Expr], None]) -> None:

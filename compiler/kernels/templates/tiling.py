@@ -174,6 +174,15 @@ class Cut:
         kinds = ((self.full_count, self.full), *self.rests)
         repeat(at_most(count, self.bands - first), lambda i: one_of(first + i, 0, kinds))
 
+    def each_tile(self, first: Expr, count: int, body: Callable[[Expr, Expr, int, int], None]) -> None:
+        """Emit `body(row, column, rows, width)` for every register tile of up to `count` bands from number `first`."""
+
+        def band(number: Expr, shape: Band) -> None:
+            row, start = (0, self.pixel(number, shape)) if self.row_pixels else (number * self.full.rows, 0)
+            each_tile(shape.segments, lambda column, width: body(row, start + column, shape.rows, width))
+
+        self.each(first, count, band)
+
 
 def segments(total: int, limit: int) -> tuple[Segment, ...]:
     """A line cut into tiles of at most `limit`: equal ones, or, of an extent, whole ones and a smaller one.
@@ -308,6 +317,12 @@ class Tasks:
         return self.chunks * self.parts
 
     @property
+    def knobs(self) -> dict[str, int | str]:
+        """What a plan keeps of them."""
+        sizes = {"groups": self.groups_per_task, "bands": self.bands_per_task}
+        return {**sizes, "pixels_first": int(self.pixels_first)}
+
+    @property
     def ordered(self) -> bool:
         """Whether these differ from the same tasks in the other order, or are those that stand for both."""
         return not self.pixels_first or min(self.chunks, self.parts) > 1
@@ -436,8 +451,9 @@ def plane_plan(
 
 
 def planned_tasks(plan: KernelPlan, groups: int, bands: int) -> Tasks:
-    """The tasks of a plan whose knobs are "groups" and "bands"."""
-    return Tasks(groups, bands, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    """The tasks of a plan whose knobs are "groups" and "bands", and the order if there are two."""
+    order = knob(plan, "pixels_first") if "pixels_first" in dict(plan.knobs) else 0
+    return Tasks(groups, bands, knob(plan, "groups"), knob(plan, "bands"), order)
 
 
 def tile_cuts(widest: int, cut: Callable[[int], Cut]) -> dict[Cut, int]:

@@ -23,7 +23,7 @@ from gangway.compiler.kernels.templates.convolution import (
     write_tiles,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import Cut, Image, Tasks, UnsupportedSpecError, cut_rows, knob
+from gangway.compiler.kernels.templates.tiling import Cut, Image, UnsupportedSpecError, cut_rows, knob, planned_tasks
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,14 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, ConvTransposeSpec)
     geometry = _phases(spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = Tasks(
-        geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
-    )
+    tasks = planned_tasks(plan, geometry.groups, cut.bands)
     image = Image(spec.out_channels, *spec.output_size, spec.output_halo, target.lanes)
-    channels = geometry.output.blocks * target.lanes
-    arguments = [
-        Argument("x", geometry.input.elements),
-        Argument("weights", channels * geometry.reduction),
-        Argument("bias", channels),
-        Argument("y", image.elements),
-    ]
+    *others, _ = geometry.arguments(geometry.weights)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(_PhaseTiles(spec, geometry, image, cut, buffers), geometry, tasks, number)
 
-    return kernel(symbol, arguments, task)
+    return kernel(symbol, [*others, Argument("y", image.elements)], task)
 
 
 class _PhaseTiles(RegisterTiles):

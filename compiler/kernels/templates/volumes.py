@@ -40,11 +40,9 @@ from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Cut,
     Image,
-    Tasks,
     Traffic,
     all_tasks,
     cut_rows,
-    knob,
     make_plan,
     plane_plan,
     planned_tasks,
@@ -103,15 +101,10 @@ def candidates(spec: VolumeConvSpec, target: TargetSpec) -> Iterator[KernelPlan]
         key=lambda tasks: tasks_cost(tasks, geometry.flops * slices, traffic, target),
     )
     pixels, order = max(size for size, _ in cut.tiles), "pixels" if tasks.pixels_first else "weights"
-    knobs: dict[str, int | str] = {
-        "groups": tasks.groups_per_task,
-        "bands": tasks.bands_per_task,
-        "pixels_first": int(tasks.pixels_first),
-    }
     shape = f"{pixels}x{geometry.group_blocks} {tasks.groups_per_task}x{tasks.bands_per_task}"
     blocking = traffic.weights // geometry.groups + traffic.input * tasks.bands_per_task // tasks.bands
     text = f"volume conv {shape} {order} first"
-    yield make_plan(spec, knobs, tasks.count, text, blocking, pixels * geometry.group_blocks)
+    yield make_plan(spec, tasks.knobs, tasks.count, text, blocking, pixels * geometry.group_blocks)
 
 
 def pack(spec: VolumeConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -132,25 +125,13 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, VolumeConvSpec)
     geometry = _Volume(spec.conv, target, spec.depth)
     cut = geometry.cut(geometry.tile_pixels)
-    tasks = Tasks(
-        geometry.groups,
-        cut.bands * spec.depth.output,
-        knob(plan, "groups"),
-        knob(plan, "bands"),
-        bool(knob(plan, "pixels_first")),
-    )
-    channels = geometry.output.blocks * target.lanes
-    arguments = [
-        Argument("x", geometry.input.elements),
-        Argument("weights", channels * geometry.reduction),
-        Argument("bias", channels),
-        Argument("y", geometry.whole_output.elements),
-    ]
+    tasks = planned_tasks(plan, geometry.groups, cut.bands * spec.depth.output)
+    *others, _ = geometry.arguments(geometry.weights)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(_VolumeTiles(geometry, cut, buffers), geometry, tasks, number)
 
-    return kernel(symbol, arguments, task)
+    return kernel(symbol, [*others, Argument("y", geometry.whole_output.elements)], task)
 
 
 class _VolumeTiles(RegisterTiles):

@@ -273,12 +273,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:
-    knobs: dict[str, int | str] = {
-        "outputs": work.scheme.outputs,
-        "groups": tasks.groups_per_task,
-        "bands": tasks.bands_per_task,
-        "pixels_first": int(tasks.pixels_first),
-    }
+    knobs = {"outputs": work.scheme.outputs, **tasks.knobs}
     m, blocks = work.scheme.outputs, work.geometry.group_blocks
     text = f"winograd {m}x{m} {work.band}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task}"
     weights = work.weight_elements // work.geometry.groups * FLOAT_BYTES
@@ -404,13 +399,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     assert joined is not None  # it has been planned
     work, tasks = joined
     geometry, rows = work.geometry, work.rows
-    arguments = [
-        Argument("x", geometry.input.elements * rows),
-        Argument("weights", work.weight_elements),
-        Argument("bias", geometry.output.blocks * target.lanes),
-        *([Argument("residual", geometry.residual.elements * rows)] if plan.spec.residual else []),
-        Argument("y", geometry.output.elements * rows),
-    ]
+    arguments = geometry.arguments(Argument("weights", work.weight_elements), rows)
     tiles_of_one = work.tiles // rows
     sizes = balanced_sizes([tiles_of_one * number for number in range(1, rows + 1)], work.most_tiles)
 

@@ -19,7 +19,7 @@ of a band before the next ones: they stay in the first level cache, where the ne
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -39,11 +39,11 @@ from gangway.compiler.kernels.templates.amx.tiles import (
     store_tiles,
     zero_tiles,
 )
+from gangway.compiler.kernels.templates.bands import BandWriter, band_kernel
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.bf16.work import LANES, Taps, Work, computes, reach, works
 from gangway.compiler.kernels.templates.builder import (
-    Argument,
     Buffer,
     Expr,
     Register,
@@ -51,27 +51,23 @@ from gangway.compiler.kernels.templates.builder import (
     bind,
     constant,
     either,
-    kernel,
     lanes_at,
     prefetch,
     quotient,
     repeat,
     scratch,
-    splat,
     store,
     with_blocks,
 )
-from gangway.compiler.kernels.templates.convolution import Geometry, check
+from gangway.compiler.kernels.templates.convolution import check
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.matmul import unrolled
+from gangway.compiler.kernels.templates.matmul import multiply_add, unrolled
 from gangway.compiler.kernels.templates.tiling import (
     Image,
     Tasks,
     UnsupportedSpecError,
     cheapest_first,
-    each_tile,
     knob,
-    make_plan,
     one_band_tasks,
 )
 
@@ -94,13 +90,10 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:
-    knobs: dict[str, int | str] = {"rows": work.rows, "columns": work.columns, "groups": tasks.groups_per_task}
-    kind = "tiles" if work.tiled else "vectors"
-    blocks = work.geometry.group_blocks
-    text = f"conv bf16 {kind} {work.rows}x{work.columns} pixels, {tasks.groups_per_task}x{blocks} blocks"
+    blocks, kind = work.geometry.group_blocks, "bf16 tiles" if work.tiled else "bf16 vectors"
     weights = 4 * work.weight_words * tasks.groups_per_task // tasks.groups
     sums = 4 * blocks if work.tiled else work.geometry.tile_pixels * blocks
-    return make_plan(work.spec, knobs, tasks.count, text, weights + 4 * work.patch_words, sums)
+    return work.plan(tasks, kind, blocks, weights + 4 * work.patch_words, sums)
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -134,30 +127,10 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     spec = plan.spec
     assert isinstance(spec, ConvSpec)
-    g = Geometry(spec, target)
-    work = Work(g, knob(plan, "rows"), knob(plan, "columns"))
-    tasks = Tasks(g.groups, work.bands, knob(plan, "groups"), 1, pixels_first=False)
-    arguments = [
-        bf16.stored_argument("x", g.input.elements, spec.input_layout),
-        Argument("weights", work.weight_words, "int32"),
-        Argument("bias", g.output.blocks * LANES),
-        *([bf16.stored_argument("residual", g.residual.elements, spec.residual_layout)] if spec.residual else []),
-        bf16.stored_argument("y", g.output.elements, spec.output_layout),
-    ]
-
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        chunk, band = tasks.first(number)
-        writer = (Tiles if work.tiled else Vectors)(work, buffers, bind(band))
-
-        def group(index: Expr) -> None:
-            with_blocks(index, g.output.blocks, g.group_blocks, writer.group)
-
-        writer.begin()
-        first = bind(chunk)
-        repeat(at_most(tasks.groups_per_task, g.groups - first), lambda i: group(first + i))
-        writer.end()
-
-    return kernel(symbol, arguments, task, bf16.functions(target))
+    work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
+    g = work.geometry
+    writer = partial(Tiles if work.tiled else Vectors, work)
+    return band_kernel(plan, symbol, (g.groups, work.bands), writer, g.arguments(work.weights), bf16.functions(target))
 
 
 class Patch:
@@ -240,29 +213,24 @@ class Patch:
             store(self.words, self.begin + work.plane_words + place, zero, WORDS)
 
 
-class BandWriter:
+class Writer(BandWriter):
     """Writes the code for a band."""
 
-    def __init__(self, work: Work, buffers: tuple[Buffer, ...], band: Expr) -> None:
-        self._work, self._g = work, work.geometry
-        x, self._weights, self._bias, *self._residual, self._y = buffers
-        out = self._g.output
-        if work.is_line:
-            self._row: Expr = 0
-            self._column: Expr = bind(at_most(band * work.columns, self._g.pixels - work.columns))
-        else:
-            self._row, self._column = bind(at_most(band * work.rows, out.height - work.rows)), 0
-        self.patch = Patch(work, x, self._row, self._column)
+    def __init__(self, work: Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
+        super().__init__(work, buffers, band)
+        self._work, self._g, self._bias = work, work.geometry, buffers["bias"]
+        self.patch = Patch(work, buffers["x"], self._row, self._column)
 
     def begin(self) -> None:
         """What all groups of channel blocks need."""
         self.patch.fill()
 
-    def end(self) -> None:
-        """After all groups."""
-
-    def group(self, group: Expr, blocks: int) -> None:
+    def group(self, group: Expr) -> None:
         """All outputs of a group of channel blocks."""
+        with_blocks(group, self._g.output.blocks, self._g.group_blocks, self.blocks)
+
+    def blocks(self, group: Expr, blocks: int) -> None:
+        """The same of a group that has so many."""
         raise NotImplementedError
 
     def _weights_at(self, group: Expr) -> Expr:
@@ -282,9 +250,9 @@ class BandWriter:
             if spec.residual:
                 added = place(work.residual, spec.residual_layout, block)
                 if spec.residual_layout == "bf16":
-                    value = value + bf16.unpack_words(self._residual[0][lanes_at(added, WORDS // 2)])
+                    value = value + bf16.unpack_words(self._buffers["residual"][lanes_at(added, WORDS // 2)])
                 else:
-                    value = value + self._residual[0][lanes_at(added, LANES)]
+                    value = value + self._buffers["residual"][lanes_at(added, LANES)]
             return activate(value, spec.activation, LANES)
 
         results = [finished(block, value) for block, value in enumerate(values)]
@@ -325,20 +293,12 @@ class BandWriter:
             repeat(a.number, lambda i, b=b, tap=tap: repeat(b.number, partial(tap, i)))  # type: ignore[misc]
 
 
-class Vectors(BandWriter):
+class Vectors(Writer):
     """By register tiles, whose sums never leave their registers."""
 
-    def group(self, group: Expr, blocks: int) -> None:
+    def blocks(self, group: Expr, blocks: int) -> None:
         """All outputs of a group of channel blocks."""
-        cut = self._work.cut
-
-        def band(number: Expr, shape: Any) -> None:
-            row, start = (0, cut.pixel(number, shape)) if cut.row_pixels else (number * cut.full.rows, 0)
-            each_tile(
-                shape.segments, lambda column, width: self._tile(group, blocks, row, start + column, shape.rows, width)
-            )
-
-        cut.each(0, cut.bands, band)
+        self._work.cut.each_tile(0, self._work.cut.bands, partial(self._tile, group, blocks))
 
     def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         work, first = self._work, group * self._g.group_blocks
@@ -349,6 +309,7 @@ class Vectors(BandWriter):
         down, across = work.spec.stride if planar else (1, 1)
         line, step = down * work.row_words, across * work.pixel_words
         base = bind(self.patch.begin + row * line + column * step)
+        starts = [base + (r * line + c * step) for r, c in pixels]
         weights_at = self._weights_at(group)
 
         def word(place: Expr, weights: Expr) -> None:
@@ -356,11 +317,9 @@ class Vectors(BandWriter):
             if self._g.pixels > 1:
                 for where in places:
                     prefetch(self._weights, where + PREFETCHED_WORDS)
-            vectors = [bind(self._weights[lanes_at(where, LANES)]) for where in places]
-            for (r, c), totals in zip(pixels, sums, strict=True):
-                number = splat(self.patch.words[base + (r * line + c * step) + place], LANES)
-                for total, vector in zip(totals, vectors, strict=True):
-                    total.set(bf16.add_products(total.value, number, vector))
+            vectors = [self._weights[lanes_at(where, LANES)] for where in places]
+            numbers = [self.patch.words[start + place] for start in starts]
+            multiply_add(sums, numbers, vectors, LANES, bf16.add_products)
 
         def reduce(place: Expr, weights: Expr, words: int) -> None:
             unrolled(words, lambda number: word(place + number, weights + number * (blocks * LANES)))
@@ -377,7 +336,7 @@ class Vectors(BandWriter):
             self._store([total.value for total in totals], first, row + r, column + c)
 
 
-class Tiles(BandWriter):
+class Tiles(Writer):
     """By tiles of AMX, two of pixels and up to two of channel blocks at once."""
 
     def begin(self) -> None:
@@ -395,7 +354,7 @@ class Tiles(BandWriter):
         """After all groups."""
         end_tiles()
 
-    def group(self, group: Expr, blocks: int) -> None:
+    def blocks(self, group: Expr, blocks: int) -> None:
         """All outputs of a group of channel blocks."""
         work, weights_at = self._work, self._weights_at(group)
         planes = work.panel_planes

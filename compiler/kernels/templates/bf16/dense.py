@@ -25,7 +25,6 @@ from gangway.compiler.kernels.templates.amx.tiles import (
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.work import LANES, Work, works
 from gangway.compiler.kernels.templates.builder import (
-    Argument,
     Buffer,
     Expr,
     Register,
@@ -40,14 +39,14 @@ from gangway.compiler.kernels.templates.builder import (
     prefetch,
     quotient,
     repeat,
-    splat,
     store,
     with_blocks,
 )
-from gangway.compiler.kernels.templates.convolution import MOST_ROWS
+from gangway.compiler.kernels.templates.convolution import MOST_ROWS, BatchWriter
 from gangway.compiler.kernels.templates.convolution import TILE_ROWS as REGISTER_ROWS
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, balanced_sizes
+from gangway.compiler.kernels.templates.matmul import multiply_add
+from gangway.compiler.kernels.templates.tiling import balanced_sizes
 
 BLOCK_STEPS = 8  # rows of 16 words of a block of the reduction: 32 KiB of weights, 16 KiB of inputs
 
@@ -68,13 +67,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(plan.spec, ConvSpec)
     work = works(plan.spec, target)[0]
     g, rows = work.geometry, plan.rows
-    arguments = [
-        bf16.stored_argument("x", g.input.elements * rows, plan.spec.input_layout),
-        Argument("weights", work.weight_words, "int32"),
-        Argument("bias", g.output.blocks * LANES),
-        *([Argument("residual", g.residual.elements * rows)] if plan.spec.residual else []),
-        Argument("y", g.output.elements * rows),
-    ]
+    arguments = g.arguments(work.weights, rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         writer = (_TileRows if bf16.has_tiles(target) else _VectorRows)(work, rows, buffers)
@@ -83,20 +76,15 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, [*arguments, batch_argument(arguments)], task, bf16.functions(target))
 
 
-class _Rows:
+class _Rows(BatchWriter):
     """Writes the code for a group of channel blocks.
 
     Scratch memory: inputs [step][row][16 words], sums [channel block][row][16].
     """
 
     def __init__(self, work: Work, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
-        *tensors, batch = buffers
-        self._work, self._g, self._most_rows = work, work.geometry, -(-most_rows // TILE_ROWS) * TILE_ROWS
-        self._x, self._weights, self._bias, *self._residual, self._y = tensors
-        self.rows = bind(batch[0].astype("int32"))
-        strides = [quotient(batch[index + 1], FLOAT_BYTES) for index in range(len(tensors))]
-        self._x_stride, self._y_stride = bind(strides[0]), bind(strides[-1])
-        self._residual_stride = bind(strides[3]) if self._residual else 0
+        super().__init__(work.geometry, -(-most_rows // TILE_ROWS) * TILE_ROWS, buffers)
+        self._work = work
         self._inputs, self._first_input = line_scratch(BLOCK_STEPS * self._most_rows * WORDS, "int32")
         sums = self._g.group_blocks * self._most_rows * LANES
         self._sums, self._first_sum = line_scratch(sums, "float32")
@@ -153,8 +141,8 @@ class _Rows:
 
             either(
                 plane < image.blocks // 2 if odd else True,
-                lambda: repeat(self.rows, partial(row, both=True)),
-                lambda: repeat(self.rows, partial(row, both=False)),
+                lambda: repeat(self._rows, partial(row, both=True)),
+                lambda: repeat(self._rows, partial(row, both=False)),
             )
 
         repeat(count, step)
@@ -172,7 +160,7 @@ class _Rows:
                 place = number * self._y_stride + image.origin + (first + j) * image.plane
                 store(self._y, place, activate(value, self._work.spec.activation, LANES), LANES)
 
-        repeat(self.rows, row)
+        repeat(self._rows, row)
 
 
 class _TileRows(_Rows):
@@ -189,7 +177,7 @@ class _TileRows(_Rows):
         for first in range(0, blocks, 2):
             columns = range(first, min(first + 2, blocks))
             either(
-                self.rows > TILE_ROWS,
+                self._rows > TILE_ROWS,
                 partial(self._multiply, 2, columns, weights_at, count, blocks),
                 partial(self._multiply, 1, columns, weights_at, count, blocks),
             )
@@ -217,12 +205,12 @@ class _VectorRows(_Rows):
     def add(self, weights_at: Expr, count: int, blocks: int) -> None:
         """Add the products of a block of the reduction, so many rows of words."""
         most = min(REGISTER_ROWS, self._g.tile_pixels)
-        tiles = bind(quotient(self.rows + (most - 1), most))
+        tiles = bind(quotient(self._rows + (most - 1), most))
         sizes = balanced_sizes(range(1, self._most_rows + 1), most)
 
         def turn(index: Expr) -> None:
-            first = bind(quotient(index * self.rows, tiles))
-            size = bind(quotient((index + 1) * self.rows, tiles) - first)
+            first = bind(quotient(index * self._rows, tiles))
+            size = bind(quotient((index + 1) * self._rows, tiles) - first)
             choose(size, sizes, lambda rows: self._multiply(first, rows, weights_at, count, blocks))
 
         repeat(at_most(tiles, self._most_rows), turn)
@@ -238,11 +226,9 @@ class _VectorRows(_Rows):
                 at = weights_at + (index * WORDS + number) * (blocks * LANES)
                 for j in range(blocks):
                     prefetch(self._weights, at + BLOCK_STEPS * blocks * TILE_ELEMENTS + j * LANES, level=2)
-                vectors = [bind(self._weights[lanes_at(at + j * LANES, LANES)]) for j in range(blocks)]
-                for place, totals in zip(inputs, sums, strict=True):
-                    spread = splat(self._inputs[place + number], LANES)
-                    for total, vector in zip(totals, vectors, strict=True):
-                        total.set(bf16.add_products(total.value, spread, vector))
+                vectors = [self._weights[lanes_at(at + j * LANES, LANES)] for j in range(blocks)]
+                numbers = [self._inputs[place + number] for place in inputs]
+                multiply_add(sums, numbers, vectors, LANES, bf16.add_products)
 
             repeat(WORDS, word)
 

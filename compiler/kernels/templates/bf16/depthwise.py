@@ -12,9 +12,9 @@ from gangway.compiler.kernels.templates import depthwise
 from gangway.compiler.kernels.templates.amx.tiles import WORDS, begin_tiles, end_tiles
 from gangway.compiler.kernels.templates.bf16 import convolution, work
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.convolution import BandWriter, Tiles, Vectors
+from gangway.compiler.kernels.templates.bf16.convolution import Tiles, Vectors, Writer
 from gangway.compiler.kernels.templates.bf16.work import LANES, Work
-from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, scratch, store
+from gangway.compiler.kernels.templates.builder import Buffer, Expr, scratch, store
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import Tasks, UnsupportedSpecError
 
@@ -51,8 +51,8 @@ def pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> Packed
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
-    geometry = depthwise.Work(plan.spec, target).geometry
-    weights = Argument("weights", Work(geometry, 1, geometry.output.width).weight_words, "int32")
+    conv = plan.spec.conv
+    weights = Work(conv, target, 1, conv.output_size[1]).weights
     lines = _TileLines if bf16.has_tiles(target) else _VectorLines
     return depthwise.pair_kernel(plan, target, symbol, lines, weights, bf16.functions(target))
 
@@ -65,8 +65,8 @@ class _VectorLines(depthwise.Lines):
 
     @property
     def _line_work(self) -> Work:
-        geometry = self._work.geometry
-        return Work(geometry, 1, geometry.output.width)
+        conv = self._work.spec.conv
+        return Work(conv, self._work.target, 1, conv.output_size[1])
 
 
 class _TileLines(_VectorLines):
@@ -82,14 +82,14 @@ class _TileLines(_VectorLines):
         _LineTiles(self._line_work, self._first, row).write(self._group, self._blocks, self._scratch, places)
 
 
-class _Line(BandWriter):
+class _Line(Writer):
     """Writes the code for a line of the first convolution."""
 
     def write(self, group: Expr, blocks: int, line: Buffer, places: list[Expr]) -> None:
         """Fill the place of each block in `line`."""
         self._line, self._places = line, places
         self.patch.fill()
-        self.group(group, blocks)
+        self.blocks(group, blocks)
 
     def _store(self, values: list[Expr], first: Expr, row: Expr, column: Expr) -> None:
         for value, place in zip(values, self._places, strict=True):
@@ -104,7 +104,7 @@ class _LineVectors(_Line, Vectors):
 class _LineTiles(_Line, Tiles):
     """By tiles of AMX."""
 
-    def group(self, group: Expr, blocks: int) -> None:
+    def blocks(self, group: Expr, blocks: int) -> None:
         """All outputs of a group of channel blocks."""
         self.make_sums()
-        super().group(group, blocks)
+        super().blocks(group, blocks)

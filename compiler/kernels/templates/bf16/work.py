@@ -1,6 +1,6 @@
 """How a convolution in bfloat16 is cut: its bands, their patches and tiles, and what each cut costs.
 
-See `convolution.py` for the words. No search, no measurement: a static cost model chooses.
+See `convolution.py` for the words.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, Layout
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ELEMENTS, TILE_ROWS, WORDS
+from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
+from gangway.compiler.kernels.templates.builder import Argument
 from gangway.compiler.kernels.templates.convolution import Geometry
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Cut,
     Image,
     Tasks,
-    cut_line,
-    cut_rows,
     gangs_cost,
     is_line,
     one_band_tasks,
@@ -93,27 +93,18 @@ def reach(taps: Taps) -> int:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A convolution, cut into bands of `rows` rows; an image without gaps is one row, of which a band has `columns`."""
+class Work(Bands):
+    """A convolution, cut into bands; unless an image is one row, they have all columns."""
 
-    geometry: Geometry
-    rows: int
-    columns: int
-
-    @property
-    def spec(self) -> ConvSpec:
-        """What is computed."""
-        return self.geometry.spec
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Tensors and channel blocks, as in float32."""
+        return Geometry(self.spec, self.target)
 
     @property
     def tiled(self) -> bool:
         """Whether tiles multiply; one pixel would use one row of them."""
-        return bf16.has_tiles(self.geometry.target) and self.geometry.pixels > 1
-
-    @cached_property
-    def is_line(self) -> bool:
-        """Whether the image is one row."""
-        return is_line(self.spec)
+        return bf16.has_tiles(self.target) and self.geometry.pixels > 1
 
     @cached_property
     def direct(self) -> bool:
@@ -134,13 +125,6 @@ class Work:
     def output(self) -> Image:
         """y."""
         return _stored(self.geometry.output, self.spec.output_layout)
-
-    @cached_property
-    def bands(self) -> int:
-        """How many there are; the last one may overlap the one before it."""
-        if self.is_line:
-            return -(-self.geometry.pixels // self.columns)
-        return -(-self.geometry.output.height // self.rows)
 
     @cached_property
     def taps(self) -> tuple[tuple[Taps, ...], tuple[Taps, ...]]:
@@ -237,11 +221,15 @@ class Work:
         """Words of all weights."""
         return self.geometry.output.blocks * LANES * self.reduction_words
 
+    @property
+    def weights(self) -> Argument:
+        """All weights."""
+        return Argument("weights", self.weight_words, "int32")
+
     @cached_property
     def cut(self) -> Cut:
         """A band in register tiles."""
-        most = self.geometry.tile_pixels
-        return cut_line(self.columns, most) if self.is_line else cut_rows(self.rows, self.columns, most)
+        return self.cut_into(self.geometry.tile_pixels)
 
     @cached_property
     def band_us(self) -> float:
@@ -261,7 +249,7 @@ class Work:
     @cached_property
     def speeds(self) -> Speeds:
         """Of what it does beside products; a single pixel waits for its weights."""
-        waits = bf16.has_tiles(self.geometry.target) or self.geometry.pixels == 1
+        waits = bf16.has_tiles(self.target) or self.geometry.pixels == 1
         return _BESIDE_TILES if waits else _BESIDE_VECTORS
 
     def cost_us(self, tasks: Tasks) -> float:
@@ -343,10 +331,10 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
         lengths = {min(unit * count, pixels) for count in (1, 2, 3, 4, 6, 8, 12)}
         if not tiles:  # equal ones, since what two bands share is computed twice
             lengths = {-(-pixels // -(-pixels // length)) for length in lengths}
-        found = [Work(geometry, 1, length) for length in lengths]
+        found = [Work(spec, target, 1, length) for length in lengths]
     else:
         rows = {-(-height // bands) for bands in range(1, height + 1)}
-        found = [Work(geometry, count, width) for count in rows]
+        found = [Work(spec, target, count, width) for count in rows]
     fitting = [
         work
         for work in found

@@ -30,16 +30,15 @@ from gangway.compiler.kernels.templates.amx.tiles import (
     start_tiles,
     store_tiles,
 )
+from gangway.compiler.kernels.templates.bands import BandWriter, band_kernel
 from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
     Expr,
     Register,
-    at_most,
     bind,
     constant,
     either,
-    kernel,
     lanes_at,
     prefetch,
     quotient,
@@ -55,8 +54,8 @@ from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import WORD_CHANNELS
 from gangway.compiler.kernels.templates.int8.work import HALF_BLOCKS, Work
-from gangway.compiler.kernels.templates.matmul import unrolled
-from gangway.compiler.kernels.templates.tiling import Tasks, each_tile, knob
+from gangway.compiler.kernels.templates.matmul import multiply_add, unrolled
+from gangway.compiler.kernels.templates.tiling import knob
 
 PREFETCHED_STEPS = 8  # rows of 16 words of weights of a group ahead: 16 KiB
 PREFETCHED_BYTES = 4096
@@ -70,27 +69,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, ConvSpec)
     work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
-    tasks = Tasks(work.groups, work.bands, knob(plan, "groups"), 1, pixels_first=False)
-    arguments, rest = _arguments(work), work.halves % work.group_halves
-
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        chunk, band = tasks.first(number)
-        named = {argument.name: buffer for argument, buffer in zip(arguments, buffers, strict=True)}
-        writer = (_Tiles if work.tiled else _Vectors)(work, named, bind(band))
-        writer.begin()
-        first = bind(chunk)
-
-        def group(index: Expr) -> None:
-            either(
-                index < work.groups - 1 if rest else True,
-                lambda: writer.group(index, work.group_halves),
-                lambda: writer.group(index, rest),
-            )
-
-        repeat(at_most(tasks.groups_per_task, work.groups - first), lambda i: group(bind(first + i)))
-        writer.end()
-
-    return kernel(symbol, arguments, task, int8.functions(target))
+    writer = partial(_Tiles if work.tiled else _Vectors, work)
+    return band_kernel(plan, symbol, (work.groups, work.bands), writer, _arguments(work), int8.functions(target))
 
 
 def _arguments(work: Work) -> list[Argument]:
@@ -107,25 +87,17 @@ def _arguments(work: Work) -> list[Argument]:
     return [*inputs, *([Argument("residual", work.residual.elements)] if spec.residual else []), y]
 
 
-class _Band:
+class _Band(BandWriter):
     """Writes the code for a band."""
 
     def __init__(self, work: Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
-        self._work, self._buffers, self._lanes = work, buffers, work.lanes
-        self.x, self.weights, self._y = (buffers[name] for name in ("x", "weights", "y"))
+        self._work, self._lanes, self.x = work, work.lanes, buffers["x"]
         if work.spec.dynamic:
             factors = buffers["factors"]
             self._scale, self._zero = bind(splat(factors[0], self._lanes)), bind(tirx.Cast("int32", factors[3]))
         else:
             self._zeros = bind(int8.twice(tirx.Cast("int32", buffers["zero"][0]), self._lanes))
-        height, width = work.size
-        if work.is_line:
-            self._row: Expr = 0
-            self._column: Expr = bind(at_most(band * work.columns, height * width - work.columns))
-        else:
-            across = remainder(band, work.column_bands) * work.columns
-            self._row = bind(at_most(quotient(band, work.column_bands) * work.rows, height - work.rows))
-            self._column = bind(at_most(across, width - work.columns)) if work.column_bands > 1 else 0
+        super().__init__(work, buffers, band)
         spec, image = work.spec, work.input
         row = self._row * spec.stride[0] - spec.pads[0]
         column = self._column * spec.stride[1] - spec.pads[1]
@@ -181,11 +153,18 @@ class _Band:
             others.append(self.factors(integers, half, halves, behind))
         return [list(each) for each in zip(scales, *others, strict=True)]
 
-    def end(self) -> None:
-        """After all groups."""
+    def group(self, group: Expr) -> None:
+        """All outputs of a group."""
+        group, work = bind(group), self._work
+        rest = work.halves % work.group_halves
+        either(
+            group < work.groups - 1 if rest else True,
+            lambda: self.halves(group, work.group_halves),
+            lambda: self.halves(group, rest),
+        )
 
-    def group(self, group: Expr, halves: int) -> None:
-        """All outputs of a group of so many halves."""
+    def halves(self, group: Expr, halves: int) -> None:
+        """The same of a group of so many halves."""
         raise NotImplementedError
 
     def reduce(self, weights_at: Expr, body: Step) -> None:
@@ -296,22 +275,16 @@ class _Vectors(_Band):
 
         unrolled(-(-work.source.row // lanes), some)
 
-    def group(self, group: Expr, halves: int) -> None:
+    def halves(self, group: Expr, halves: int) -> None:
         """All outputs of a group of so many halves."""
         work = self._work
         count = min(halves, work.tile_halves)
-        repeat(halves // count, lambda part: self._halves(bind(group * work.group_halves + part * count), count))
 
-    def _halves(self, half: Expr, halves: int) -> None:
-        cut = self._work.cut
+        def some(part: Expr) -> None:
+            half = bind(group * work.group_halves + part * count)
+            work.cut.each_tile(0, work.cut.bands, partial(self._tile, half, count))
 
-        def band(number: Expr, shape: Any) -> None:
-            row, start = (0, cut.pixel(number, shape)) if cut.row_pixels else (number * cut.full.rows, 0)
-            each_tile(
-                shape.segments, lambda column, width: self._tile(half, halves, row, start + column, shape.rows, width)
-            )
-
-        cut.each(0, cut.bands, band)
+        repeat(halves // count, some)
 
     def _tile(self, half: Expr, halves: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         work, lanes, pixels = self._work, self._lanes, list(product(range(rows), range(width)))
@@ -320,6 +293,7 @@ class _Vectors(_Band):
         down, across = work.spec.stride
         line, step = down * work.source.row, across * work.source_words
         base = bind(self._first + row * line + column * step)
+        starts = [base + (r * line + c * step) for r, c in pixels]
         units = work.row_units // HALF_BLOCKS  # of a vector
         unit_bytes = 1 if work.paired else WORD_CHANNELS
         ahead = PREFETCHED_BYTES // unit_bytes
@@ -329,13 +303,11 @@ class _Vectors(_Band):
         def word(place: Expr, weights: Expr) -> None:
             places = [weights + i * work.half_units + j * units for i in range(halves) for j in range(HALF_BLOCKS)]
             for where in places[::vectors_of_line]:
-                prefetch(self.weights, where + ahead)
-            vectors = [self.weights[lanes_at(where, units)] for where in places]
-            vectors = [bind(int8.signed_pairs(vector, lanes) if work.paired else vector) for vector in vectors]
-            for (r, c), totals in zip(pixels, sums, strict=True):
-                number = splat(self._source[base + (r * line + c * step) + place], lanes)
-                for total, vector in zip(totals, vectors, strict=True):
-                    total.set(add(total.value, number, vector, lanes))
+                prefetch(self._weights, where + ahead)
+            vectors = [self._weights[lanes_at(where, units)] for where in places]
+            vectors = [int8.signed_pairs(vector, lanes) if work.paired else vector for vector in vectors]
+            numbers = [self._source[start + place] for start in starts]
+            multiply_add(sums, numbers, vectors, lanes, partial(add, lanes=lanes))
 
         def reduce(place: Expr, weights: Expr, words: int) -> None:
             unrolled(words, lambda number: word(place + number, weights + number * work.row_units))
@@ -361,7 +333,7 @@ class _Tiles(_Band):
         """After all groups."""
         end_tiles()
 
-    def group(self, group: Expr, halves: int) -> None:
+    def halves(self, group: Expr, halves: int) -> None:
         """All outputs of a group of so many halves."""
         pairs = self._work.tiles // 2
 
@@ -412,9 +384,9 @@ class _Tiles(_Band):
         def add(place: Expr, weights: Expr, _: int) -> None:
             at = bind(weights)
             for line in range(lines):
-                prefetch(self.weights, at + ahead + line * WORDS, level=2)
+                prefetch(self._weights, at + ahead + line * WORDS, level=2)
             vectors = [at + j * WORDS for j in range(HALF_BLOCKS)]
-            int8.PRODUCT.add(self.x, [where + place for where in places], step, self.weights, vectors, work.row_units)
+            int8.PRODUCT.add(self.x, [where + place for where in places], step, self._weights, vectors, work.row_units)
 
         self.reduce(bind(number * work.half_units), add)
         sums = [

@@ -106,7 +106,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             def window_row(i: Expr) -> None:
                 at = bind((plane * rows + i) * (columns * BYTES_CHANNELS) + channel)
-                taps = [bind(_numbers(weights, at + j * BYTES_CHANNELS, lanes)) for j in range(columns)]
+                taps = [bind(int8.floats_of(weights, at + j * BYTES_CHANNELS, lanes)) for j in range(columns)]
                 for place in range((width - 1) * across + columns):
                     users = [
                         (pixel, place - pixel * across)
@@ -115,7 +115,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     ]
                     if not users:
                         continue
-                    value = bind(_numbers(x, base + i * x_image.row + place * BYTES_CHANNELS, lanes))
+                    value = bind(int8.floats_of(x, base + i * x_image.row + place * BYTES_CHANNELS, lanes))
                     for pixel, tap in users:
                         totals[pixel].add(value * taps[tap])
 
@@ -143,7 +143,3 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         Argument("y", y_image.elements, "float32" if spec.dynamic else "uint8"),
     ]
     return kernel(symbol, arguments, task, int8.functions(target))
-
-
-def _numbers(numbers: Buffer, at: Expr, lanes: int) -> Expr:
-    return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", numbers[lanes_at(at, lanes)]))

@@ -31,6 +31,7 @@ from gangway.compiler.kernels.templates.builder import (
     when,
 )
 from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.kernels.templates.int8.images import haloed_line
 from gangway.compiler.kernels.templates.tiling import Image, make_plan, plane_plan, planned_tasks
 
 VECTORS = 4  # at once: their least and largest numbers are found apart
@@ -164,8 +165,7 @@ def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
     x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, lanes)
     image = Image(spec.channels, spec.height, spec.width, spec.output_halo, BYTES_CHANNELS)
-    halo, padded = image.halo, image.height + 2 * image.halo
-    tasks = planned_tasks(plan, image.blocks, padded)
+    tasks = planned_tasks(plan, image.blocks, image.height + 2 * image.halo)
     whole, rest = divmod(x_image.blocks, blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -191,20 +191,7 @@ def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             at = bind(plane * image.plane + row * image.row + first * BYTES_CHANNELS)
             repeat(count, lambda i: store(y, at + i * BYTES_CHANNELS, border, BYTES_CHANNELS))
 
-        def inside(plane: Expr, row: Expr) -> None:
-            pixels(plane, row - halo)
-            if halo:
-                fill(plane, row, 0, halo)
-                fill(plane, row, halo + image.width, halo)
-
-        def line(plane: Expr, row: Expr) -> None:
-            either(
-                tirx.And(row >= halo, row < halo + image.height) if halo else True,
-                lambda: inside(plane, row),
-                lambda: fill(plane, row, 0, image.width + 2 * halo),
-            )
-
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, partial(haloed_line, image, pixels, fill))
 
     arguments = [Argument("x", x_image.elements), Argument("factors", FACTORS), Argument("y", image.elements, "uint8")]
     return kernel(symbol, arguments, task, int8.functions(target))

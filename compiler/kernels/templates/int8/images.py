@@ -3,7 +3,7 @@
 Vectors are some channels of a pixel, which are converted to float32 (or int32, for means) and back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -63,9 +63,26 @@ def factors_pack(spec: Any, target: TargetSpec, raw: RawWeights) -> PackedWeight
     return (raw["factors"],)
 
 
-def _numbers(x: Buffer, at: Expr, lanes: int) -> Expr:
-    """Bytes as float32."""
-    return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", x[lanes_at(at, lanes)]))
+def haloed_line(
+    image: Image,
+    inside: Callable[[Expr, Expr], None],
+    fill: Callable[[Expr, Expr, int, int], None],
+    plane: Expr,
+    row: Expr,
+) -> None:
+    """A row of a plane, counted with the halo: `inside(plane, row)`, and `fill(plane, row, column, columns)` of it."""
+    plane, row, halo = bind(plane), bind(row), image.halo
+    if not halo:
+        inside(plane, row)
+        return
+
+    def line() -> None:
+        inside(plane, row - halo)
+        fill(plane, row, 0, halo)
+        fill(plane, row, halo + image.width, halo)
+
+    condition = tirx.And(row >= halo, row < halo + image.height)
+    either(condition, line, lambda: fill(plane, row, 0, image.width + 2 * halo))
 
 
 def elementwise_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -110,7 +127,7 @@ def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             if spec.input_layouts[index] == "blocked":
                 return inputs[index][lanes_at(at, lanes)]
             scale, shift = scales[index]
-            scaled = _numbers(inputs[index], at, lanes) * scale
+            scaled = int8.floats_of(inputs[index], at, lanes) * scale
             return scaled if spec.in_steps and index else scaled + shift
 
         def line(plane: Expr, row: Expr) -> None:
@@ -275,7 +292,6 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     image, pixels = _pack_image(spec), spec.layout == "pixels"
     vector = spec.height == spec.width == 1 and not spec.output_halo and not pixels
     tasks = planned_tasks(plan, image.blocks, image.height + 2 * image.halo)
-    padded = image.width + 2 * image.halo
     lanes = target.lanes if spec.width >= target.lanes else 1
 
     def quantised_words(value: Expr, factors: Buffer, count: int) -> Expr:
@@ -312,24 +328,11 @@ def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             repeat(-(-spec.width // lanes), some)
 
-        def halo(plane: Expr, row: Expr, first: int, count: int) -> None:
+        def fill(plane: Expr, row: Expr, first: int, count: int) -> None:
             at = plane * image.plane + row * image.row + first * image.lanes
             repeat(count * image.lanes, lambda i: store(y, at + i, zero, 1))
 
-        def line(plane: Expr, row: Expr) -> None:
-            if not image.halo:
-                interior(plane, row)
-                return
-
-            def inside() -> None:
-                interior(plane, row - image.halo)
-                halo(plane, row, 0, image.halo)
-                halo(plane, row, image.halo + image.width, image.halo)
-
-            condition = tirx.And(row >= image.halo, row < image.halo + image.height)
-            either(condition, inside, lambda: halo(plane, row, 0, padded))
-
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, partial(haloed_line, image, interior, fill))
 
     def vector_task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers

@@ -13,7 +13,7 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.templates.amx.tiles import LINES, TileProduct
-from gangway.compiler.kernels.templates.builder import Buffer, Expr, splat, store
+from gangway.compiler.kernels.templates.builder import Buffer, Expr, lanes_at, splat, store
 
 WORD_CHANNELS, PAIR_CHANNELS = 4, 2
 PRODUCT = TileProduct("int8", "tdpbusd")
@@ -243,6 +243,11 @@ def total(words: Expr) -> Expr:
 def scaled(numbers: Expr, factors: Expr, lanes: int) -> Expr:
     """The products of float32 numbers, rounded before anything is added to them."""
     return tirx.call_extern(f"float32x{lanes}", "gangway_int8_scaled", numbers, factors)
+
+
+def floats_of(numbers: Buffer, at: Expr, lanes: int) -> Expr:
+    """Numbers of 8 or 16 bits in memory, as float32."""
+    return tirx.Cast(f"float32x{lanes}", tirx.Cast(f"int32x{lanes}", numbers[lanes_at(at, lanes)]))
 
 
 def bytes_of(numbers: Expr, zero: Expr, lanes: int) -> Expr:

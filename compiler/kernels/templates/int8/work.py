@@ -22,6 +22,7 @@ from gangway.compiler.kernels.specs import (
     RawWeights,
 )
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ROWS, WORDS
+from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import MOST_BESIDE, PAIR_CHANNELS, WORD_CHANNELS
 from gangway.compiler.kernels.templates.tiling import (
@@ -30,11 +31,8 @@ from gangway.compiler.kernels.templates.tiling import (
     Tasks,
     UnsupportedSpecError,
     cheapest_first,
-    cut_line,
-    cut_rows,
     gangs_cost,
     is_line,
-    make_plan,
     one_band_tasks,
     registers,
 )
@@ -59,21 +57,8 @@ _CACHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Work:
-    """A convolution, cut into bands of `rows` rows and `columns`; an image without gaps is one row.
-
-    Unless pairs are multiplied or the image is one row, bands have all columns.
-    """
-
-    spec: ConvSpec
-    target: TargetSpec
-    rows: int
-    columns: int
-
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        return self.spec.output_size
+class Work(Bands):
+    """A convolution, cut into bands; unless pairs are multiplied or the image is one row, they have all columns."""
 
     @property
     def tiled(self) -> bool:
@@ -84,11 +69,6 @@ class Work:
     def paired(self) -> bool:
         """Whether pairs are multiplied: x is widened, a band at a time."""
         return _is_paired(self.spec, self.target)
-
-    @cached_property
-    def is_line(self) -> bool:
-        """Whether the image is one row."""
-        return is_line(self.spec)
 
     @property
     def lanes(self) -> int:
@@ -153,12 +133,12 @@ class Work:
     def output(self) -> Image:
         """y, in bytes or float32."""
         lanes = BYTES_CHANNELS if self.spec.output_layout == "bytes" else self.lanes
-        return Image(self.spec.out_channels, *self.size, self.spec.output_halo, lanes)
+        return Image(self.spec.out_channels, *self.spec.output_size, self.spec.output_halo, lanes)
 
     @cached_property
     def residual(self) -> Image:
         """What is added, in float32."""
-        return Image(self.spec.out_channels, *self.size, self.spec.residual_halo, self.lanes)
+        return Image(self.spec.out_channels, *self.spec.output_size, self.spec.residual_halo, self.lanes)
 
     @cached_property
     def blocks(self) -> int:
@@ -174,17 +154,6 @@ class Work:
     def groups(self) -> int:
         """Groups of halves, of which the last one may have fewer."""
         return -(-self.halves // self.group_halves)
-
-    @cached_property
-    def column_bands(self) -> int:
-        """How many bands are beside each other; the last one may overlap the one before it."""
-        width = math.prod(self.size) if self.is_line else self.size[1]
-        return -(-width // self.columns)
-
-    @cached_property
-    def bands(self) -> int:
-        """How many there are; the last ones may overlap those before them."""
-        return self.column_bands if self.is_line else -(-self.size[0] // self.rows) * self.column_bands
 
     @cached_property
     def steps(self) -> int:
@@ -242,8 +211,7 @@ class Work:
     @cached_property
     def cut(self) -> Cut:
         """A band in register tiles."""
-        most = self.tile_pixels
-        return cut_line(self.columns, most) if self.is_line else cut_rows(self.rows, self.columns, most)
+        return self.cut_into(self.tile_pixels)
 
     @cached_property
     def kind(self) -> str:
@@ -350,13 +318,10 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:
-    knobs: dict[str, int | str] = {"rows": work.rows, "columns": work.columns, "groups": tasks.groups_per_task}
     kind = "vectors" if work.kind == "vnni" else work.kind
-    blocks = f"{tasks.groups_per_task}x{HALF_BLOCKS * work.group_halves} blocks"
-    text = f"conv int8 {kind} {work.rows}x{work.columns} pixels, {blocks}"
     weights = work.half_bytes * work.group_halves * tasks.groups_per_task
     sums = 8 if work.tiled else work.tile_pixels * work.tile_halves * HALF_BLOCKS
-    return make_plan(work.spec, knobs, tasks.count, text, weights, sums)
+    return work.plan(tasks, f"int8 {kind}", HALF_BLOCKS * work.group_halves, weights, sums)
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
