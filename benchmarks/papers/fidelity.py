@@ -234,7 +234,7 @@ Every rate is modelled, of [a load that lasts](../explanation/simulator.md): {le
 many as arrive in 20 longest targets. Others arrive before and after them. A rate is found to 3 %, and no search exceeds
 the capacity bound: what all cores could do if each query took its least core time. Seeds behind a mean:
 {_listed(seeds)}; several have an interval of 95 %. Where it says {NOT_RUN} no search was made. `veltair_fig12.csv`
-has what each tried.
+has what each tried. Commits whose policies were searched: {_commits(runs)}.
 
 The *measured* machine is 64 cores scaled from two, whose neighbours hardly disturb each other. The *contended* machine
 states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-veltairs-premise)). All that gangs of two
@@ -244,6 +244,13 @@ not. The data are in `docs/measurements/figures`. [Papers](../explanation/papers
     if doubts:
         text += "\nDoubtful measurements:\n\n" + "".join(f"- {doubt}\n" for doubt in doubts)
     return text
+
+
+def _commits(runs: Iterable[Mapping[str, str]]) -> str:
+    found: dict[str, dict[str, None]] = {}
+    for row in runs:
+        found.setdefault(f"`{DEFAULT}`" if row["policy"] == DEFAULT else "others", {})[row["commit"]] = None
+    return "; ".join(f"{who} {', '.join(commits)}" for who, commits in found.items())
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -11,10 +11,12 @@ begin where the first one ended. All cores work.
 
 import csv
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from statistics import fmean
 
@@ -44,7 +46,7 @@ GOALS = ("all", "each")
 RATES, LATENCIES = "veltair_fig12.csv", "veltair_fig13.csv"
 HEADERS = {
     RATES: ("machine", "mix", "policy", "seed", *(f"{goal}_per_s" for goal in GOALS), "at_bound", "bound_per_s",
-            "queries", "tried"),
+            "queries", "commit", "tried"),
     LATENCIES: ("machine", "mix", "policy", "seed", "model", "over_isolated", "in_time"),
 }  # fmt: skip
 
@@ -91,11 +93,12 @@ def draw(
         for policy in policies
         if machine == "measured" or policy in CONTENDED
     ]
+    commit = _commit()
     with ExitStack() as stack:
         files = {name: stack.enter_context(_opened(request.output / name, header)) for name, header in HEADERS.items()}
         pool = stack.enter_context(ProcessPoolExecutor(len(os.sched_getaffinity(0))))
         for job, found in _searches(pool, jobs, request.output, queries):
-            _write(job, found, files)
+            _write(job, found, commit, files)
             rates = " and ".join(f"{rate:.4g}" for rate in found.rates_per_s)
             text = f"{job.machine}, {job.mix}, {job.policy}, seed {job.seed}: {rates} of {found.bound_per_s:.4g} per s"
             request.console.print(text, highlight=False)
@@ -198,10 +201,17 @@ def _opened(path: Path, header: Sequence[str]) -> Csv:
     return Csv(path, header, keep=path.exists())
 
 
-def _write(job: Job, found: Found, files: Mapping[str, Csv]) -> None:
+def _commit() -> str:
+    """Return the commit whose policies are searched, + behind it if files differ from it; "" outside a checkout."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
+
+
+def _write(job: Job, found: Found, commit: str, files: Mapping[str, Csv]) -> None:
     """Write the rates last: they say that the job is done."""
     whose = (job.machine, job.mix, job.policy, job.seed)
     for model, figures in found.latencies.items():
         files[LATENCIES].write(*whose, model, *figures)
-    tried = " ".join(f"{probe.rate_per_s:.4g}:{probe.share:.3f}" for probe in found.tried)
-    files[RATES].write(*whose, *found.rates_per_s, found.at_bound, found.bound_per_s, found.queries, tried)
+    tried = " ".join(f"{probe.rate_per_s:.4g}:{floor(1e3 * probe.share) / 1e3:.3f}" for probe in found.tried)
+    files[RATES].write(*whose, *found.rates_per_s, found.at_bound, found.bound_per_s, found.queries, commit, tried)

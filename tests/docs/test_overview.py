@@ -32,9 +32,11 @@ def section(page: str, anchor: str) -> str:
 
 
 def numbers(text: str) -> Iterator[str]:
-    """The numbers, without the zero before a point."""
+    """The numbers, without the zero before a point and those at the end behind one."""
     for found in NUMBER.findall(text):
-        yield found.removeprefix("0") if found.startswith("0.") else found
+        whole, point, part = found.partition(".")
+        part = part.rstrip("0")
+        yield f"{whole.removeprefix('0')}.{part}" if point and part else whole
 
 
 def test_rows_name_their_sections() -> None:

@@ -64,6 +64,13 @@ def test_rates_are_of_loads_that_last_and_within_the_machine() -> None:
         assert all(float(row[f"{goal}_per_s"]) <= bound_per_s for goal in GOALS), row
 
 
+def test_rows_say_of_which_commit_their_policy_is() -> None:
+    """One policy in all mixes: whoever changes the default one searches all its rates anew."""
+    runs = read_rows(FIGURES, RATES)
+    assert all(re.fullmatch("[0-9a-f]{7,40}", row["commit"]) for row in runs), "the files differed from the commit"
+    assert len({row["commit"] for row in runs if row["policy"] == DEFAULT}) == 1
+
+
 def test_a_rate_is_the_highest_that_its_search_tried_and_found_in_time() -> None:
     for row in read_rows(FIGURES, RATES):
         tried = [tuple(map(float, probe.split(":"))) for probe in row["tried"].split()]

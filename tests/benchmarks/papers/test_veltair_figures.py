@@ -111,8 +111,8 @@ def test_latencies_below_the_highest_rate(tmp_path: Path) -> None:
     """Of the default policy and of the others that carry most: those that others exceed are left out."""
     with Csv(tmp_path / veltair_rates.RATES, veltair_rates.HEADERS[veltair_rates.RATES]) as file:
         for policy, rate_per_s in (("model_fcfs", 400), ("planaria", 300), ("edf", 100), ("gangway", 500)):
-            file.write("measured", "light", policy, 1, rate_per_s, rate_per_s, 0, 3178, 2000, "")
-    veltair_latency.draw(request(tmp_path, 50), ["light"], [0.5])
+            file.write("measured", "light", policy, 1, rate_per_s, rate_per_s, 0, 3178, 2000, "", "")
+    veltair_latency.draw(request(tmp_path, 50), ["light"], [0.5], seeds=1)
     found = rows(tmp_path / "veltair_latency.csv")
     assert [row["policy"] for row in found[::3]] == ["gangway", "model_fcfs", "planaria"]
     assert all(float(row["in_time"]) > 0.9 for row in found)
