@@ -7,7 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
-ROOMS := artifact clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
+ROOMS := artifact base clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks deploy docs testing tests setup.py
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ $(VENV)/.installed: $(BIN)/pip $(NATIVE)
 	@touch $@
 
 # What is compiled of the scheduler, which fits only the sources that it was made of.
-$(VENV)/.compiled: $(VENV)/.installed $(wildcard artifact/*.py executor/*.py scheduler/*.py scheduler/*/*.py)
+$(VENV)/.compiled: $(VENV)/.installed $(wildcard artifact/*.py base/*.py executor/*.py scheduler/*.py scheduler/*/*.py)
 	@$(BIN)/python -c "import sys; from gangway.scheduler import WHY_INTERPRETED; sys.exit(bool(WHY_INTERPRETED))" \
 		|| $(PIP) --no-deps --editable .
 	@touch $@
@@ -85,7 +85,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS) \
 		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py tests/docs/test_troubleshooting.py \
-		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact cluster scheduler server simulator workload) | sort)
+		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact base cluster scheduler server simulator workload) | sort)
 
 # The real perf_analyzer for tests and benchmarks; HAProxy, Prometheus and Helm for tests, which are skipped without them.
 tools: $(VENV)/.installed-test

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from gangway.artifact.files import file_digest, file_stamp
 from gangway.artifact.format import FORMAT_VERSION, MANIFEST_FILE, Manifest, TargetSpec
 from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
+from gangway.base.files import file_digest, file_stamp
 
 KEY_DIGITS = 64
 _log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
-from gangway.artifact.extras import missing_packages
 from gangway.artifact.format import LEAST_MAPPED_BYTES
-from gangway.artifact.host_limits import cpu_flags
+from gangway.base.extras import missing_packages
+from gangway.base.host_limits import cpu_flags
 
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number

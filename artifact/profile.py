@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangway.artifact.json_codec import decode, encode
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
+from gangway.base.host_limits import cpu_name
+from gangway.base.json_codec import decode, encode
 
 PROFILE_VERSION = 6
 _OLDER = (4, 5)  # versions without `agreeing`; the first has one field more, `counters`
@@ -169,14 +170,6 @@ def machine_id(cpu: str, cores: int, target: str) -> str:
     import hashlib  # noqa: PLC0415 - 1.5 MB of OpenSSL, which the scheduler does without
 
     return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's name, family, model and stepping, as far as the system tells."""
-    first = cpuinfo.read_text().partition("\n\n")[0]
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    numbers = [values.get(key, "?") for key in ("cpu family", "model", "stepping")]
-    return f"{values.get('model name', 'unknown CPU')} ({'/'.join(numbers)})"
 
 
 def _present_format(text: bytes) -> bytes:

@@ -7,7 +7,6 @@ import stat
 import zlib
 from pathlib import Path, PurePosixPath
 
-from gangway.artifact.files import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
@@ -34,7 +33,8 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.instances import MOST, Instances, Varying, row_bytes
-from gangway.artifact.json_codec import decode
+from gangway.base.files import file_checksum
+from gangway.base.json_codec import decode
 
 GZIP = b"\x1f\x8b"
 MAX_VERSIONS = 5

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.files import append_whole
 from gangway.artifact.format import MANIFEST_FILE
 from gangway.artifact.weights import WEIGHTS_FOLDER
+from gangway.base.files import append_whole
 
 USES_FOLDER = "uses"
 KERNELS_FOLDER = "kernels"

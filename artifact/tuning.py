@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
+from gangway.base.json_codec import decode, encode
 
 TUNING_VERSION = 3
 TUNINGS_FOLDER = "tunings"

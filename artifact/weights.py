@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gangway.artifact.files import Checksum
 from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.base.files import Checksum
 
 WEIGHTS_FOLDER = "weights"  # of the cache
 _READ_BYTES = 1 << 20

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangway.artifact.files import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     ISLAND_SUFFIX,
@@ -28,9 +27,10 @@ from gangway.artifact.format import (
     FileSpec,
     Manifest,
 )
-from gangway.artifact.json_codec import encode
 from gangway.artifact.reader import OTHERS_WRITE, read_manifest
 from gangway.artifact.weights import SharedWeights, Weights
+from gangway.base.files import file_checksum
+from gangway.base.json_codec import encode
 
 
 class _Writer(ABC):
@@ -236,22 +236,6 @@ class OnnxArtifactWriter(_Writer):
     def _finish(self) -> dict[str, FileSpec]:
         files = [path for path in (self._temporary / ONNX_FOLDER).rglob("*") if path.is_file()]
         return {path.relative_to(self._temporary).as_posix(): _measure(path) for path in sorted(files)}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, over what is there, so that readers see the old or the new. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; other users may share the cache
-        Path(unfinished).rename(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
 
 
 def temporary_prefix(folder: Path) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
+from gangway.base.peer import peer_sockets
+from gangway.base.process import use_realtime_priority
 from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import Lease
-from gangway.executor.peer import peer_sockets
-from gangway.executor.process import use_realtime_priority
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policies.base import Policy

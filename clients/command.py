@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, Table
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, Table
 from gangway.clients.addresses import grpc_url
 from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError, RefusedError

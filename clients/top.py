@@ -18,8 +18,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, Table
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, Table
 from gangway.clients.addresses import USUAL_HTTP_PORT, http_address, http_port
 from gangway.clients.errors import InputError, UnreachableError
 from gangway.clients.tls import GIVE_SSL, Tls, add_tls_options, speaks_tls

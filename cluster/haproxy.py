@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gangway.artifact.parent import ending_with_this_process
+from gangway.base.parent import ending_with_this_process
 from gangway.clients.errors import ClientError
 from gangway.cluster.haproxy_config import socket_of
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.commands import ending_signals
-from gangway.artifact.console import Console, Table
 from gangway.artifact.profile import ProfileError
+from gangway.base.command_line import CommandParser
+from gangway.base.commands import ending_signals
+from gangway.base.console import Console, Table
 from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.moves import Mover

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.commands import ending_signals
-from gangway.artifact.writer import write_whole
+from gangway.base.command_line import CommandParser
+from gangway.base.commands import ending_signals
+from gangway.base.files import write_whole
 from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy

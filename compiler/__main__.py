@@ -45,11 +45,11 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
-from gangway.artifact.extras import COMPILER, missing_packages
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.instances import Span
-from gangway.artifact.json_codec import decode
 from gangway.artifact.precision import WantedPrecision, add_precision
+from gangway.base.extras import COMPILER, missing_packages
+from gangway.base.json_codec import decode
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.pipeline import Compiled, compile_model, find_compiled, make_stand_in

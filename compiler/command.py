@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.progress import MofNCompleteColumn
 
 from gangway.artifact.cache import Cache, add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars, Table
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import Compiled

@@ -34,9 +34,9 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
-from gangway.artifact.host_limits import FreeMemory, anonymous_bytes
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
+from gangway.base.host_limits import FreeMemory, anonymous_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import (
     CompilerFaultError,

@@ -23,8 +23,8 @@ from gangway.artifact.format import (
     TargetSpec,
     Version,
 )
-from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
+from gangway.base.host_limits import anonymous_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.candidate import Candidate
 from gangway.compiler.difference import difference_from_onnxruntime

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gangway.artifact.cache import cache_key
-from gangway.artifact.extras import COMPILER, missing_packages
-from gangway.artifact.files import file_beside, file_stamp, require_regular
 from gangway.artifact.format import MANIFEST_FILE, Precision, TargetSpec
-from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.base.extras import COMPILER, missing_packages
+from gangway.base.files import file_beside, file_stamp, require_regular
+from gangway.base.host_limits import memory_limit_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerMissingError, ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.onnx_file import DamagedError, Reference, references

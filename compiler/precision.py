@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, TargetSpec
-from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.precision import BF16, FP32, ChosenPrecision, WantedPrecision
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
+from gangway.base.json_codec import decode, encode
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerFaultError, faults_as_refusals
 from gangway.compiler.key import known_compiler, model_key

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from gangway.artifact.command_line import CommandParser
 from gangway.artifact.onnx_session import reason_of
 from gangway.artifact.precision import Agreement
+from gangway.base.command_line import CommandParser
 from gangway.compiler.agreement import cosine, top1
 from gangway.compiler.arguments import MODEL_FILE, find_models
 from gangway.compiler.errors import ModelError

@@ -15,9 +15,9 @@ from typing import BinaryIO
 import onnx
 
 from gangway.artifact.format import ALIGNMENT_BYTES, LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest, TargetSpec
-from gangway.artifact.host_limits import anonymous_bytes
 from gangway.artifact.onnx_session import open_session, reason_of
 from gangway.artifact.writer import OnnxArtifactWriter
+from gangway.base.host_limits import anonymous_bytes
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fallback import Trials, check_tensors, make_readable_copy, whole_layer
 from gangway.compiler.frontend.importer import count_parameters, read_graph

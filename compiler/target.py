@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Precision, TargetSpec
-from gangway.artifact.host_limits import cpu_flags
+from gangway.base.host_limits import cpu_flags
 from gangway.compiler.frontend.onnx_file import split
 from gangway.compiler.tiles import tiles_work
 

@@ -20,8 +20,8 @@ from unittest.mock import MagicMock
 from benchmarks.differential.known.all import KNOWN
 from benchmarks.papers.fidelity import reproduced as papers_reproduced
 from benchmarks.papers.results import Results
-from gangway.artifact.command_line import TITLE, parser_of
-from gangway.artifact.commands import COMMANDS
+from gangway.base.command_line import TITLE, parser_of
+from gangway.base.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
 from gangway.python_backend import triton_python_backend_utils as pb_utils
 from gangway.server.control.supervisor.model_life import TRANSITIONS

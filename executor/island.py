@@ -15,10 +15,10 @@ import numpy as np
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.onnx_session import bind_static, element_type, reason_of
+from gangway.base.process import LOG_WARNING, write_log_line
 from gangway.executor.frames import FrameWriter
 from gangway.executor.launch import thread_counts
 from gangway.executor.onnxruntime_program import Failure, Team, failure_of, write_arrays
-from gangway.executor.process import LOG_WARNING, write_log_line
 
 MOST_BINDINGS: Final = 64  # places that an island remembers: rows and arenas that a worker uses in turn
 Addresses = tuple[int, ...]

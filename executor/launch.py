@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.host_limits import CGROUPS, cpu_quota
-from gangway.executor.process import raise_priority
-from gangway.executor.python_process import start_of
+from gangway.base.host_limits import CGROUPS, cpu_quota
+from gangway.base.process import raise_priority
+from gangway.base.python_process import start_of
 
 NODES: Final = Path("/sys/devices/system/node")
 

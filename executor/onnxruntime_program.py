@@ -19,8 +19,9 @@ import numpy as np
 
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import Manifest, TensorSpec
-from gangway.artifact.host_limits import trim_heap
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
+from gangway.base.host_limits import trim_heap
+from gangway.base.process import LOG_WARNING, use_worker_priority, write_log_line
 from gangway.executor import _native
 from gangway.executor.frames import (
     FrameReader,
@@ -33,7 +34,6 @@ from gangway.executor.frames import (
     read_frame,
 )
 from gangway.executor.launch import thread_counts
-from gangway.executor.process import LOG_WARNING, use_worker_priority, write_log_line
 from gangway.python_backend.elements import split_texts
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final
 
+from gangway.base.process import may_raise_priority
 from gangway.executor import _native
-from gangway.executor.process import may_raise_priority
 from gangway.python_backend.cpu_clock import CpuClock, Thread, is_runnable, queued_ns
 from gangway.python_backend.messages import (
     CORE_BITS,

@@ -28,11 +28,11 @@ from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
 from gangway.artifact.format import Manifest, TensorSpec
+from gangway.base.process import LOG_WARNING, write_log_line
 from gangway.executor import _native
 from gangway.executor.frames import WORD_BYTES, Frame, FrameReader, FrameWriter, is_absent
 from gangway.executor.frames import header_of as frame_header_of
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.process import LOG_WARNING, write_log_line
 from gangway.executor.python_instance import Instance, InstanceLostError, NotReadyError
 from gangway.python_backend.elements import check_elements
 from gangway.python_backend.messages import KNOWN_HEADER_BYTES, KNOWN_HEADERS, NO_CORE, Message, header_of, places

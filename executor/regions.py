@@ -24,9 +24,9 @@ from typing import Final
 
 import msgspec
 
+from gangway.base.peer import Peer
+from gangway.base.process import LOG_WARNING, leave_idle_priority, restored_priority, write_log_line
 from gangway.executor import _native
-from gangway.executor.peer import Peer
-from gangway.executor.process import LOG_WARNING, leave_idle_priority, restored_priority, write_log_line
 
 REGION_MESSAGE_BYTES: Final = 32
 MAPPING_NICE: Final = 15  # a hundredth of a core that a gang wants, too

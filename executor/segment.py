@@ -13,8 +13,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from gangway.base.memory_budget import PIECE_BYTES, memory_budget
 from gangway.executor import _native
-from gangway.executor.memory_budget import PIECE_BYTES, memory_budget
 
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _FALLOC_FL_PUNCH_HOLE: Final = 2

@@ -34,14 +34,10 @@ from gangway.artifact.format import (
     TensorSpec,
     plan_staging,
 )
-from gangway.artifact.host_limits import trim_heap
 from gangway.artifact.instances import Instances
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
-from gangway.executor import _native
-from gangway.executor.control import ControlSegment
-from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Ring, Unload, Unloaded, unpack
-from gangway.executor.process import (
+from gangway.base.host_limits import trim_heap
+from gangway.base.process import (
     die_with_parent,
     leave_idle_priority,
     may_raise_priority,
@@ -52,6 +48,10 @@ from gangway.executor.process import (
     use_worker_priority,
     write_log_line,
 )
+from gangway.executor import _native
+from gangway.executor.control import ControlSegment
+from gangway.executor.instance_addresses import InstanceAddresses
+from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Ring, Unload, Unloaded, unpack
 from gangway.executor.python_program import load_python
 from gangway.executor.regions import RegionJobs, region_peer
 from gangway.executor.segment import Segment

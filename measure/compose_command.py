@@ -10,9 +10,9 @@ from string import ascii_uppercase
 from typing import Final
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars
 from gangway.executor.launch import available_cores
 from gangway.measure.arguments import find_model, positive_integer, positive_number
 from gangway.measure.composer import SEARCHES, ComposeOptions, Composition, compose

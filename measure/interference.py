@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from gangway.artifact.profile import InterferencePoint
+from gangway.base.process import die_with_parent, raise_priority
+from gangway.base.python_process import start_of
 from gangway.executor import _probes
-from gangway.executor.process import die_with_parent, raise_priority
-from gangway.executor.python_process import start_of
 from gangway.executor.segment import Segment
 from gangway.measure.machine import l3_bytes, pinned, touched
 from gangway.measure.model_runner import Clock, ModelRunner, RunTimes, powers_of_two, version_count

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.host_limits import idle_seconds
-from gangway.artifact.profile import Machine, cpu_name, machine_id
+from gangway.artifact.profile import Machine, machine_id
+from gangway.base.host_limits import cpu_name, idle_seconds
 from gangway.executor import _probes
 
 DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache

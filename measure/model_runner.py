@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import ClassVar, Final, Self, TypeVar
 
 from gangway.artifact.format import MAX_TENSORS, Manifest, TensorSpec
+from gangway.base.memory_budget import memory_budget
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease, LeaseSpec, Member, passes_for
-from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Exit, Left, Load, Loaded, Message, Ready, Run, Unload, Unloaded, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTable, places_bytes

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import add_precision
-from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
+from gangway.artifact.profile import Profile, ProfileError, machine_id, profile_path, read_profile
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, Table
+from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
 from gangway.measure.arguments import (
     compiled_manifest,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars, Table
 from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model

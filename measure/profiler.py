@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import LEAST_RUNS, LEAST_WHOLE, LayerProfile, Machine, Profile, keep_better
 from gangway.artifact.reader import read_manifest
-from gangway.executor.process import die_with_parent
+from gangway.base.process import die_with_parent
 from gangway.measure.interference import Disturbed, measure_interference
 from gangway.measure.machine import OtherWork, measure_machine, share_of_cores
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, Table
-from gangway.artifact.html_page import write_html
 from gangway.artifact.precision import add_precision
-from gangway.artifact.profile import ProfileError, cpu_name, machine_id, profile_path, read_profile
+from gangway.artifact.profile import ProfileError, machine_id, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, Table
+from gangway.base.host_limits import cpu_name
+from gangway.base.html_page import write_html
 from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores, model_words
 from gangway.measure.report_tables import SERIES, Evidence, Row
 from gangway.server.errors import CompileError

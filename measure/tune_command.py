@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars, Table
 from gangway.measure.arguments import find_target, model_and_cores, positive_integer, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import USUAL_QOS, TuneOptions, Tuner

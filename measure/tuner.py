@@ -23,12 +23,13 @@ from typing import Any, Final, Self
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
-from gangway.artifact.json_codec import decode
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.artifact.tuning import Candidate, Sample, Tuning, tuning_path, write_tuning
-from gangway.artifact.writer import temporary_prefix, write_whole
-from gangway.executor.python_process import start_of
+from gangway.artifact.writer import temporary_prefix
+from gangway.base.files import write_whole
+from gangway.base.json_codec import decode
+from gangway.base.python_process import start_of
 from gangway.measure.interference import (
     IDLE,
     LOADS,

@@ -44,7 +44,7 @@ MODULES: Final = (
     "units",
     "waiting",
 )
-ROOMS: Final = ("artifact", "executor", "scheduler")  # what is compiled may have constants of these in it
+ROOMS: Final = ("artifact", "base", "executor", "scheduler")  # what is compiled may have constants of these in it
 INTERPRETED: Final = "GANGWAY_INTERPRETED"  # a variable: anything in it has the interpreted modules used
 # Why they are interpreted:
 NOT_MADE: Final = "they were not compiled when Gangway was installed"

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.base.host_limits import memory_limit_bytes
+from gangway.base.logs import LogLevels
+from gangway.base.peer import Peer
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
-from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Held, Kept, Left, Loaded, Ready, Submit, Unloaded, unpack
-from gangway.executor.peer import Peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow

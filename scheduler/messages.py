@@ -6,8 +6,8 @@ The supervisor rings the scheduler's bell after every message, so that the sched
 import socket
 from dataclasses import dataclass
 
-from gangway.artifact import json_codec
-from gangway.executor.peer import Peer
+from gangway.base import json_codec
+from gangway.base.peer import Peer
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class FrontEndQuiet:
 
 @dataclass(frozen=True)
 class SetLog:
-    """To the scheduler: log these lines from now on (`executor/logs.py`, `LogLevels.to_number`)."""
+    """To the scheduler: log these lines from now on (`base/logs.py`, `LogLevels.to_number`)."""
 
     levels: int
 

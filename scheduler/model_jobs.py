@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.profile import ProfileError, read_profile
+from gangway.base.peer import Peer
 from gangway.executor.messages import Unload
-from gangway.executor.peer import Peer
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.apply import Execution

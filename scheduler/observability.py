@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from gangway.artifact.files import append_whole
 from gangway.artifact.precision import FP32
+from gangway.base.files import append_whole
 from gangway.executor.control import TOLD_S, DecisionBlock
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotCounts, SlotStatus

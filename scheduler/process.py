@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.base.logs import LogLevels, ProcessLog
+from gangway.base.peer import Peer
+from gangway.base.process import die_with_parent, raise_priority, use_realtime_priority
+from gangway.base.python_process import start_of
 from gangway.executor.control import ControlSegment
-from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.messages import Ready, unpack
-from gangway.executor.peer import Peer
-from gangway.executor.process import die_with_parent, raise_priority, use_realtime_priority
-from gangway.executor.python_process import start_of
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import WHY_INTERPRETED

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from gangway.artifact.files import append_whole
+from gangway.base.files import append_whole
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import os
 import sys
 from importlib.metadata import version
 
-from gangway.artifact.commands import COMMANDS
-from gangway.artifact.extras import EXTRAS, install_command
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.commands import COMMANDS
+from gangway.base.extras import EXTRAS, install_command
+from gangway.base.suggestion import did_you_mean
 from gangway.server.system import drop_unwritable
 
 HELP = """usage: gangway COMMAND [OPTIONS]

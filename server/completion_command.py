@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gangway.artifact.command_line import CommandParser, parser_of
-from gangway.artifact.commands import COMMANDS
+from gangway.base.command_line import CommandParser, parser_of
+from gangway.base.commands import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 EPILOG = """to have it in every shell:

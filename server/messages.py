@@ -20,10 +20,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from gangway.artifact import json_codec
 from gangway.artifact.format import Engine, TensorSpec
-from gangway.executor.logs import LogLevels
-from gangway.executor.peer import Peer
+from gangway.base import json_codec
+from gangway.base.logs import LogLevels
+from gangway.base.peer import Peer
 from gangway.server.tracing.settings import TraceOverrides
 
 OK = "OK"  # the name of a gRPC status

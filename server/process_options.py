@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from gangway.artifact.json_codec import decode, encode
+from gangway.base.json_codec import decode, encode
 
 OptionsT = TypeVar("OptionsT")
 

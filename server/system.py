@@ -5,8 +5,8 @@ import os
 from functools import cache
 from typing import Final, TextIO
 
-from gangway.executor.memory_budget import memory_budget
-from gangway.executor.process import use_one_malloc_arena
+from gangway.base.memory_budget import memory_budget
+from gangway.base.process import use_one_malloc_arena
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

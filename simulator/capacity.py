@@ -16,10 +16,10 @@ from statistics import median
 from typing import Final
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars, Table
 from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.artifact.profile import ProfileError
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars, Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads

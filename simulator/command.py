@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.progress import SpinnerColumn
 
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, ProgressBars, Table
-from gangway.artifact.extras import missing_packages
-from gangway.artifact.html_page import write_html
 from gangway.artifact.profile import ProfileError
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, ProgressBars, Table
+from gangway.base.extras import missing_packages
+from gangway.base.html_page import write_html
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.stages.former import Plan
 from gangway.simulator.batching import Batching

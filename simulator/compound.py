@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.artifact.console import Table
+from gangway.base.console import Table
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.policy import Decision, Snapshot, Start

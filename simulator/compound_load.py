@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gangway.artifact.console import Table
+from gangway.base.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, Plan

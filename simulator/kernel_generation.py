@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
 
 FOLDER = Path(__file__).parent / "measured_models"
 GENERATION_FILE = FOLDER / "kernels.json"

@@ -19,11 +19,11 @@ from typing import Any
 
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
-from gangway.artifact.json_codec import decode
 from gangway.artifact.precision import FP32
 from gangway.artifact.profile import LEAST_WHOLE, PROFILES_FOLDER, Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
+from gangway.base.json_codec import decode
 from gangway.scheduler.profiles import doubt
 from gangway.simulator.kernel_generation import FOLDER, GENERATION_FILE, GenerationError, current_generation
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 
-from gangway.artifact.console import Table
+from gangway.base.console import Table
 from gangway.scheduler.policy import Decision, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.simulator.block import Block

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gangway.artifact.console import Console, Table
+from gangway.base.console import Console, Table
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
 ROOT = Path(__file__).parent.parent

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     "artifact",
+    "base",
     "clients",
     "cluster",
     "compiler",
@@ -28,18 +29,20 @@ ROOMS = (
     "zoo",
 )
 ARROWS: Mapping[str, set[str]] = {
-    "artifact": set(),
+    "base": set(),
+    "artifact": {"base"},
     "protos": set(),
     "workload": set(),
-    "zoo": {"artifact"},
-    "compiler": {"artifact"},
-    "executor": {"artifact", "python_backend"},
+    "zoo": {"base"},
+    "compiler": {"artifact", "base"},
+    "executor": {"artifact", "base", "python_backend"},
     "python_backend": set(),
-    "scheduler": {"artifact", "executor"},
-    "simulator": {"artifact", "executor", "scheduler", "workload"},
-    "server": {"artifact", "executor", "protos", "python_backend", "scheduler"},
+    "scheduler": {"artifact", "base", "executor"},
+    "simulator": {"artifact", "base", "executor", "scheduler", "workload"},
+    "server": {"artifact", "base", "executor", "protos", "python_backend", "scheduler"},
     "measure": {
         "artifact",
+        "base",
         "clients",
         "executor",
         "protos",
@@ -49,8 +52,8 @@ ARROWS: Mapping[str, set[str]] = {
         "workload",
         "zoo",
     },
-    "clients": {"artifact", "protos", "workload"},
-    "cluster": {"artifact", "clients", "scheduler", "simulator", "workload"},
+    "clients": {"artifact", "base", "protos", "workload"},
+    "cluster": {"artifact", "base", "clients", "scheduler", "simulator", "workload"},
 }
 # The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
 FRONT_END = ("server.serving",)

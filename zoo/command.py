@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gangway.artifact.command_line import CommandParser
+from gangway.base.command_line import CommandParser
 from gangway.zoo.catalog import DEFAULT_NAMES, ENSEMBLES, MODELS, TRITON_EXAMPLES, build
 from gangway.zoo.cost import count
 from gangway.zoo.graph import ModelGraph

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.conformance.cases import NEWEST_OPSET, Case, collect
 from benchmarks.conformance.docs import write_docs
 from benchmarks.conformance.runner import CRASHED, NATIVE, ONNXRUNTIME, RELAX, UNSUPPORTED, Outcome, run_all
-from gangway.artifact.console import ProgressBars
+from gangway.base.console import ProgressBars
 from gangway.executor.launch import available_cores
 from testing.report import CONSOLE, Report, Row, option_parser, start_report
 

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
+from gangway.base.process import raise_priority
 from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import infer_request
-from gangway.executor.process import raise_priority
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.endpoints import MAX_MESSAGE_BYTES
 from gangway.server.system import keep_freed_memory

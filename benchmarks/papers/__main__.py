@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.papers.figures import FigureRequest
-from gangway.artifact.console import Console
 from gangway.artifact.profile import ProfileError
+from gangway.base.console import Console
 from gangway.simulator.loop import ContractError
 from gangway.workload.qos import WorkloadError
 

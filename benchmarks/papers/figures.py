@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 
 COLOURS = {
     "planaria": "tab:red",

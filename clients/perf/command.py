@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console
-from gangway.artifact.html_page import write_html
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console
+from gangway.base.html_page import write_html
 from gangway.clients.addresses import grpc_url
 from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError, InputError

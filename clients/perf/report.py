@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gangway.artifact.console import Console, Table
+from gangway.base.console import Console, Table
 from gangway.clients.perf.measure import Goal, Run, Session
 from gangway.workload.outcomes import Row
 from gangway.workload.search import SearchResult

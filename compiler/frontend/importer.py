@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
-from gangway.artifact.files import file_beside, file_stamp
+from gangway.base.files import file_beside, file_stamp
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.control_flow.branches import has_branches, inline_branches

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gangway.artifact.parent import signal_at_parents_end
+from gangway.base.parent import signal_at_parents_end
 from gangway.compiler.errors import EndedApartError, UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.specs import Array

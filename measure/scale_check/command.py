@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.console import Console, Table
-from gangway.artifact.profile import cpu_name
+from gangway.base.command_line import CommandParser
+from gangway.base.console import Console, Table
+from gangway.base.host_limits import cpu_name
 from gangway.clients.errors import ClientError
 from gangway.executor.launch import available_cores, numa_nodes
 from gangway.measure.arguments import compiled_manifest, positive_number

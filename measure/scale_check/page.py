@@ -10,7 +10,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gangway.artifact.html_page import figure, write_page
+from gangway.base.html_page import figure, write_page
 from gangway.measure.scale_check.section import Chart, Row, Section, cell_text
 
 DPI: Final = 110

@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.suggestion import did_you_mean
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, make_triton
 from gangway.scheduler.policies.gangway import Gangway

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.profile import whole_machine_id
-from gangway.artifact.writer import write_whole
+from gangway.base.files import write_whole
+from gangway.base.json_codec import decode, encode
 from gangway.scheduler.stages.ir import Pointers, Schedule, check_pointers, check_schedule
 
 FOUND_VERSION = 1

@@ -21,9 +21,9 @@ from typing import Final
 from google.protobuf import text_format
 
 from gangway.artifact.cache import add_cache_dir, add_dimension
-from gangway.artifact.command_line import CommandParser
-from gangway.artifact.commands import ending_signals
 from gangway.artifact.format import Engine
+from gangway.base.command_line import CommandParser
+from gangway.base.commands import ending_signals
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.repairs import Change, Model, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server

@@ -9,7 +9,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from gangway.artifact.suggestion import nearest
+from gangway.base.suggestion import nearest
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from gangway.server.models.config import DEFAULT_MODEL_FILENAME, PYTHON_BACKEND, field_name, is_ensemble
 from gangway.server.models.config_table import FIELDS, PARAMETERS

@@ -14,8 +14,8 @@ from typing import Final
 
 from google.protobuf import json_format
 
-from gangway.artifact.settings import PREFIX
-from gangway.executor.python_process import start_of
+from gangway.base.python_process import start_of
+from gangway.base.settings import PREFIX
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError

@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gangway.artifact.commands import ending_signals
-from gangway.artifact.parent import signal_at_parents_end
+from gangway.base.commands import ending_signals
+from gangway.base.parent import signal_at_parents_end
 from gangway.server.cli import run
 
 

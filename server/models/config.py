@@ -19,10 +19,10 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from gangway.artifact.files import require_regular
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.files import require_regular
+from gangway.base.suggestion import did_you_mean
 from gangway.protos.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelInstanceGroup, ModelOutput
 from gangway.server.errors import (
     MAX_REASON_CHARACTERS,

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
+from gangway.base.files import file_beside, require_regular
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching

@@ -9,7 +9,7 @@ from typing import Final
 
 from gangway.artifact.format import ITEM_BYTES, Engine, TensorSpec
 from gangway.artifact.instances import SHIFT, row_bytes
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.suggestion import did_you_mean
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput

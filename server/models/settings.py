@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.precision import FP32, PRECISIONS, WantedPrecision
+from gangway.base.files import file_beside, require_regular
 from gangway.protos.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,

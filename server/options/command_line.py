@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from gangway.artifact.command_line import CommandParser
-from gangway.executor.python_process import start_of
+from gangway.base.command_line import CommandParser
+from gangway.base.python_process import start_of
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 
 _log = logging.getLogger(__name__)
 

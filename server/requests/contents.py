@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from gangway.artifact.format import MAX_TENSORS
+from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.executor.frames import join_strings
-from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import check_elements

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.base.memory_budget import memory_budget
 from gangway.executor.frames import Frame, is_absent
-from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import GOES_ON, NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from gangway.artifact.format import ITEM_BYTES
+from gangway.base.peer import Peer, close_descriptor
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
-from gangway.executor.peer import Peer, close_descriptor
 from gangway.executor.regions import OfferRegion, RegionMapped, RegionMessage, WithdrawRegion
 from gangway.executor.slots import place_in_region
 from gangway.server.models.tensors import Shapes, Tensor

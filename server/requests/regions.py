@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 import posix_ipc
 
-from gangway.executor.memory_budget import memory_budget
+from gangway.base.memory_budget import memory_budget
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.descriptors import max_regions

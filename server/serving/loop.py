@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.server.threads import NoThreadError, started_pool
 
 _log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gangway.artifact.host_limits import trim_heap
-from gangway.executor.memory_budget import MemoryBudget, fresh_s
+from gangway.base.host_limits import trim_heap
+from gangway.base.memory_budget import MemoryBudget, fresh_s
 from gangway.server.requests.data_plane import DataPlane
 
 _log = logging.getLogger(__name__)

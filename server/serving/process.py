@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from gangway.base.logs import ProcessLog
+from gangway.base.memory_budget import MESSAGE_SHARE, memory_budget
+from gangway.base.peer import Peer
+from gangway.base.process import die_with_parent, use_short_slices
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment
-from gangway.executor.logs import ProcessLog
-from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
-from gangway.executor.peer import Peer
-from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable

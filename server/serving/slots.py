@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.executor.slots import SlotTable
 from gangway.server.requests.data_plane import (
     NO_EXTERNAL,

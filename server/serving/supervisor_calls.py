@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgspec
 from google.protobuf.message import Message
 
-from gangway.executor.logs import ProcessLog
-from gangway.executor.peer import close_descriptor
+from gangway.base.logs import ProcessLog
+from gangway.base.peer import close_descriptor
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gangway.artifact.files import append_whole
-from gangway.executor.logs import LogLevels, ProcessLog
-from gangway.executor.process import die_with_parent
+from gangway.base.files import append_whole
+from gangway.base.logs import LogLevels, ProcessLog
+from gangway.base.process import die_with_parent
 from gangway.server.process_options import from_stdin
 from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
 from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig

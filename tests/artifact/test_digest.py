@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact import files
+from gangway.base import files
 
 PIECE = 100
 

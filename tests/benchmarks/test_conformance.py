@@ -17,7 +17,7 @@ from benchmarks.conformance.cases import Case, cases_of, same
 from benchmarks.conformance.docs import operators, short_reason
 from benchmarks.conformance.runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
 from gangway.artifact.format import MANIFEST_FILE
-from gangway.artifact.json_codec import encode
+from gangway.base.json_codec import encode
 from gangway.executor.launch import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 from gangway.clients.command import is_scores, server_times, show_outputs, show_timing
 from gangway.clients.errors import RefusedError
 from gangway.protos import grpc_service_pb2 as pb

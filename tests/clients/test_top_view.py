@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 from gangway.clients.top import view
 
 CORES, MODELS = 64, 60

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.host_limits import cpu_flags
 from gangway.artifact.onnx_session import open_session, products_saturate
+from gangway.base.host_limits import cpu_flags
 from testing.exact_integers import exact_session
 from tests.helpers.targets import NAMES
 

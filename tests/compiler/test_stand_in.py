@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import STAND_IN, Engine
 from gangway.artifact.onnx_session import open_session
 from gangway.artifact.precision import IN_FP32
 from gangway.artifact.reader import verify
+from gangway.base.files import model_stamp
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.pipeline import Compiled, make_stand_in
 from gangway.compiler.precision import find_in_precision

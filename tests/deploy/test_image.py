@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from gangway.executor.process import LOWERED_WORKER_NICE
+from gangway.base.process import LOWERED_WORKER_NICE
 from gangway.zoo import write_model
 from testing.image.build import ROOT, Images, build
 from testing.image.container import HARDENED, Container, container, volume

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from gangway.executor.peer import peer_sockets
+from gangway.base.peer import peer_sockets
 from gangway.executor.regions import (
     REGION_MESSAGE_BYTES,
     AllMapped,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gangway.base.process import WORKER_NICE
 from gangway.executor.launch import available_cores
 from gangway.executor.messages import Exit, Ready, Run
-from gangway.executor.process import WORKER_NICE
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
 

@@ -9,7 +9,7 @@ SPIN = "while True: pass"
 
 _BEGIN = """
 import os
-from gangway.executor.process import die_with_parent
+from gangway.base.process import die_with_parent
 os.sched_setaffinity(0, {{{core}}})
 die_with_parent()
 for _ in range({others}):

@@ -5,7 +5,7 @@ import sys
 import time
 
 STARTS = 2.5  # a successor is there, and known to all, within so many imports
-IMPORT = "from gangway.executor.process import raise_priority; raise_priority(); import {}"
+IMPORT = "from gangway.base.process import raise_priority; raise_priority(); import {}"
 
 
 def back_within_s(module: str, usual_s: float) -> float:

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.json_codec import decode, encode
+from gangway.base.json_codec import decode, encode
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.measure import compose_command

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
+from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
 from tests.helpers.started_command import status_of
 

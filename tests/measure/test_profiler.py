@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
-from gangway.artifact.profile import Profile, cpu_name, read_profile, write_profile
+from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
+from gangway.base.host_limits import cpu_name
 from gangway.executor import _probes
 from gangway.executor.launch import available_cores
 from gangway.measure.interference import IDLE, Generators, slope_of

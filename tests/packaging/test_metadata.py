@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gangway.artifact.extras import COMPILER, EXTRAS, install_command, missing_packages
+from gangway.base.extras import COMPILER, EXTRAS, install_command, missing_packages
 from gangway.executor import _native, _probes
 
 ROOT = Path(__file__).parents[2]

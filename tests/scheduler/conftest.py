@@ -15,9 +15,9 @@ import pytest
 
 from gangway.artifact.format import staging_bytes
 from gangway.artifact.reader import read_manifest
+from gangway.base.peer import peer_sockets
 from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import LeaseProgress
-from gangway.executor.peer import peer_sockets
 from gangway.executor.segment import BELL
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import messages as slow

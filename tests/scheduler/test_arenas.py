@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangway.artifact.host_limits import MemoryLimit
+from gangway.base.host_limits import MemoryLimit
+from gangway.base.memory_budget import MemoryBudget, MemoryFullError
 from gangway.executor import segment as segments
-from gangway.executor.memory_budget import MemoryBudget, MemoryFullError
 from gangway.executor.segment import Segment
 from gangway.scheduler.resources import PAGE_BYTES, REST_US, ArenaPool
 

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from gangway.executor.peer import peer_sockets
+from gangway.base.peer import peer_sockets
 from gangway.scheduler.messages import (
     Begin,
     ControlMessage,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.commands import COMMANDS
+from gangway.base.commands import COMMANDS
 from gangway.server.options.command_line import parse_options
 from tests.helpers.sampled import sampled
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.commands import COMMANDS
+from gangway.base.commands import COMMANDS
 from gangway.server.completion_command import main
 from testing.repository import GANGWAY
 

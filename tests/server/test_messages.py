@@ -1,7 +1,7 @@
 import pytest
 
 from gangway.artifact.format import TensorSpec
-from gangway.executor.peer import MAX_MESSAGE_BYTES
+from gangway.base.peer import MAX_MESSAGE_BYTES
 from gangway.server import messages
 from gangway.server.messages import LogSettings
 from gangway.server.tracing.settings import TraceOverrides

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gangway.artifact.format import MANIFEST_FILE
-from gangway.artifact.json_codec import encode
 from gangway.artifact.precision import BF16
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
+from gangway.base.json_codec import encode
 from gangway.simulator.kernel_generation import recorded_generation
 from gangway.simulator.measured import (
     UNKNOWN_GENERATION,

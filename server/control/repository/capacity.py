@@ -3,10 +3,10 @@
 import heapq
 
 from gangway.artifact.format import MAX_TASKS, Engine, Manifest, staging_bytes
-from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.base.host_limits import memory_limit_bytes
+from gangway.base.memory_budget import memory_budget
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
-from gangway.executor.memory_budget import memory_budget
 from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us

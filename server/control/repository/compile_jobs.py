@@ -24,15 +24,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gangway.artifact.console import Console, ProgressBars
-from gangway.artifact.extras import ONNXRUNTIME, missing_packages
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, discard, trim
-from gangway.executor.process import use_idle_priority
-from gangway.executor.python_process import start_of
+from gangway.base.console import Console, ProgressBars
+from gangway.base.extras import ONNXRUNTIME, missing_packages
+from gangway.base.process import use_idle_priority
+from gangway.base.python_process import start_of
 from gangway.scheduler.watchdog import Blame
 from gangway.server.control.repository.repository import Stamp
 from gangway.server.control.supervisor.job_share import keep_share

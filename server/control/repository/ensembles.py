@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.base.peer import MAX_MESSAGE_BYTES
 from gangway.executor import _native
-from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from gangway.server.control.repository.loaded import (
     IsolatedLatency,

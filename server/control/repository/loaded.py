@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import IN_FP32, WantedPrecision
+from gangway.base.files import model_stamp
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import DEADLINE, IN_FP32, WantedPrecision
-from gangway.executor.peer import MAX_MESSAGE_BYTES
+from gangway.base.files import model_stamp
+from gangway.base.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.capacity import ModelCapacity

@@ -17,18 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.host_limits import idle_seconds
-from gangway.artifact.profile import (
-    LEAST_WHOLE,
-    Profile,
-    ProfileError,
-    cpu_name,
-    machine_id,
-    profile_path,
-    read_profile,
-)
+from gangway.artifact.profile import LEAST_WHOLE, Profile, ProfileError, machine_id, profile_path, read_profile
+from gangway.base.host_limits import cpu_name, idle_seconds
+from gangway.base.python_process import start_of
 from gangway.executor.control import ControlSegment
-from gangway.executor.python_process import start_of
 from gangway.server.control.repository.compile_jobs import Compiler
 from gangway.server.control.supervisor.job_share import keep_share
 from gangway.server.control.supervisor.jobs import Jobs

@@ -16,9 +16,9 @@ from typing import Final
 from google.protobuf import json_format
 
 from gangway.artifact.format import FORMAT_VERSION, ITEM_BYTES, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
-from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.writer import DescriptionWriter
+from gangway.base.host_limits import memory_limit_bytes
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 from gangway.server.control.repository.repository import ModelVersion, TemporaryFolders
 from gangway.server.control.supervisor.python_instances import InstancePlan

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from gangway.artifact.files import DATA_SUFFIXES
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.files import DATA_SUFFIXES
+from gangway.base.suggestion import did_you_mean
 from gangway.server.models.config import DEFAULT_MODEL_FILENAME
 from gangway.server.options.server import RemoteSource
 

@@ -18,7 +18,7 @@ from typing import NoReturn, TypeAlias
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from gangway.artifact.files import DATA_SUFFIXES
+from gangway.base.files import DATA_SUFFIXES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig

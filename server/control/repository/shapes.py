@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gangway.artifact.files import model_stamp
 from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.instances import Span
 from gangway.artifact.precision import WantedPrecision
+from gangway.base.files import model_stamp
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.capacity import ModelCapacity
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest

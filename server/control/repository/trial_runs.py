@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from gangway.base.memory_budget import memory_budget
 from gangway.executor.frames import example_bytes
-from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.control.repository.loaded import IsolatedLatency
 from gangway.server.errors import ModelLoadError, RequestError

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.files import file_beside
 from gangway.artifact.format import Engine, Manifest
+from gangway.base.files import file_beside
 from gangway.executor import _native
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gangway.executor.logs import ALWAYS
+from gangway.base.logs import ALWAYS
 from gangway.server.control.supervisor.model_life import TRANSITIONS, State, state_of
 from gangway.server.messages import (
     WHOLE_MODEL,

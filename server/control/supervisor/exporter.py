@@ -4,8 +4,8 @@ import logging
 import socket
 import subprocess
 
-from gangway.executor.peer import peer_sockets
-from gangway.executor.python_process import start_of
+from gangway.base.peer import peer_sockets
+from gangway.base.python_process import start_of
 from gangway.scheduler.backoff import Backoff
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess

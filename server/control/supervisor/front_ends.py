@@ -11,7 +11,7 @@ from itertools import count
 
 import msgspec
 
-from gangway.executor.process import raise_priority
+from gangway.base.process import raise_priority
 from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.events import EventQueue

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gangway.executor.process import leave_idle_priority, use_idle_priority
+from gangway.base.process import leave_idle_priority, use_idle_priority
 
 _log = logging.getLogger(__name__)
 

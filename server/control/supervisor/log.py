@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from gangway.artifact.files import append_whole
 from gangway.artifact.precision import BF16
-from gangway.executor.logs import ALWAYS, RateLimit, decode, fields, set_levels
+from gangway.base.files import append_whole
+from gangway.base.logs import ALWAYS, RateLimit, decode, fields, set_levels
 from gangway.server.messages import LogSettings, ModelReady
 from gangway.server.statistics import Figures
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from gangway.base.peer import Peer, peer_sockets
 from gangway.executor.control import Heartbeats
-from gangway.executor.peer import Peer, peer_sockets
 from gangway.python_backend.keeper import relations
 from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.watchdog import Blame

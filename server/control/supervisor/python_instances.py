@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gangway.base.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
+from gangway.base.python_process import python_environment
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.process import LOWERED_WORKER_NICE, WORKER_NICE, may_raise_priority
-from gangway.executor.python_process import python_environment
 from gangway.python_backend.messages import MAX_HEADER_BYTES, PREFIX
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics, MetricError, User
 from gangway.server.control.supervisor.events import EventQueue, InstanceCall

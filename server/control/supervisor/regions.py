@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from gangway.base.peer import close_descriptor, peer_sockets
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
-from gangway.executor.peer import close_descriptor, peer_sockets
 from gangway.executor.regions import (
     AllMapped,
     MapRegion,

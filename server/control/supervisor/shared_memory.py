@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangway.artifact.host_limits import address_space_bytes, machine_bytes, memory_limit_bytes
+from gangway.base.host_limits import address_space_bytes, machine_bytes, memory_limit_bytes
+from gangway.base.memory_budget import memory_budget
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.memory_budget import memory_budget
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.gangs import lease_count

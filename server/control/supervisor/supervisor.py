@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gangway.artifact.commands import ending_signals
-from gangway.artifact.console import Console, Table
 from gangway.artifact.format import Engine
+from gangway.base.commands import ending_signals
+from gangway.base.console import Console, Table
+from gangway.base.process import missing_privilege, raise_own_priority
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.process import missing_privilege, raise_own_priority
 from gangway.python_backend.keeper import adopt_orphans
 from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler

@@ -13,8 +13,8 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from gangway.executor.logs import OFTEN
-from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
+from gangway.base.logs import OFTEN
+from gangway.base.memory_budget import SMALL_BYTES, MemoryBudget
 from gangway.protos import StatusCode
 from gangway.server.access import Restriction
 from gangway.server.errors import RequestError

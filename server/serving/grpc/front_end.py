@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError, Message
 
-from gangway.executor.logs import OFTEN
-from gangway.executor.memory_budget import memory_budget
+from gangway.base.logs import OFTEN
+from gangway.base.memory_budget import memory_budget
 from gangway.protos import StatusCode, health_pb2
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction

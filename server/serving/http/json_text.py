@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 
 from gangway.artifact.datatypes import DTYPES
+from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.executor.frames import join_strings
-from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import split_texts
 from gangway.server.errors import invalid, unavailable

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError
 from gangway.server.serving.http.json_text import dump

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
 from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.models.served import Models, ServedModel

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TypeAlias
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.python_backend.messages import Described
 from gangway.server.errors import RequestError, fault

@@ -10,7 +10,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.served import Models, ServedModel

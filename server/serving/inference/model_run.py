@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gangway.executor.logs import OFTEN
-from gangway.executor.memory_budget import memory_budget
+from gangway.base.logs import OFTEN
+from gangway.base.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError

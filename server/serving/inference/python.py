@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.executor.python_instance import PATIENCE_MS
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.protos import StatusCode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, invalid, unavailable

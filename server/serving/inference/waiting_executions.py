@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gangway.executor.logs import OFTEN
+from gangway.base.logs import OFTEN
 from gangway.executor.python_instance import PATIENCE_MS
 from gangway.python_backend.cpu_clock import CpuClock, is_runnable
 from gangway.server.errors import RequestError, fault

@@ -12,7 +12,7 @@ from benchmarks.papers.figures import FigureRequest
 from benchmarks.papers.npu_models import Npu, NpuModel, npu_model
 from benchmarks.papers.npu_study import LANGUAGE, VISION, Pair, Study, satisfied
 from benchmarks.papers.simulated_npu import SCHEDULERS, Engines, Job, Tenant, serve
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 from gangway.workload.arrivals import Arrivals
 
 SMALL = Npu(bytes_per_us=1.0, buffer_bytes=100.0)  # a byte takes a microsecond, the buffer holds 100 us

@@ -11,7 +11,7 @@ from benchmarks.papers import packrat, packrat_splits, packrat_step
 from benchmarks.papers.__main__ import FIGURES
 from benchmarks.papers.figures import FigureRequest
 from benchmarks.papers.packrat_server import Change, PackratServer, by_burst
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel, encode_measured, read_measured, shipped_models

@@ -9,7 +9,7 @@ from benchmarks.papers import veltair_demands, veltair_efficiency, veltair_laten
 from benchmarks.papers.__main__ import FIGURES
 from benchmarks.papers.figures import Csv, FigureRequest
 from benchmarks.papers.veltair_granularity import run
-from gangway.artifact.console import Console
+from gangway.base.console import Console
 from gangway.scheduler.policies.registry import POLICIES
 from gangway.scheduler.prediction import threshold_share
 from gangway.simulator.scenario import Scenario, make_scenario

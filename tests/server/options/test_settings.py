@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.commands import COMMANDS
+from gangway.base.commands import COMMANDS
 from gangway.server.cli import main
 
 MAX_COMMON_FLAGS = 25

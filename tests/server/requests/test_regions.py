@@ -11,8 +11,8 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from gangway.artifact.host_limits import MemoryLimit
-from gangway.executor.memory_budget import MemoryBudget
+from gangway.base.host_limits import MemoryLimit
+from gangway.base.memory_budget import MemoryBudget
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from gangway.artifact.host_limits import MemoryLimit
-from gangway.executor.memory_budget import MemoryBudget, memory_budget
+from gangway.base.host_limits import MemoryLimit
+from gangway.base.memory_budget import MemoryBudget, memory_budget
 from gangway.server.control.supervisor.shared_memory import SharedMemory
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.serving.memory import WORTH_BYTES, MemoryGuard
 
 LONG_QUEUE = f"""
 import os
-from gangway.executor.memory_budget import memory_budget
+from gangway.base.memory_budget import memory_budget
 from gangway.server.serving.memory import MemoryGuard
 from gangway.server.system import keep_freed_memory
 

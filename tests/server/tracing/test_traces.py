@@ -20,7 +20,7 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from gangway.artifact.json_codec import decode, encode
+from gangway.base.json_codec import decode, encode
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.command_line import parse_options

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
+from gangway.artifact.profile import machine_id, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
+from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
 from gangway.measure.profiler import profile_model
 from testing.live_server import live_server

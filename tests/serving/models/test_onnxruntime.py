@@ -22,12 +22,12 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.profile import Profile, write_profile
+from gangway.base.process import LOWERED_WORKER_NICE
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
 from gangway.executor.launch import available_cores
-from gangway.executor.process import LOWERED_WORKER_NICE
 from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
+from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
 from testing.live_server import LiveServer, live_server
 from testing.load import RIGHT, Load, LoadProcess

@@ -13,7 +13,7 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from gangway.executor.memory_budget import memory_budget
+from gangway.base.memory_budget import memory_budget
 from gangway.server.serving.process import MESSAGE_SHARE
 from testing.live_server import live_server
 from tests.helpers.own_time import OwnTime

@@ -16,7 +16,7 @@ import tritonclient.http as triton_http
 from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from gangway.artifact.host_limits import memory_limit
+from gangway.base.host_limits import memory_limit
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup

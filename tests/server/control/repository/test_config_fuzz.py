@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangway.artifact.format import TensorSpec
-from gangway.executor.peer import MAX_MESSAGE_BYTES
+from gangway.base.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.control.repository.completed_config import complete_config, max_rows
 from gangway.server.control.repository.repository import BrokenModel, ModelVersion, read_model

@@ -17,7 +17,7 @@ CORE = min(os.sched_getaffinity(0))
 # A job with a child, as a linker is one.
 IDLE_SPIN = f"""
 import os
-from gangway.executor.process import die_with_parent
+from gangway.base.process import die_with_parent
 os.sched_setaffinity(0, {{{CORE}}})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 if os.fork():

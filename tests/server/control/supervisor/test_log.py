@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gangway.executor.logs import ALWAYS, MAX_KINDS, MAX_LINE_BYTES, OFTEN, LogLevels, RateLimit, decode, encode
+from gangway.base.logs import ALWAYS, MAX_KINDS, MAX_LINE_BYTES, OFTEN, LogLevels, RateLimit, decode, encode
 from gangway.server.control.supervisor.log import LogFile, ServerLog, StandardError, formatter_of
 from gangway.server.messages import LogSettings
 from gangway.server.options.command_line import parse_options
@@ -78,7 +78,7 @@ def test_lines_are_held_back_also_where_no_thread_can_be_started(limited: Limite
 def test_an_exception_of_any_thread_ends_the_process() -> None:
     program = """
 import threading, time
-from gangway.executor.logs import LogLevels, ProcessLog
+from gangway.base.logs import LogLevels, ProcessLog
 ProcessLog(LogLevels())
 threading.Thread(target=lambda: 1 / 0, name="serving").start()
 time.sleep(60)

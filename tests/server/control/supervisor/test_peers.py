@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gangway.executor.peer import Peer, peer_sockets
+from gangway.base.peer import Peer, peer_sockets
 from gangway.server.control.supervisor import processes as peers
 from gangway.server.control.supervisor.processes import AsyncPeer
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gangway.base.peer import close_descriptor
 from gangway.executor import _native
 from gangway.executor.control import LOST_REGIONS_BYTES, LostRegions
-from gangway.executor.peer import close_descriptor
 from gangway.executor.regions import (
     AllMapped,
     MapRegion,

@@ -11,8 +11,8 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, PingReceived
 
-from gangway.artifact.host_limits import MemoryLimit
-from gangway.executor.memory_budget import MemoryBudget
+from gangway.base.host_limits import MemoryLimit
+from gangway.base.memory_budget import MemoryBudget
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.descriptors import borrowed_socket, open_descriptors

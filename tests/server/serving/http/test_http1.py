@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http import http1
 from gangway.server.serving.http import site as http_site

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gangway.artifact.suggestion import did_you_mean, nearest
+from gangway.base.suggestion import did_you_mean, nearest
 
 CONFIG_FLAG: Final = "--config"
 PREFIX: Final = "GANGWAY_"

@@ -9,6 +9,7 @@ SHA-256 of the pieces' CRC-32s.
 import hashlib
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,4 +161,20 @@ def append_whole(descriptor: int, content: bytes, tail: bytes = b"") -> None:
     except OSError:
         os.ftruncate(descriptor, status.st_size)
         os.pwrite(descriptor, tail, begin)  # over what is there, which takes no space
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, over what is there, so that readers see the old or the new. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; other users may share the cache
+        Path(unfinished).rename(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
         raise

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, cast
 
-from gangway.artifact.commands import COMMANDS
-from gangway.artifact.settings import (
+from gangway.base.commands import COMMANDS
+from gangway.base.settings import (
     CONFIG_FLAG,
     ON,
     Setting,
@@ -26,7 +26,7 @@ from gangway.artifact.settings import (
     takes_several,
     variable_settings,
 )
-from gangway.artifact.suggestion import did_you_mean
+from gangway.base.suggestion import did_you_mean
 
 TITLE: Final = "settings and help"
 OWN_FLAGS: Final = ("--help", "--help-all", CONFIG_FLAG, "--show-config")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.console import Console, ProgressBars, Table
+from gangway.base.console import Console, ProgressBars, Table
 
 NAMES = ("[/* columns */ 4]", "[bold]x[/bold]", ":smile:", "[link=http://x]y")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-from gangway.artifact.host_limits import FreeMemory, MemoryLimit, memory_limit
+from gangway.base.host_limits import FreeMemory, MemoryLimit, memory_limit
 
 PIECE_BYTES: Final = 4 << 20  # of a large piece of memory are taken at once, so that processes see each other's
 RESERVE: Final = 1 / 8  # of the limit stays free for memory that is taken without asking, between these bounds

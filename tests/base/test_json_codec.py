@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from gangway.artifact.json_codec import decode, decode_tagged, encode, encode_tagged
+from gangway.base.json_codec import decode, decode_tagged, encode, encode_tagged
 from gangway.scheduler import messages as control
 from gangway.server import messages
 from gangway.server.options.command_line import FrontEndOptions, parse_options

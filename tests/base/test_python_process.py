@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor.python_process import python_environment, start_of
+from gangway.base.python_process import python_environment, start_of
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_started_module_imports_nothing_from_the_current_folder(tmp_path: Path
     (tmp_path / "here" / "json.py").write_text("raise SystemExit('the current folder was imported')")
     (tmp_path / "lib" / "gangway_probe.py").write_text("import json, sys; print(json.dumps([sys.path, sys.argv[1:]]))")
     code = (
-        "import subprocess; from gangway.executor.python_process import start_of;"
+        "import subprocess; from gangway.base.python_process import start_of;"
         "start = start_of('gangway_probe', ['--x=1']);"
         "raise SystemExit(subprocess.run(start.command, env=start.environment).returncode)"
     )

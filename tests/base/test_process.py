@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from gangway.executor.process import FRONT_END_NICE, SERVING_NICE, SHORT_SLICE_NS, WORKER_NICE
+from gangway.base.process import FRONT_END_NICE, SERVING_NICE, SHORT_SLICE_NS, WORKER_NICE
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 
 SCRIPT = """
 import os, threading
-from gangway.executor.process import use_realtime_priority
+from gangway.base.process import use_realtime_priority
 use_realtime_priority()
 of_thread = []
 thread = threading.Thread(target=lambda: of_thread.append(os.sched_getscheduler(0)))
@@ -35,7 +35,7 @@ def test_the_scheduler_goes_first_and_what_it_starts_does_not() -> None:
 
 ALONE = """
 import os, subprocess, sys
-from gangway.executor.process import raise_own_priority
+from gangway.base.process import raise_own_priority
 raise_own_priority()
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
 print(os.getpriority(os.PRIO_PROCESS, 0), flush=True)
@@ -52,7 +52,7 @@ def test_what_the_supervisor_starts_has_no_precedence_of_its_own() -> None:
 
 RANKS = """
 import os, threading
-from gangway.executor.process import missing_privilege, use_short_slices, use_worker_priority
+from gangway.base.process import missing_privilege, use_short_slices, use_worker_priority
 print(missing_privilege().partition(" (")[0] or "all")
 nices = []  # of threads, whose each is its own
 def of(set_priority):
@@ -84,7 +84,7 @@ def test_a_front_end_goes_before_workers_with_and_without_privilege(prefix: tupl
 
 TURNS = """
 import ctypes, os, platform, struct, threading
-from gangway.executor.process import use_short_slices
+from gangway.base.process import use_short_slices
 def slice_ns():
     attributes = ctypes.create_string_buffer(48)
     number = {"x86_64": 315, "aarch64": 275}[platform.machine()]  # sched_getattr

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.console import Console
-from gangway.artifact.profile import cpu_name
-from gangway.artifact.writer import write_whole
+from gangway.base.console import Console
+from gangway.base.files import write_whole
+from gangway.base.host_limits import cpu_name
 
 _PAGE: Final = """<!doctype html>
 <html lang="en">

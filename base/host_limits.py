@@ -184,3 +184,11 @@ def _sum_of(file: int, lines: re.Pattern[bytes], most_bytes: int = _MOST_BYTES) 
 def _rlimit(which: int) -> list[int]:
     soft, _ = resource.getrlimit(which)
     return [] if soft == resource.RLIM_INFINITY else [soft]
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's name, family, model and stepping, as far as the system tells."""
+    first = cpuinfo.read_text().partition("\n\n")[0]
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [values.get(key, "?") for key in ("cpu family", "model", "stepping")]
+    return f"{values.get('model name', 'unknown CPU')} ({'/'.join(numbers)})"

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from gangway.artifact.host_limits import (
+from gangway.base.host_limits import (
     FreeMemory,
     cpu_quota,
     idle_seconds,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.console import Console, Table
-from gangway.artifact.html_page import write_html
+from gangway.base.console import Console, Table
+from gangway.base.html_page import write_html
 
 PICTURE = b"\x89PNG of some bytes"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.commands import ENDING
-from gangway.artifact.parent import signal_at_parents_end
+from gangway.base.commands import ENDING
+from gangway.base.parent import signal_at_parents_end
 
 _M_ARENA_MAX: Final = -8
 

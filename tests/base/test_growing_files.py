@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.files import append_whole
+from gangway.base.files import append_whole
 from tests.helpers.full_disk import files_of_at_most
 
 
